@@ -1,0 +1,143 @@
+"""The door: which command, its settings, and how it ends.
+
+`COMMANDS` is the whole list. A command is a function `run(settings)` in the file of the same name;
+nothing of it is imported before it is asked for, so that `--help` stays under a second and loads no
+TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from bert_cli.errors import BertError, ConfigError
+
+# Command -> module with run(settings), module and class of its settings, one line of help.
+COMMANDS = {
+    "download": (
+        "bert_cli.data.download",
+        "bert_cli.config.data",
+        "DownloadSettings",
+        "fetch a Wikipedia dump",
+    ),
+    "extract": ("bert_cli.data.extract", "bert_cli.config.data", "ExtractSettings", "dump to text"),
+    "preprocess": (
+        "bert_cli.data.preprocess",
+        "bert_cli.config.data",
+        "PreprocessSettings",
+        "text to sentences",
+    ),
+    "vocab": (
+        "bert_cli.data.vocab",
+        "bert_cli.config.data",
+        "VocabSettings",
+        "train a WordPiece vocabulary",
+    ),
+    "tokenize": (
+        "bert_cli.data.tokenize",
+        "bert_cli.config.data",
+        "TokenizeSettings",
+        "sentences to records",
+    ),
+    "index": (
+        "bert_cli.data.index",
+        "bert_cli.config.data",
+        "IndexSettings",
+        "index records for random access",
+    ),
+    "data": (
+        "bert_cli.tasks.data",
+        "bert_cli.config.data",
+        "DataChainSettings",
+        "extract to index in one call",
+    ),
+    "pretrain": (
+        "bert_cli.tasks.pretrain",
+        "bert_cli.config.schema",
+        "PretrainSettings",
+        "pre-train BERT",
+    ),
+}
+PARTS = ("tensorflow", "keras", "transformers", "tokenizers", "numpy")
+
+
+def help_text() -> str:
+    """What `bert --help` prints."""
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {row[3]}" for name, row in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: bert COMMAND [options]",
+            "",
+            "Pre-train BERT from a Wikipedia dump or text of your own.",
+            "",
+            *rows,
+            "",
+            "bert COMMAND --help tells a command's options; bert --version tells versions.",
+        ]
+    )
+
+
+def version_text() -> str:
+    """The tool's version and those of the parts that decide its numbers, without importing them."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for part in PARTS:
+        try:
+            found.append(f"{part} {version(part)}")
+        except PackageNotFoundError:
+            found.append(f"{part} absent")
+    import bert_cli
+
+    return f"bert {bert_cli.__version__} ({', '.join(found)}, python {sys.version.split()[0]})"
+
+
+def dispatch(arguments: Sequence[str]) -> None:
+    """Run the command that the arguments name; raises what it raises."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(help_text())
+        return
+    if arguments[0] == "--version":
+        print(version_text())
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see bert --help"
+        raise ConfigError(f"bert ({name}): no such command; {hint}")
+    module, home, kind, _ = COMMANDS[name]
+    from bert_cli.config.load import describe, load
+
+    settings, loaded = load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
+    if getattr(settings, "dry_run", False):
+        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
+    for where, reason in loaded.no_effect.items():
+        print(f"{where} has no effect here: {reason}")
+    importlib.import_module(module).run(settings)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; the exit code."""
+    # TensorFlow's start-up notes bury what a run prints; errors still come through.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    try:
+        dispatch(sys.argv[1:] if arguments is None else arguments)
+    except BertError as error:
+        for line in str(error).splitlines():
+            print(f"bert: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("bert: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Someone piped the output to `head`; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Floor 1: what was asked, in whole numbers."""

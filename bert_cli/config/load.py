@@ -1,0 +1,373 @@
+"""From JSON files and flags to settings, knowing where each value came from.
+
+A file may extend another (`"extends": "other.json"`, relative to itself) and then says only what
+differs; flags are dotted paths in kebab case and win over files. Old files load as they are: `RENAMES`
+turns the original's keys into ours, `NO_EFFECT` names what only its hardware had. All mistakes are
+reported at once, each with its origin and the nearest valid name.
+"""
+
+import argparse
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from bert_cli.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Old dotted key -> ours. A rename of a group moves everything under it.
+RENAMES = {
+    "ipu_config": "parallel",
+    "enable_recomputation": "parallel.recompute",
+    "parallel.enable_recomputation": "parallel.recompute",
+    "optimizer_state_offchip": "parallel.optimizer_state_offload",
+    "parallel.optimizer_state_offchip": "parallel.optimizer_state_offload",
+    "global_batches_per_log": "log_every_steps",
+    "enable_wandb": "wandb.enabled",
+    "log_to_wandb": "wandb.enabled",
+    "wandb_tags": "wandb.tags",
+    "wandb_name": "wandb.project",
+    "name": "wandb.name",
+}
+# Last part of a key -> why it is accepted and does nothing; said once, by name, with the plan.
+NO_EFFECT = {
+    "matmul_available_memory_proportion_per_pipeline_stage": "only the original's hardware has it",
+    "matmul_partials_type": "only the original's hardware has it",
+    "min_remote_tensor_size": "only the original's hardware has it",
+    "use_outlining": "only the original's hardware has it",
+    "replace_layers": "only the original's hardware has it",
+    "fp_exceptions": "only the original's hardware has it",
+    "show_accuracy": "accuracy is always shown",
+    "replicated_tensor_sharding": "one device holds the whole optimizer state",
+    "optimizer_state_offload": "one device holds the whole optimizer state",
+}
+PATH_KEYS = (
+    "dataset_dir",
+    "validation_dir",
+    "save_ckpt_path",
+    "pretrained_ckpt_path",
+    "tensorboard_dir",
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was asked for, before it is validated."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+    """Dotted leaf -> file or flag that set it; what is absent here is a default."""
+    no_effect: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key that was accepted and does nothing -> why."""
+
+
+def describe(settings: BaseModel, loaded: Loaded) -> str:
+    """Every setting with its value and origin, a line each: what `--dry-run` prints first."""
+    rows = [
+        (where, json.dumps(value), _origin(where, loaded) or "default")
+        for where, value in leaves(settings.model_dump(mode="json"))
+    ]
+    width = max(len(where) for where, _, _ in rows)
+    return "\n".join(f"  {where:<{width}}  {value}  ({origin})" for where, value, origin in rows)
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted path with its value; an empty group counts as a leaf."""
+    for name, value in values.items():
+        path = f"{above}.{name}" if above else name
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, path)
+        else:
+            yield path, value
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, group by group; a list is replaced whole."""
+    merged = dict(under)
+    for name, value in over.items():
+        below = merged.get(name)
+        merged[name] = (
+            merge(below, value)
+            if isinstance(below, Mapping) and isinstance(value, Mapping)
+            else value
+        )
+    return merged
+
+
+def read_config(path: Path) -> Loaded:
+    """A JSON file with all it extends, in our names.
+
+    Raises ConfigError for a file that is absent, is not a JSON object, or extends itself.
+    """
+    return _read_config(path, ())
+
+
+def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
+    chain = (*extending, path.resolve())
+    if path.resolve() in extending:
+        raise ConfigError(
+            f"extends ({' -> '.join(p.name for p in chain)}): a file extends itself; break the circle"
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        origin = f" (extended by {extending[-1]})" if extending else ""
+        raise ConfigError(
+            f"{path}{origin}: cannot be read ({error.strerror}); check the path"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON ({error}); mend that line") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{path}: holds a {type(raw).__name__}; a config is one JSON object {{...}}"
+        )
+    parent = raw.pop("extends", None)
+    below = _read_config(path.parent / parent, chain) if parent is not None else Loaded({}, {})
+    renamed, no_effect = _in_our_names(raw)
+    origins = {where: str(path) for where, _ in leaves(renamed)}
+    return Loaded(
+        merge(below.values, renamed), {**below.origins, **origins}, {**below.no_effect, **no_effect}
+    )
+
+
+def _in_our_names(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = dict(raw)
+    # Groups first, so that a key inside a renamed group is found under its new place.
+    for old in sorted(RENAMES, key=lambda key: key.count(".")):
+        found, value = _take(values, old)
+        if found:
+            values = merge(_nested(RENAMES[old], value), values)
+    no_effect: dict[str, str] = {}
+    for where, _ in list(leaves(values)):
+        name = where.rpartition(".")[2]
+        if name in NO_EFFECT:
+            _, value = _take(values, where)
+            if value not in (False, None):
+                no_effect[where] = NO_EFFECT[name]
+    return values, no_effect
+
+
+def _take(values: dict[str, Any], where: str) -> tuple[bool, Any]:
+    first, _, rest = where.partition(".")
+    if first not in values:
+        return False, None
+    if not rest:
+        return True, values.pop(first)
+    if not isinstance(values[first], Mapping):
+        return False, None
+    values[first] = dict(values[first])
+    return _take(values[first], rest)
+
+
+def _nested(where: str, value: Any) -> dict[str, Any]:
+    for name in reversed(where.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def shipped_configs() -> Path:
+    """The folder of the configs that come with the tool, in a checkout or an installed wheel."""
+    package = Path(__file__).parents[1]
+    installed = package / "_configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def find_config(name: str) -> Path:
+    """A path as it is; else a shipped config of that name.
+
+    Raises ConfigError that lists the shipped ones.
+    """
+    path = Path(os.path.expandvars(name)).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_configs() / f"{name.removesuffix('.json')}.json"
+    if shipped.is_file():
+        return shipped
+    known = sorted(p.stem for p in shipped_configs().glob("*.json"))
+    near = difflib.get_close_matches(Path(name).stem, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped configs: {', '.join(known)}"
+    raise ConfigError(f"--config ({name}): no such file; {hint}")
+
+
+def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple[Model, Loaded]:
+    """Settings of a command from its arguments, and where each came from.
+
+    A settings class with an `about` field also takes `--config FILE`. Raises ConfigError with every
+    mistake on a line of its own.
+    """
+    files = Loaded({}, {})
+    rest = list(arguments)
+    if "about" in settings.model_fields and not {"-h", "--help"} & set(rest):
+        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        config.add_argument("--config")
+        try:
+            known, rest = config.parse_known_args(rest)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"--config: {error.message}; give the path of a JSON file") from error
+        if known.config is not None:
+            files = read_config(find_config(known.config))
+    flags = parse_flags(settings, rest, program)
+    values = _expand_paths(merge(files.values, flags))
+    origins = dict(files.origins)
+    for where, _ in leaves(flags):
+        origins = {
+            path: origin for path, origin in origins.items() if not path.startswith(f"{where}.")
+        }
+        origins[where] = "--" + where.replace("_", "-")
+    loaded = Loaded(values, origins, files.no_effect)
+    return validate(settings, loaded), loaded
+
+
+def parse_flags(
+    settings: type[BaseModel], arguments: Sequence[str], program: str
+) -> dict[str, Any]:
+    """The values that flags and positional paths give, nested like the settings; `--help` prints and exits.
+
+    Raises ConfigError for a flag that does not exist, with the nearest one that does.
+    """
+    # 0.2 s to import: only when a command's arguments are read.
+    from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
+
+    described = type(settings.__name__, (settings, BaseSettings), {"__doc__": _help_text(settings)})
+    try:
+        source: Any = CliSettingsSource(
+            described,
+            cli_prog_name=program,
+            cli_parse_args=list(arguments),
+            cli_kebab_case=True,
+            cli_implicit_flags=True,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            cli_enforce_required=False,
+            cli_exit_on_error=False,
+        )
+        given = source()
+    except SettingsError as error:
+        raise ConfigError(_flag_mistake(settings, str(error), program)) from error
+    return dict(given)
+
+
+def _help_text(settings: type[BaseModel]) -> str:
+    text = (settings.__doc__ or "").strip()
+    if "about" in settings.model_fields:
+        text += "\n\n--config FILE reads a JSON file first (a path, or a shipped config's name); flags win."
+    return text
+
+
+def _flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
+    message = message.removeprefix("error parsing CLI: ")
+    unknown = message.partition("unrecognized arguments: ")[2].split()
+    if not unknown:
+        return f"{program}: {message}; see {program} --help"
+    flags = ["--config"] if "about" in settings.model_fields else []
+    flags += ["--" + where.replace("_", "-") for where in field_paths(settings)]
+    lines = []
+    for word in unknown:
+        if not word.startswith("-"):
+            if len(unknown) == 1:
+                lines.append(f"{program} ({word}): one argument too many; see {program} --help")
+            continue
+        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
+        lines.append(f"{program} ({word}): no such flag; {hint}")
+    return "\n".join(lines)
+
+
+def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
+    """Dotted path of every setting of a class, groups included."""
+    paths: list[str] = []
+    for name, about in settings.model_fields.items():
+        path = f"{above}.{name}" if above else name
+        paths.append(path)
+        for kind in (about.annotation, *getattr(about.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                paths += field_paths(kind, path)
+    return paths
+
+
+def validate(settings: type[Model], loaded: Loaded) -> Model:
+    """The frozen settings, or one ConfigError that lists every mistake."""
+    try:
+        return settings.model_validate(loaded.values)
+    except ValidationError as error:
+        lines = [_mistake(settings, item, loaded) for item in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+
+
+def _mistake(settings: type[BaseModel], item: Mapping[str, Any], loaded: Loaded) -> str:
+    valid = field_paths(settings)
+    # A union's branch ("float", "literal['dynamic']") is pydantic's name for a choice, not a place.
+    steps: list[str] = []
+    for step in map(str, item["loc"]):
+        if ".".join([*steps, step]) in valid or step.isdigit() or item["type"] == "extra_forbidden":
+            steps.append(step)
+    where = ".".join(steps)
+    origin = _origin(where, loaded)
+    place = f"{where} ({origin})" if where and origin else where or origin
+    if item["type"] == "extra_forbidden":
+        siblings = [
+            path.rpartition(".")[2]
+            for path in valid
+            if path.rpartition(".")[0] == where.rpartition(".")[0]
+        ]
+        near = difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.5)
+        anywhere = [path for path in valid if path.rpartition(".")[2] == steps[-1]]
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"did you mean {anywhere[0]!r}?"
+            if anywhere
+            else "remove it"
+        )
+        return f"{place}: no such setting; {hint}"
+    if item["type"] == "missing":
+        flag = where if _is_positional(settings, where) else "--" + where.replace("_", "-")
+        return f"{where}: is not given; give {flag}" + (
+            " or set it in the config" if "about" in valid else ""
+        )
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{place}: {message}" if place else message
+    message = message[:1].lower() + message[1:]
+    return f"{place}: got {item['input']!r}; {message}"
+
+
+def _origin(where: str, loaded: Loaded) -> str:
+    for path, origin in loaded.origins.items():
+        if where and (
+            path == where or path.startswith(f"{where}.") or where.startswith(f"{path}.")
+        ):
+            return origin
+    files = dict.fromkeys(
+        origin for origin in loaded.origins.values() if not origin.startswith("--")
+    )
+    return next(reversed(files), "") if not where else ""
+
+
+def _is_positional(settings: type[BaseModel], where: str) -> bool:
+    about = settings.model_fields.get(where)
+    return about is not None and any("CliPositionalArg" in str(mark) for mark in about.metadata)
+
+
+def _expand_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`$DATASETS_DIR` and `~` in the settings that are paths.
+
+    Raises ConfigError for a variable that is not set, instead of making a folder called $DATASETS_DIR.
+    """
+    expanded = dict(values)
+    for name in PATH_KEYS:
+        value = expanded.get(name)
+        if not isinstance(value, str):
+            continue
+        expanded[name] = os.path.expanduser(os.path.expandvars(value))
+        if "$" in expanded[name]:
+            raise ConfigError(
+                f"{name} ({value}): the variable is not set; export it or give --{name.replace('_', '-')}"
+            )
+    return expanded

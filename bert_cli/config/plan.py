@@ -1,0 +1,102 @@
+"""Settings and the number of examples, turned once into the whole numbers of a run.
+
+Whatever is counted in steps is decided here and nowhere else: how many steps, how many of them warm
+up, which micro-batches a step has, which devices a layout needs. The rest of the tool reads a plan and does no
+arithmetic of its own. A plan is also what a run prints first, so that a person sees what will happen
+before it does.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bert_cli.config.schema import PretrainSettings
+from bert_cli.errors import ConfigError
+
+# Examples of a run that says nothing else, by the longest sequence they hold for: the original's.
+DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The whole numbers of a run."""
+
+    total_steps: int
+    """Moves of the weights."""
+    warmup_steps: int
+    """Steps in which the learning rate climbs."""
+    examples_per_step: int
+    """Global batch: micro-batch x replicas x accumulation."""
+    micro_batch_size: int
+    """Examples that run at once."""
+    micro_batches_per_step: int
+    """Micro-batches of all replicas together."""
+    examples: int
+    """Examples the whole run reads."""
+    corpus_examples: int | None
+    """Records in the corpus; None for made-up examples."""
+    peak_learning_rate: float
+    """Highest learning rate, after the linear scaling rule."""
+    layout: tuple[int, int]
+    """Replicas, and pipeline devices of each, that the settings ask for."""
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the run goes through the corpus."""
+        return None if self.corpus_examples is None else self.examples / self.corpus_examples
+
+
+def make_plan(settings: PretrainSettings, corpus_examples: int | None) -> Plan:
+    """The plan of a run over a corpus of so many examples (None: made-up ones).
+
+    Raises ConfigError for a sequence length that has no default number of examples.
+    """
+    batch = settings.global_batch
+    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
+    examples_per_step = batch.micro_batch_size * micro_batches
+    asked = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
+    total_steps = math.ceil(asked / examples_per_step)
+    rate = settings.optimizer_opts.learning_rate
+    scale = (
+        1.0 if rate.reference_batch_size is None else examples_per_step / rate.reference_batch_size
+    )
+    return Plan(
+        total_steps=total_steps,
+        warmup_steps=int(rate.warmup_frac * total_steps),
+        examples_per_step=examples_per_step,
+        micro_batch_size=batch.micro_batch_size,
+        micro_batches_per_step=micro_batches,
+        examples=total_steps * examples_per_step,
+        corpus_examples=corpus_examples,
+        peak_learning_rate=rate.max_learning_rate * scale,
+        layout=(batch.replicas, max(settings.parallel.pipeline_device_mapping or [0]) + 1),
+    )
+
+
+def _default_examples(sequence_length: int) -> int:
+    for longest, examples in DEFAULT_EXAMPLES.items():
+        if sequence_length <= longest:
+            return examples
+    raise ConfigError(
+        f"total_num_train_samples: is not given, and there is no default for sequences of {sequence_length}; "
+        "give --total-num-train-samples"
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan in the words of a person, a fact a line."""
+    lines = [
+        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} examples "
+        f"({plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size})",
+        f"learning rate up to {plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up",
+    ]
+    if plan.corpus_examples is not None:
+        lines.append(
+            f"{plan.examples:,} examples from a corpus of {plan.corpus_examples:,} ({plan.epochs:.3g} epochs)"
+        )
+    replicas, devices = plan.layout
+    if replicas * devices > 1:
+        lines.append(
+            f"layout: {replicas} replicas x {devices} pipeline devices, run on one device, micro-batch after "
+            "micro-batch; examples, masks and updates are the same"
+        )
+    return "\n".join(f"  {line}" for line in lines)

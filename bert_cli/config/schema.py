@@ -1,0 +1,304 @@
+"""Every setting of a training run, each with its meaning, unit and default.
+
+Frozen pydantic models whose field docstrings are the `--help` text and whose nesting is that of the
+JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`). Checks that concern
+one class stand here; what needs the number of examples or the machine is `plan.py`'s and the
+engine's to refuse. The key names are those that users of the original example know.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
+# A stage lists blocks by these names; `hid` stands for one encoder layer and `hid*7` for seven.
+PRETRAINING_BLOCKS = ("emb", "hid", "enc_out", "pool", "heads")
+
+
+class Settings(BaseModel):
+    """What all settings have in common: frozen, and no key they do not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class About(Settings):
+    """What a config is, how it is started, and what to expect of it; JSON has no comments."""
+
+    what: str
+    """One sentence: the model, the phase, the data."""
+    command: str
+    """The command line that starts it."""
+    expect: str
+    """Time, hardware, or the number one should see."""
+
+
+class BertConfig(Settings):
+    """The shape of the model, by Hugging Face's names."""
+
+    vocab_size: Positive = 30522
+    """Words V in the vocabulary; a corpus with another size is refused."""
+    hidden_size: Positive = 768
+    """Model width D."""
+    num_hidden_layers: Positive = 12
+    """Encoder layers."""
+    num_attention_heads: Positive = 12
+    """Attention heads N; divides the model width."""
+    intermediate_size: Positive = 3072
+    """Inner width F of the feed-forward part."""
+    hidden_act: Literal["gelu"] = "gelu"
+    """Activation: the exact GELU of the paper."""
+    hidden_dropout_prob: Probability = 0.1
+    """Dropout after embeddings, attention output and feed-forward output."""
+    attention_probs_dropout_prob: Probability = 0.1
+    """Dropout of the attention probabilities."""
+    max_position_embeddings: Positive = 512
+    """Longest sequence the model can read."""
+    type_vocab_size: Positive = 2
+    """Segments: first and second sentence."""
+    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
+    """Standard deviation of the first values of the weights (truncated at two of them)."""
+    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Added to the variance in LayerNorm."""
+    position_embedding_type: Literal["absolute"] = "absolute"
+    """Positions are learnt, one vector for each place."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "BertConfig":
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) is no multiple of num_attention_heads "
+                f"({self.num_attention_heads}); choose heads that divide it"
+            )
+        return self
+
+
+class GlobalBatch(Settings):
+    """How many examples one step reads: the product of the three numbers."""
+
+    micro_batch_size: Positive
+    """Examples that a replica runs at once; they must fit in its memory."""
+    replicas: Positive = 1
+    """Copies of the model that share a step's examples."""
+    grad_acc_steps_per_replica: Positive = 1
+    """Micro-batches whose gradients a replica adds up before the weights move."""
+
+
+class Parallel(Settings):
+    """How the model is laid out over devices, and what it trades for memory."""
+
+    pipeline_stages: list[list[str]] | None = None
+    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]."""
+    pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
+    """The device of each stage; a device may have several stages."""
+    recompute: bool = False
+    """Keep only each block's input and run the block again in the backward pass."""
+
+    @field_validator("pipeline_stages")
+    @classmethod
+    def _write_out_short_forms(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
+        if stages is None:
+            return None
+        written: list[list[str]] = []
+        for number, stage in enumerate(stages):
+            blocks: list[str] = []
+            for entry in stage:
+                name, star, times = entry.partition("*")
+                if name not in PRETRAINING_BLOCKS or (star and not times.isdigit()):
+                    raise ValueError(
+                        f"stage {number} names {entry!r}; blocks are {', '.join(PRETRAINING_BLOCKS)}, "
+                        "and hid*7 stands for seven of hid"
+                    )
+                blocks += [name] * (int(times) if star else 1)
+            written.append(blocks)
+        return written
+
+    @model_validator(mode="after")
+    def _each_stage_has_a_device(self) -> "Parallel":
+        stages, devices = self.pipeline_stages, self.pipeline_device_mapping
+        if (stages is None) != (devices is None):
+            raise ValueError(
+                "pipeline_stages and pipeline_device_mapping go together; give both or neither"
+            )
+        if stages is None or devices is None:
+            return self
+        if len(stages) != len(devices):
+            raise ValueError(
+                f"pipeline_device_mapping names {len(devices)} devices for {len(stages)} stages; give one each"
+            )
+        if sorted(set(devices)) != list(range(max(devices) + 1)):
+            raise ValueError(
+                f"pipeline_device_mapping {devices} leaves a device out; number them from 0"
+            )
+        where = {
+            name: (number, devices[number]) for number, stage in enumerate(stages) for name in stage
+        }
+        first, last = where.get("emb"), where.get("heads")
+        if first and last and first[1] != last[1]:
+            raise ValueError(
+                f'stage {first[0]} "emb" and stage {last[0]} "heads" share the word table, so they need '
+                f"one device; got {first[1]} and {last[1]}"
+            )
+        return self
+
+
+class LearningRate(Settings):
+    """The learning rate as a function of the step."""
+
+    schedule_name: Literal["up_down", "constant", "cosine"] = "up_down"
+    """`up_down`: linear warm-up, linear decay to zero; `cosine`: the same warm-up, half a cosine;
+    `constant`: the maximum after the warm-up."""
+    max_learning_rate: Annotated[float, Field(gt=0.0)]
+    """Highest learning rate; for the batch of `reference_batch_size` when that is given."""
+    warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the steps in which the rate climbs from zero."""
+    reference_batch_size: Positive | None = None
+    """Linear scaling rule: the rate is multiplied by global batch / this number."""
+
+
+class OptimizerOpts(Settings):
+    """How a gradient becomes a move of the weights."""
+
+    name: Literal["LAMB", "AdamW"]
+    """LAMB for batches of thousands, AdamW for smaller ones."""
+    learning_rate: LearningRate
+    """Schedule of the learning rate."""
+    weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
+    """Decoupled weight decay."""
+    loss_scaling: Annotated[float, Field(gt=0.0)] | Literal["dynamic"] = 1.0
+    """Number that the loss is multiplied by before the backward pass and the gradients divided by
+    after it, so that small float16 gradients survive; `dynamic` finds it."""
+    beta_1: Probability = 0.9
+    """Decay of the first moment."""
+    beta_2: Probability = 0.999
+    """Decay of the second moment."""
+    epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Added to the root of the second moment."""
+    max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
+    """Clip the norm of the whole step's gradient to this; none by default."""
+    no_weight_decay: list[str] = ["bias", "beta"]
+    """Weights without decay: the last part of their names."""
+    no_layer_adaptation: list[str] = ["bias", "beta", "gamma"]
+    """Weights without LAMB's trust ratio: the last part of their names."""
+    stochastic_rounding: bool = False
+    """Round the float32 update to float16 weights up or down at random, without bias; for
+    precision float16 only."""
+
+
+class Wandb(Settings):
+    """Weights & Biases; WANDB_MODE=offline keeps the figures on this machine."""
+
+    enabled: bool = False
+    """Log the run."""
+    project: str = "bert"
+    """Project that receives the run."""
+    name: str | None = None
+    """Name of the run; by default the output folder's."""
+    tags: list[str] = []
+    """Tags of the run."""
+
+
+class PretrainSettings(Settings):
+    """Pre-train BERT with masked-LM and next-sentence prediction.
+
+    Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
+    """
+
+    about: About | None = None
+    """What this config is; printed when the run starts."""
+    dataset_dir: Path | None = None
+    """Folder of records with a corpus.json. `$DATASETS_DIR` and `~` are expanded."""
+    validation_dir: Path | None = None
+    """Folder of records to evaluate on every `evaluate_every_steps`."""
+    generated_dataset: bool = False
+    """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
+    bert_config: BertConfig = BertConfig()
+    """The shape of the model."""
+    max_seq_length: Annotated[int, Field(ge=8)]
+    """Places S of an example."""
+    max_predictions_per_seq: Positive
+    """Most masked places P of an example."""
+    global_batch: GlobalBatch
+    """Examples of a step."""
+    parallel: Parallel = Parallel()
+    """Layout over devices."""
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"] = "float32"
+    """Number format of weights and products; optimizer state, update and losses are always float32."""
+    optimizer_opts: OptimizerOpts
+    """How a gradient becomes a move of the weights."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
+    """Seed of first weights, order of examples, dropout and dynamic masks."""
+    total_num_train_samples: Positive | None = None
+    """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
+    for sequences of at most 128 places, 34,239,360 for longer ones."""
+    save_ckpt_path: Path | None = None
+    """The run's folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command
+    again continues what is there."""
+    pretrained_ckpt_path: str | None = None
+    """Weights to start from: a checkpoint of ours, a Hugging Face folder or a name on its hub. The
+    optimizer starts fresh."""
+    checkpoint_every_steps: Positive | None = None
+    """Save every N steps; the last step is always saved."""
+    checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
+    """Save when this much time has passed since the last save; null in the config for never."""
+    keep_checkpoints: Positive = 3
+    """The newest N checkpoints are kept."""
+    keep_every_steps: Positive | None = None
+    """Checkpoints of steps that this number divides are kept for ever."""
+    log_every_steps: Positive = 1
+    """Print a line every N steps; metrics.jsonl has every step."""
+    evaluate_every_steps: Positive | None = None
+    """Evaluate on `validation_dir` every N steps and at the end."""
+    evaluation_examples: Positive = 10_000
+    """Examples of an evaluation, from the start of the validation order; at most all there are."""
+    max_skipped_steps: Positive = 20
+    """So many non-finite gradients in a row stop the run."""
+    tensorboard_dir: Path | None = None
+    """Write TensorBoard event files here."""
+    wandb: Wandb = Wandb()
+    """Weights & Biases."""
+    dry_run: bool = False
+    """Print settings with their origins and the plan, run two steps, save nothing."""
+    compile_only: bool = False
+    """Trace and compile everything a step needs, print how long it took, and stop."""
+    deterministic: bool = True
+    """Use only operations whose result does not change from run to run, so that a resumed run equals
+    the uninterrupted one bit for bit."""
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> "PretrainSettings":
+        if self.max_seq_length > self.bert_config.max_position_embeddings:
+            raise ValueError(
+                f"max_seq_length ({self.max_seq_length}) is more than bert_config.max_position_embeddings "
+                f"({self.bert_config.max_position_embeddings}); shorten it or make the model longer"
+            )
+        if self.max_predictions_per_seq > self.max_seq_length - 3:
+            raise ValueError(
+                f"max_predictions_per_seq ({self.max_predictions_per_seq}) is more than the tokens of an "
+                f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
+            )
+        if self.optimizer_opts.stochastic_rounding and self.precision != "float16":
+            raise ValueError(
+                f"optimizer_opts.stochastic_rounding has no effect with precision {self.precision!r}, whose "
+                "weights are float32; leave it out or choose precision float16"
+            )
+        if self.evaluate_every_steps is not None and self.validation_dir is None:
+            raise ValueError("evaluate_every_steps has no effect without validation_dir; give both")
+        self._stages_hold_every_block()
+        return self
+
+    def _stages_hold_every_block(self) -> None:
+        stages = self.parallel.pipeline_stages
+        if stages is None:
+            return
+        layers = self.bert_config.num_hidden_layers
+        wanted = ["emb", *["hid"] * layers, "enc_out", "pool", "heads"]
+        got = [name for stage in stages for name in stage]
+        if got != wanted:
+            raise ValueError(
+                f"parallel.pipeline_stages lists {len(got)} blocks ({got.count('hid')} hid), but this model is emb, "
+                f"{layers} hid, enc_out, pool, heads, in that order; list each once"
+            )

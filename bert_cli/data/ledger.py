@@ -1,0 +1,304 @@
+"""What the output folder of a step holds, and what may be said about it.
+
+Files are written in `OUT/.partial`, renamed into place, and a marker in `OUT/.done` comes last, so
+whatever has a marker is whole. `OUT/manifest.json` comes when every shard is whole: what was done,
+with which settings, by which versions. A folder with markers and no manifest is unfinished.
+A folder belongs to one step, one set of settings and one set of inputs; others are refused.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bert_cli import __version__
+from bert_cli.errors import DataError
+
+JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
+Manifest = dict[str, Any]
+
+COUNTS = ("documents", "sentences", "records")
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What one shard gave. `bytes_in` and `bytes_out` left at 0 are filled in from the files."""
+
+    documents: int = 0
+    sentences: int = 0
+    records: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    extra: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: "Stats") -> "Stats":
+        """Add the counts and put the notes one after the other."""
+        names = {**self.extra, **other.extra}
+        return Stats(
+            self.documents + other.documents,
+            self.sentences + other.sentences,
+            self.records + other.records,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+            {name: self.extra.get(name, 0) + other.extra.get(name, 0) for name in names},
+            self.notes + other.notes,
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Every count by its name, the extra ones too."""
+        names = (*COUNTS, "bytes_in", "bytes_out")
+        return {name: getattr(self, name) for name in names} | dict(self.extra)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some inputs and the one output they become; `output` is relative to OUT.
+
+    `prepare(folder)`, where given, is called in the parent process just before the shard is handed
+    out, and only if it has to be done: it writes the files that `convert` is to read into `folder`,
+    which is removed afterwards. `weight` is the shard's part of the progress bar in bytes; by
+    default the size of its inputs.
+    """
+
+    inputs: tuple[Path, ...]
+    output: Path
+    prepare: Callable[[Path], tuple[Path, ...]] | None = None
+    weight: int | None = None
+
+
+class Ledger:
+    """The markers of one output folder. Open it with `claim`, which keeps other processes out."""
+
+    def __init__(
+        self, out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
+    ) -> None:
+        self.out, self.step = out, step
+        self.done, self.partial = out / ".done", out / ".partial"
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self.versions = versions_of(packages)
+        self.order: dict[str, int] = {}
+        self.known: dict[str, dict[str, Any]] = {}  # whole shards: the text of their markers
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.is_ours = self._check_settings()
+        write_json_atomically(
+            self.done / "settings.json", {"step": step, "settings": self.settings}
+        )
+
+    def _check_settings(self) -> bool:
+        old, new = recorded_settings(self.out, self.step), self.settings
+        if old is None:
+            return False
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names and any(self._markers()):
+            told = "; ".join(f"{n} was {old.get(n)!r}, now {new.get(n)!r}" for n in names)
+            raise DataError(
+                f"out ({self.out}): holds shards made with other settings ({told}); "
+                "use the same settings, remove the folder or choose another"
+            )
+        return True
+
+    def _markers(self) -> Iterator[Path]:
+        return self.done.rglob("*.shard")
+
+    def _marker(self, shard: Shard) -> Path:
+        return self.done / f"{shard.output.as_posix()}.shard"
+
+    def room(self, shard: Shard) -> Path:
+        """Name the shard's private folder: `in` for prepared inputs, `out` for the results."""
+        return self.partial / shard.output.as_posix().replace("/", "+")
+
+    def is_whole(self, shard: Shard) -> bool:
+        """Whether the shard is finished; DataError if it was made from other inputs than these."""
+        name, target, marker = shard.output.as_posix(), self.out / shard.output, self._marker(shard)
+        if name in self.order:
+            raise ValueError(f"two shards have the same output {name}")
+        self.order[name] = len(self.order)
+        if not marker.exists():
+            if target.exists() and not self.is_ours:
+                raise DataError(
+                    f"{target}: is there already and was not made by `bert {self.step}`; "
+                    "choose another folder"
+                )
+            return False
+        entry = json.loads(marker.read_text(encoding="utf-8"))
+        if entry["inputs"] != _fingerprint(shard.inputs):
+            raise DataError(
+                f"{target}: was made from {shard.inputs[0]}, which has changed since; "
+                f"remove {self.out} or choose another folder"
+            )
+        self.known[name] = entry
+        return all((self.out / file).exists() for file in entry["files"])
+
+    def commit(self, shard: Shard, stats: Stats) -> None:
+        """Rename the shard's files into place, the named output last, then write its marker."""
+        marker, target = self._marker(shard), self.out / shard.output
+        for old in (self.out / MANIFEST, marker):
+            old.unlink(missing_ok=True)
+        for folder in (target.parent, marker.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        made = sorted((self.room(shard) / "out").iterdir(), key=lambda p: p.name == target.name)
+        for path in made:
+            os.replace(path, target.with_name(path.name))
+        entry: dict[str, Any] = {
+            "output": shard.output.as_posix(),
+            "files": [shard.output.with_name(path.name).as_posix() for path in made],
+            "inputs": _fingerprint(shard.inputs),
+            "stats": asdict(stats),
+            "versions": self.versions,
+        }
+        write_json_atomically(marker, entry)
+        self.known[shard.output.as_posix()] = entry
+        shutil.rmtree(self.room(shard))
+
+    def close(
+        self, fresh: Stats, seconds: float, processes: int, counted: str, notes: Sequence[str]
+    ) -> tuple[Manifest, Stats]:
+        """Check that the folder holds this run's shards and no others; write the manifest.
+
+        A run that found everything done leaves the manifest, with its times, as it is.
+        """
+        strangers = {*self._markers()} - {self.done / f"{name}.shard" for name in self.order}
+        if strangers:
+            name = min(strangers).relative_to(self.done).with_suffix("")
+            raise DataError(
+                f"{self.out / name}: was made from an input that is gone (one of {len(strangers)});"
+                f" remove {self.out} or choose another folder"
+            )
+        entries = sorted(self.known.values(), key=lambda entry: self.order[entry["output"]])
+        each = [Stats(**{**e["stats"], "notes": tuple(e["stats"]["notes"])}) for e in entries]
+        whole = Stats(notes=tuple(notes))
+        for stats in each:
+            whole += stats
+        if not whole.counts().get(counted):
+            why = "".join("; " + note for note in whole.notes[:2])
+            raise DataError(
+                f"{self.step} ({self.out}): {len(entries)} shards gave no {counted}{why}; "
+                f"check that the input is what `bert {self.step}` reads"
+            )
+        path = self.out / MANIFEST
+        if fresh == Stats() and path.exists():
+            return read_manifest(self.out), whole
+        others = sum(entry["versions"] != self.versions for entry in entries)
+        if others:
+            whole += Stats(notes=(f"{others} shards were made by other versions of the parts",))
+        manifest: Manifest = {
+            "step": self.step,
+            "settings": self.settings,
+            "counts": whole.counts(),
+            "seconds": round(seconds, 3),
+            "mb_per_second": round(fresh.bytes_in / 1e6 / max(seconds, 1e-9), 3),
+            "bytes_in_this_run": fresh.bytes_in,
+            "processes": processes,
+            "versions": self.versions,
+            "notes": list(whole.notes),
+            "shards": [
+                {"output": e["output"], **s.counts()} for e, s in zip(entries, each, strict=True)
+            ],
+        }
+        write_json_atomically(path, manifest)
+        return manifest, whole
+
+
+@contextmanager
+def claim(
+    out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
+) -> Iterator[Ledger]:
+    """Open the ledger of OUT for this process alone; the claim ends with the process, however."""
+    (out / ".done").mkdir(parents=True, exist_ok=True)
+    with open(out / ".done" / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(f"out ({out}): another process is at work in it; wait for it") from None
+        ledger = Ledger(out, step, settings, packages)
+        try:
+            yield ledger
+        finally:
+            shutil.rmtree(ledger.partial, ignore_errors=True)
+
+
+def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
+    """Return the settings OUT was begun with, None if it is new; DataError if by another step."""
+    path = out / ".done" / "settings.json"
+    if not path.exists():
+        return None
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if before["step"] != step:
+        raise DataError(
+            f"out ({out}): holds the output of `bert {before['step']}`; choose another folder"
+        )
+    settings: dict[str, Any] = before["settings"]
+    return settings
+
+
+def finished_files(folder: Path) -> list[Path]:
+    """List a step's output files in a fixed order; another tool's folder is just walked.
+
+    Raises DataError when the folder is missing, empty, or the step that writes it did not finish.
+    """
+    wanted = "give the folder that the step before this one wrote"
+    if not folder.exists():
+        raise DataError(f"input ({folder}): does not exist; {wanted}")
+    if folder.is_file():
+        return [folder]
+    if (folder / MANIFEST).exists():
+        files = [folder / shard["output"] for shard in read_manifest(folder).get("shards", [])]
+    elif (folder / ".done").exists():
+        raise DataError(
+            f"input ({folder}): the step that writes it has not finished; run it again to go on"
+        )
+    else:
+        seen = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
+        files = sorted(p for p, parts in seen if p.is_file() and parts[0][0] != "." != p.name[0])
+    if not files:
+        raise DataError(f"input ({folder}): holds no files; {wanted}")
+    return files
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a finished step; DataError where there is none."""
+    path = folder / MANIFEST
+    try:
+        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: does not exist; run the step that writes it to its end") from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON ({error}); remove it, run the step again") from None
+    return manifest
+
+
+def write_json_atomically(path: Path, value: JSON) -> None:
+    """Write beside and rename: a reader of `path` finds the old text or the new, never half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of Python, of this package and of the parts named."""
+    found = {"bert_cli": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
+    # Name, size and time, as make does it: reading 90 GB again to hash it would cost minutes.
+    found = [(path.name, path.stat()) for path in inputs]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

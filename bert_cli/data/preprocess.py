@@ -1,0 +1,125 @@
+"""Turn extracted text into sentences: one a line, a blank line between documents.
+
+Read are `<doc id= url= title=>` ... `</doc>` blocks, line by line, so a file of any size fits in
+memory. Of each document: the first line, its title, is dropped; &amp;, &lt; and &gt; are undone
+(after the <doc> lines are recognised, so no text can pass for one); `formula_1` and `codice_1`, which
+stand where a formula or code was, and brackets that were left empty are taken out; white space
+becomes single spaces. A line is split by itself, so no sentence runs over two paragraphs. Headings
+stay, as lines such as `History.`: nothing in the text tells them from short paragraphs. Documents
+without a sentence are left out and counted.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from bert_cli.config.data import PreprocessSettings
+from bert_cli.data.ledger import recorded_settings
+from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, punkt, sentencex
+from bert_cli.data.shards import Shard, Stats, finished_files, run_shards
+
+OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
+CLOSE = "</doc>"
+PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
+EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
+SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
+NO_WORD = re.compile(r"[\W_]*")
+
+
+def run(settings: PreprocessSettings) -> None:
+    """Split a folder of extracted text. Raises DataError if not one sentence came out of it."""
+    files = finished_files(settings.input)
+    root = settings.input if settings.input.is_dir() else settings.input.parent
+    shards = [Shard((path,), Path(f"{path.relative_to(root)}.txt")) for path in files]
+    notes: list[str] = []
+    parameters = "sentencex"
+    if settings.splitter == "punkt":
+        corpus = partial(_corpus, files)
+        before = recorded_settings(settings.out, "preprocess") or {}
+        begun_with = before.get("parameters")
+        parameters, note = choose_punkt(settings.language, settings.out, begun_with, corpus)
+        notes += [note] if note else []
+    else:
+        sentencex(settings.language)  # says at once if it is not installed
+    run_shards(
+        "preprocess",
+        shards,
+        partial(
+            split_file,
+            splitter=settings.splitter,
+            language=settings.language,
+            parameters=settings.out / PARAMETERS if parameters == "learned" else None,
+        ),
+        out=settings.out,
+        processes=settings.processes,
+        settings={
+            "language": settings.language,
+            "splitter": settings.splitter,
+            "parameters": parameters,
+        },
+        versions=["nltk" if settings.splitter == "punkt" else "sentencex"],
+        counted="sentences",
+        notes=notes,
+    )
+
+
+def split_file(
+    inputs: tuple[Path, ...],
+    output: Path,
+    splitter: str = "punkt",
+    language: str = "english",
+    parameters: Path | None = None,
+) -> Stats:
+    """Write the sentences of one extracted file."""
+    split: Split = punkt(language, parameters) if splitter == "punkt" else sentencex(language)
+    found = documents = sentences = 0
+    fresh = False  # whether the document at hand has no sentence yet
+    with open(output, "w", encoding="utf-8", newline="\n") as file:
+        for line in body_lines(inputs[0]):
+            if line is None:
+                found += 1
+                fresh = True
+                continue
+            for sentence in split(line):
+                text = " ".join(sentence.split())  # U+2028 and its like would break the line
+                if NO_WORD.fullmatch(text):
+                    continue
+                if fresh:
+                    file.write("\n" if documents else "")
+                    documents += 1
+                    fresh = False
+                file.write(text + "\n")
+                sentences += 1
+    return Stats(documents, sentences, extra={"documents_without_text": found - documents})
+
+
+def body_lines(path: Path) -> Iterator[str | None]:
+    """Give None where a document begins, then the lines of its body, cleaned."""
+    inside = title_is_next = False
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for raw in file:
+            line = raw.strip()
+            if OPEN.fullmatch(line):
+                inside = title_is_next = True
+                yield None
+            elif line == CLOSE:
+                inside = False
+            elif not line or not inside:
+                continue
+            elif title_is_next:
+                title_is_next = False
+            else:
+                yield clean(line)
+
+
+def clean(line: str) -> str:
+    """Undo WikiExtractor's escapes and take out what stands for nothing."""
+    text = line.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    bare = EMPTY_BRACKETS.sub("", PLACEHOLDER.sub("", text))
+    return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
+
+
+def _corpus(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        yield from (line for line in body_lines(path) if line)

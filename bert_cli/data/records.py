@@ -1,0 +1,400 @@
+"""The only file that knows the record formats.
+
+A record is a `tf.train.Example` in a TFRecord frame (length, masked crc32c, payload, masked
+crc32c), and each `NAME.tfrecord` has a `NAME.index` beside it: a line `offset size` per record, the
+size with its 16 bytes of frame. `static` records are everyone's: seven features of fixed length.
+`dynamic` ones hold the unmasked pair once, as one string of little-endian token ids. The Example's
+bytes are built here for a whole block of records at once with NumPy, because `tf.train.Example`
+builds 22,500 records/s on a core and this 240,000; they are byte for byte what protobuf writes with
+sorted keys. Only `parse_static` loads TensorFlow, and only when called.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import DataError
+
+FRAME_BYTES = 16
+"""Bytes of a frame around a payload: length 8, its checksum 4, the payload's checksum 4."""
+
+HELD_RECORDS = 1024
+"""Records that a writer gathers before it calls the system: one megabyte of the usual ones."""
+
+# Features of a static record, as they are written (by name), and the type of their lists.
+STATIC_FEATURES = {
+    "input_ids": "int64",
+    "input_mask": "int64",
+    "masked_lm_ids": "int64",
+    "masked_lm_positions": "int64",
+    "masked_lm_weights": "float",
+    "next_sentence_labels": "int64",
+    "segment_ids": "int64",
+}
+_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
+
+Bytes2D = npt.NDArray[np.uint8]
+Keep2D = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.integer[Any]]
+
+
+class DynamicRecords(NamedTuple):
+    """Unmasked pairs of a block of B records, their tokens one after another in one flat array."""
+
+    tokens: npt.NDArray[np.int32]
+    """Ids of all records, [CLS] and both [SEP] included, no padding."""
+    lengths: npt.NDArray[np.int32]
+    """[B] tokens of each record."""
+    first_lengths: npt.NDArray[np.int32]
+    """[B] places of segment A, with [CLS] and its [SEP]."""
+    next_sentence_labels: npt.NDArray[np.int32]
+    """[B] 1 where segment B is a random next, 0 where it is the actual one."""
+
+
+def token_bytes(vocab_size: int) -> int:
+    """Bytes of one token id in a dynamic record: 2 while the ids fit, else 4."""
+    return 2 if vocab_size <= 65536 else 4
+
+
+# --- writing
+
+
+class _Column(NamedTuple):
+    """Some bytes of every record of a block, and which of them a record really has (None: all)."""
+
+    values: Bytes2D
+    keep: Keep2D | None
+
+
+def _varint_bytes(numbers: Ints) -> Ints:
+    """How many bytes each number takes as a protobuf varint."""
+    width = np.ones(numbers.shape, np.int64)
+    largest = int(numbers.max(initial=0))
+    limit = 128
+    while limit <= largest:
+        width += numbers >= limit
+        limit *= 128
+    return width
+
+
+def _varints(numbers: Ints) -> _Column:
+    """Rows of numbers [B, n] as varints in slots of equal width; `keep` omits unused bytes."""
+    if numbers.size and int(numbers.min()) < 0:
+        raise ValueError(
+            f"a negative number cannot be written to a record (smallest: {numbers.min()})"
+        )
+    width = int(_varint_bytes(numbers.max(initial=0, keepdims=True)).max())
+    if width == 1:
+        return _Column(numbers.astype(np.uint8), None)
+    rows, count = numbers.shape
+    values = np.empty((rows, count, width), np.uint8)
+    keep = np.empty((rows, count, width), np.bool_)
+    keep[:, :, 0] = True
+    for place in range(width - 1):
+        more = numbers >= 1 << (7 * (place + 1))
+        np.bitwise_or(
+            (numbers >> (7 * place)) & 127,
+            more.view(np.uint8) << 7,
+            out=values[:, :, place],
+            casting="unsafe",
+        )
+        keep[:, :, place + 1] = more
+    np.right_shift(numbers, 7 * (width - 1), out=values[:, :, width - 1], casting="unsafe")
+    return _Column(values.reshape(rows, -1), keep.reshape(rows, -1))
+
+
+def _constant(text: bytes, rows: int) -> _Column:
+    return _Column(np.broadcast_to(np.frombuffer(text, np.uint8), (rows, len(text))), None)
+
+
+def _prefixed(tag: bytes, sizes: Ints, rows: int) -> tuple[list[_Column], Ints]:
+    """A tag and a length before a message of `sizes` [B] bytes; and the sizes with both of them."""
+    columns = [_constant(tag, rows), _varints(sizes[:, None])]
+    return columns, sizes + len(tag) + _varint_bytes(sizes)
+
+
+def _feature(name: str, kind: str, data: _Column) -> tuple[list[_Column], Ints]:
+    """One entry of the Example's map, and its size [B]: key, Feature, typed list, packed values."""
+    rows, width = data.values.shape
+    sizes = np.full(rows, width) if data.keep is None else np.count_nonzero(data.keep, axis=1)
+    columns = [data]
+    for tag in (
+        b"\x0a",
+        _LIST_TAG[kind],
+        b"\x12",
+    ):  # packed values; Feature.<kind>_list; entry.value
+        before, sizes = _prefixed(tag, sizes, rows)
+        columns = before + columns
+    key = b"\x0a" + bytes([len(name)]) + name.encode()
+    before, total = _prefixed(b"\x0a", sizes + len(key), rows)
+    return [*before, _constant(key, rows), *columns], total
+
+
+def _examples(features: Sequence[tuple[list[_Column], Ints]]) -> Iterator[bytes]:
+    """Put the entries of B Examples together and cut the result into B payloads."""
+    entry_sizes = [size for _, size in features]
+    columns, sizes = _prefixed(b"\x0a", np.sum(entry_sizes, axis=0), len(entry_sizes[0]))
+    for entry, _ in features:
+        columns += entry
+    width = sum(column.values.shape[1] for column in columns)
+    values = np.empty((len(sizes), width), np.uint8)
+    keep = np.ones((len(sizes), width), np.bool_)
+    left = 0
+    for column in columns:
+        right = left + column.values.shape[1]
+        values[:, left:right] = column.values
+        if column.keep is not None:
+            keep[:, left:right] = column.keep
+        left = right
+    # The same as values[keep], 2.6 times as fast.
+    payloads = values.ravel().take(np.flatnonzero(keep)).tobytes()
+    end = 0
+    for size in sizes.tolist():
+        start, end = end, end + size
+        yield payloads[start:end]
+
+
+def static_payloads(examples: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+    """Serialise a block of B masked examples, given as the arrays that `parse_static` returns.
+
+    Takes `input_ids`, `input_mask`, `segment_ids` [B, S], `masked_lm_positions`, `masked_lm_ids`,
+    `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    """
+    features = []
+    for name, kind in STATIC_FEATURES.items():
+        array = examples[name].reshape(len(examples[name]), -1)
+        if kind == "float":
+            column = _Column(np.ascontiguousarray(array, "<f4").view(np.uint8), None)
+        else:
+            column = _varints(array)
+        features.append(_feature(name, kind, column))
+    return _examples(features)
+
+
+def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
+    """Serialise unmasked pairs, the inverse of `parse_dynamic`; for `token_bytes` see there."""
+    rows = len(records.lengths)
+    lengths = records.lengths.astype(np.int64)
+    longest = int(lengths.max(initial=0))
+    keep = np.arange(longest) < lengths[:, None]
+    tokens = np.zeros((rows, longest), f"<u{token_bytes}")
+    tokens[keep] = records.tokens
+    values = tokens.view(np.uint8)
+    return _examples(
+        [
+            _feature("first_length", "int64", _varints(records.first_lengths[:, None])),
+            _feature(
+                "next_sentence_labels", "int64", _varints(records.next_sentence_labels[:, None])
+            ),
+            _feature("tokens", "bytes", _Column(values, np.repeat(keep, token_bytes, axis=1))),
+        ]
+    )
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+class RecordWriter:
+    """Writes payloads to `path` in TFRecord frames, and their index beside it as `.index`.
+
+    Both are flushed when the `with` block ends without an error; whoever needs them whole or absent
+    gives a path that is renamed afterwards.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Start both files, replacing what lies there."""
+        self.records = 0
+        self.bytes = 0
+        self._heads: dict[
+            int, bytes
+        ] = {}  # a few hundred lengths in a file, each with its checksum
+        self._file = path.open("wb")
+        self._index = path.with_suffix(".index").open("wb")
+        self._frames: list[bytes] = []
+        self._lines: list[bytes] = []
+
+    def write(self, payload: bytes) -> None:
+        """Append one record."""
+        size = len(payload)
+        head = self._heads.get(size)
+        if head is None:
+            length = size.to_bytes(8, "little")
+            head = self._heads[size] = length + _masked_crc(length)
+        self._frames += (head, payload, _masked_crc(payload))
+        self._lines.append(b"%d %d\n" % (self.bytes, size + FRAME_BYTES))
+        self.bytes += size + FRAME_BYTES
+        self.records += 1
+        if len(self._lines) == HELD_RECORDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(b"".join(self._frames))
+        self._index.write(b"".join(self._lines))
+        self._frames.clear()
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Flush and close both files."""
+        self._flush()
+        self._file.close()
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        """Give the writer itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close both files."""
+        self.close()
+
+
+# --- reading
+
+
+def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> bytes:
+    """Give the payload of the record whose frame starts at `offset` of bytes or an mmap.
+
+    Checks both checksums, so a shifted index or a flipped bit cannot pass for data; DataError names
+    `name` and `offset`.
+    """
+    head = bytes(buffer[offset : offset + 12])
+    if len(head) < 12:
+        raise DataError(
+            f"{name} (byte {offset}): the file ends before this record; rebuild it or "
+            "run `bert index`"
+        )
+    if _masked_crc(head[:8]) != head[8:]:
+        raise DataError(
+            f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
+            "run `bert index` again if the index is another file's, else rebuild the file"
+        )
+    end = offset + 12 + int.from_bytes(head[:8], "little")
+    payload = bytes(buffer[offset + 12 : end])
+    check = bytes(buffer[end : end + 4])
+    if end - offset - 12 != len(payload) or len(check) < 4:
+        raise DataError(
+            f"{name} (byte {offset}): the file is cut within this record; rebuild the file"
+        )
+    if _masked_crc(payload) != check:
+        raise DataError(
+            f"{name} (byte {offset}): the record is corrupt (wrong checksum); rebuild the file"
+        )
+    return payload
+
+
+def parse_static(
+    payloads: Sequence[bytes], sequence_length: int, predictions: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Parse static records into arrays [B, S] and [B, P], next_sentence_labels [B].
+
+    They are int32, the weights float32. Takes records of any tool that writes these seven features,
+    in any order. DataError when one is missing or of another length. Loads TensorFlow, whose parser
+    reads 270,000 records/s.
+    """
+    import tensorflow as tf
+
+    count = {
+        "masked_lm_ids": predictions,
+        "masked_lm_positions": predictions,
+        "masked_lm_weights": predictions,
+    }
+    count |= {
+        "input_ids": sequence_length,
+        "input_mask": sequence_length,
+        "segment_ids": sequence_length,
+    }
+    features = {
+        name: tf.io.FixedLenFeature(
+            [count.get(name, 1)], tf.float32 if kind == "float" else tf.int64
+        )
+        for name, kind in STATIC_FEATURES.items()
+    }
+    try:
+        with tf.device("cpu"):
+            parsed = tf.io.parse_example(list(payloads), features)
+    except tf.errors.InvalidArgumentError as error:
+        raise DataError(
+            f"records (S {sequence_length}, P {predictions}): not static records of these "
+            "lengths; give the lengths they were made with "
+            f"({str(error.message).splitlines()[0][:300]})"
+        ) from error
+    arrays = {
+        name: tensor.numpy().astype(np.float32 if STATIC_FEATURES[name] == "float" else np.int32)
+        for name, tensor in parsed.items()
+    }
+    arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+    return arrays
+
+
+def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
+    """Parse dynamic records without TensorFlow; DataError when one is of another kind."""
+    tokens: list[bytes] = []
+    first_lengths: list[int] = []
+    labels: list[int] = []
+    for payload in payloads:
+        try:
+            features = dict(_entries(payload))
+            tokens.append(features[b"tokens"])
+            first_lengths.append(_read_varint(features[b"first_length"], 0)[0])
+            labels.append(_read_varint(features[b"next_sentence_labels"], 0)[0])
+        except (KeyError, IndexError, ValueError) as error:
+            raise DataError(
+                "records: not dynamic ones (tokens, first_length, next_sentence_labels); "
+                "corpus.json names another format than the files have, run `bert index`"
+            ) from error
+    lengths = np.array([len(text) for text in tokens], np.int32)
+    if np.any(lengths % token_bytes):
+        raise DataError(f"records: tokens are not of {token_bytes} bytes each; run `bert index`")
+    return DynamicRecords(
+        np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
+        lengths // np.int32(token_bytes),
+        np.array(first_lengths, np.int32),
+        np.array(labels, np.int32),
+    )
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    """The varint at `place`, and the place after it."""
+    number = data[place]
+    place += 1
+    if number < 128:
+        return number, place
+    number &= 127
+    shift = 7
+    while True:
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+        shift += 7
+
+
+def _entries(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Name and packed content of each feature of an Example."""
+    _, place = _read_varint(payload, 1)
+    while place < len(payload):
+        size, place = _read_varint(payload, place + 1)  # map entry
+        end = place + size
+        size, place = _read_varint(payload, place + 1)  # key
+        name = payload[place : place + size]
+        _, place = _read_varint(payload, place + size + 1)  # Feature
+        _, place = _read_varint(payload, place + 1)  # typed list
+        size, place = _read_varint(payload, place + 1)  # its values
+        if place + size != end:
+            raise ValueError(f"feature {name!r} is not one list of packed values")
+        yield name, payload[place:end]
+        place = end

@@ -1,0 +1,1 @@
+"""Floor 2: BERT as an ordered list of blocks."""

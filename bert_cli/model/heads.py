@@ -1,0 +1,108 @@
+"""The two heads of pre-training and their losses, summed over examples and divided by whole-step counts.
+
+A loss here is a sum over this micro-batch divided by a count of the *whole step* (masked tokens,
+examples). Micro-batches, replicas and accumulation then only add, and the gradient is that of the
+one big batch however the padding falls. The masked-LM head reads only the P masked places, and its
+output matrix is the word table of block `emb`, the same variable.
+
+Shapes: B examples, P masked places, M = B * P, D model width, V words.
+"""
+
+from collections.abc import Mapping
+
+import keras
+from keras import ops
+
+from bert_cli.config.schema import BertConfig
+from bert_cli.model.fused import Tensor, gelu, product_with_table
+from bert_cli.model.layers import Dense, LayerNorm, add_weight
+
+
+class MaskedLM(keras.layers.Layer):
+    """Transform (dense, GELU, LayerNorm), then a score for every word from the tied table."""
+
+    def __init__(
+        self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
+    ) -> None:
+        super().__init__(name=name, dtype=policy, autocast=False)
+        self.config = config
+        self.word_table = word_table
+        self.build()
+
+    def build(self) -> None:
+        """Create the weights, inside this layer's name scope."""
+        width, policy = self.config.hidden_size, self.dtype_policy
+        self.transform = Dense(width, width, name="transform", policy=policy)
+        self.layer_norm = LayerNorm(
+            width, self.config.layer_norm_eps, name="layer_norm", policy=policy
+        )
+        self.bias = add_weight(self, "bias", (self.config.vocab_size,))
+
+    def call(self, x_BPD: Tensor) -> Tensor:
+        """[B, P, D] -> scores [B, P, V] in float32."""
+        x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
+        x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
+        scores_MV = product_with_table(x_MD, ops.cast(self.word_table, self.compute_dtype))
+        scores_MV = ops.cast(scores_MV, "float32") + ops.cast(self.bias, "float32")
+        return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
+
+
+class PretrainingHeads(keras.layers.Layer):
+    """Block `heads`, the last piece: hidden -> loss and the sums that are reported."""
+
+    def __init__(
+        self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
+    ) -> None:
+        super().__init__(name=name, dtype=policy, autocast=False)
+        self.config = config
+        self.word_table = word_table
+        self.build()
+
+    def build(self) -> None:
+        """Create the weights, inside this block's name scope."""
+        policy = self.dtype_policy
+        self.masked_lm = MaskedLM(self.config, self.word_table, name="masked_lm", policy=policy)
+        self.next_sentence = Dense(self.config.hidden_size, 2, name="next_sentence", policy=policy)
+
+    def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
+        return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
+
+    def call(
+        self,
+        hidden: Tensor,
+        labels: Mapping[str, Tensor],
+        counts: Mapping[str, Tensor],
+        key: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses of Devlin et al. 2019 (section 3.1) as sums over the whole step's counts.
+
+        `labels`: `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` [B].
+        `counts`: float32 scalars, `masked` (sum of the weights of the whole step) and `examples`.
+        Returns this micro-batch's share of the loss, and the float32 sums `mlm_loss`,
+        `mlm_correct`, `nsp_loss`, `nsp_correct`. There is no dropout here; `key` is not read.
+        """
+        mlm_BPV, nsp_B2 = self.logits(hidden)
+        weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
+        mlm_loss, mlm_correct = _summed(mlm_BPV, labels["masked_lm_ids"], weights)
+        nsp_loss, nsp_correct = _summed(nsp_B2, labels["next_sentence_labels"], None)
+        loss = mlm_loss / counts["masked"] + nsp_loss / counts["examples"]
+        sums = {
+            "mlm_loss": mlm_loss,
+            "mlm_correct": mlm_correct,
+            "nsp_loss": nsp_loss,
+            "nsp_correct": nsp_correct,
+        }
+        return loss, sums
+
+
+def _summed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weighted sums over all rows of the cross entropy and of the right answers, in float32."""
+    logits = ops.reshape(logits, (-1, logits.shape[-1]))
+    labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
+    losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    best = ops.cast(ops.argmax(logits, axis=-1), "int32")
+    correct = ops.cast(ops.equal(best, labels), "float32")
+    if weights is not None:
+        losses, correct = losses * weights, correct * weights
+    return ops.sum(losses), ops.sum(correct)

@@ -1,0 +1,199 @@
+"""Our weights under Hugging Face's names and back: one table of names, read both ways.
+
+A row of the table is a layer of ours and the same layer in `BertForPreTraining`. What differs beside
+the name is one thing: PyTorch keeps kernels as [outputs, inputs]. Nothing is converted, so the bytes
+come back exactly; nothing is left over on either side without an error that names it.
+
+The exception is what the world's files have too much or too little: buffers of position numbers,
+copies of tied weights, `gamma` and `beta`, encoders saved without `bert.` or without heads.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.schema import BertConfig
+from bert_cli.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+
+# Layer of ours -> layer of theirs; {} is the number of an encoder layer.
+LAYERS = {
+    "emb/word": "bert.embeddings.word_embeddings",
+    "emb/position": "bert.embeddings.position_embeddings",
+    "emb/segment": "bert.embeddings.token_type_embeddings",
+    "emb/layer_norm": "bert.embeddings.LayerNorm",
+    "hid_{}/attention/query": "bert.encoder.layer.{}.attention.self.query",
+    "hid_{}/attention/key": "bert.encoder.layer.{}.attention.self.key",
+    "hid_{}/attention/value": "bert.encoder.layer.{}.attention.self.value",
+    "hid_{}/attention/output/dense": "bert.encoder.layer.{}.attention.output.dense",
+    "hid_{}/attention/output/layer_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "hid_{}/feed_forward/inner": "bert.encoder.layer.{}.intermediate.dense",
+    "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
+    "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    "pool/dense": "bert.pooler.dense",
+    "heads/masked_lm/transform": "cls.predictions.transform.dense",
+    "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
+    "heads/masked_lm": "cls.predictions",
+    "heads/next_sentence": "cls.seq_relationship",
+}
+
+# Last word of a name of ours -> of theirs. Kernels are transposed, and only they.
+LEAVES = {
+    "kernel": "weight",
+    "bias": "bias",
+    "embeddings": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+}
+
+# Copies that some files hold of a weight that has a name of its own.
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+# Parts that a file may lack as a whole, as published encoders do. They then start new.
+OPTIONAL = ("pool", "heads/masked_lm", "heads/next_sentence")
+
+# Older TensorFlow names of the weights of a LayerNorm.
+OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name of a weight of ours; ValueError if the table has none."""
+    layer, _, leaf = name.rpartition("/")
+    number = re.match(r"hid_(\d+)/", layer)
+    row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
+    if row not in LAYERS or leaf not in LEAVES:
+        raise ValueError(f"weight ({name}): has no Hugging Face name; add its layer to LAYERS")
+    return f"{LAYERS[row].format(number[1] if number else '')}.{LEAVES[leaf]}"
+
+
+def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Our weights under Hugging Face's names and in its layout, in the same dtype."""
+    return {hf_name(name): _turned(name, value) for name, value in weights.items()}
+
+
+def from_hf(
+    tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
+) -> tuple[dict[str, Array], list[str]]:
+    """Find the weights `wanted` (our name -> shape) among tensors under Hugging Face's names.
+
+    Returns (values by our names, in the dtype of the file; the parts of `OPTIONAL` that the file
+    lacks as a whole). Raises CheckpointError, naming all of them and `where` they were read, for
+    tensors that nobody wants, weights that are missing, shapes that differ, tied copies that differ.
+    """
+    found = _tidied(tensors, where)
+    missing_parts = [part for part in OPTIONAL if _lacks(part, wanted, found)]
+    values: dict[str, Array] = {}
+    missing: list[str] = []
+    other_shape: list[str] = []
+    for name, shape in wanted.items():
+        if any(_within(name, part) for part in missing_parts):
+            continue
+        theirs = hf_name(name)
+        if theirs not in found:
+            missing.append(theirs)
+            continue
+        values[name] = _turned(name, found.pop(theirs))
+        if values[name].shape != tuple(shape):
+            other_shape.append(
+                f"{theirs} ({values[name].shape} there, {tuple(shape)} here as {name})"
+            )
+    problems = {
+        "have another shape": other_shape,
+        "are missing": missing,
+        "fit no weight of the model": list(found),
+    }
+    if any(problems.values()):
+        told = "; ".join(
+            f"{len(names)} tensors {what}: {_listed(names)}"
+            for what, names in problems.items()
+            if names
+        )
+        raise CheckpointError(f"{where}: {told}; use the bert_config these weights were made with")
+    return values, missing_parts
+
+
+def hf_config(config: BertConfig, *, dtype: str = "float32") -> dict[str, Any]:
+    """The contents of `config.json`, with which transformers' Auto classes open the directory."""
+    return {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        **config.model_dump(mode="json"),
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "dtype": dtype,
+    }
+
+
+def check_hf_config(
+    found: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
+) -> None:
+    """Refuse weights made for another model, also where their shapes would not show it.
+
+    A key that the file lacks has Hugging Face's default, which is also ours. Dropout rates and
+    `initializer_range` say how a model was trained, not what it computes, and may differ.
+    """
+    free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    defaults = BertConfig().model_dump()
+    differing = [
+        f"{key} is {found.get(key, defaults[key])!r} there and {ours!r} here"
+        for key, ours in config.model_dump().items()
+        if key not in free and found.get(key, defaults[key]) != ours
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{where}: another model: {'; '.join(differing)}; make bert_config agree with it"
+        )
+
+
+def _tidied(tensors: Mapping[str, Array], where: str) -> dict[str, Array]:
+    """The tensors under today's full names, without buffers and without copies of tied weights."""
+    found: dict[str, Array] = {}
+    for name, value in tensors.items():
+        if name.endswith("embeddings.position_ids"):
+            continue
+        stem, _, leaf = name.rpartition(".")
+        today = f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
+        if today.startswith(("embeddings.", "encoder.", "pooler.")):
+            today = f"bert.{today}"
+        if today in found:
+            raise CheckpointError(
+                f"{name} ({where}): there is a second tensor for {today}; keep one of the two"
+            )
+        found[today] = value
+    for copy, original in TIED.items():
+        if copy not in found:
+            continue
+        value = found.pop(copy)
+        if not np.array_equal(found.setdefault(original, value), value):
+            raise CheckpointError(
+                f"{copy} ({where}): differs from {original}, which is the same weight in this model; "
+                "weights that are not tied cannot be read"
+            )
+    return found
+
+
+def _lacks(part: str, wanted: Iterable[str], found: Mapping[str, Array]) -> bool:
+    """Whether a part is wanted and not one tensor of it is there."""
+    names = [hf_name(name) for name in wanted if _within(name, part)]
+    return bool(names) and not any(name in found for name in names)
+
+
+def _within(name: str, part: str) -> bool:
+    return name.startswith(f"{part}/")
+
+
+def _turned(name: str, value: Array) -> Array:
+    """A kernel transposed, and laid out in memory as its shape says; anything else as it is."""
+    return value if name.endswith("/kernel") else value
+
+
+def _listed(names: list[str], shown: int = 8) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(sorted(names)[:shown]) + more

@@ -1,0 +1,1 @@
+"""Floor 2: how a gradient becomes a move of the weights."""

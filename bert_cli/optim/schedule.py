@@ -1,0 +1,81 @@
+"""The learning rate as a function of the step; nothing is remembered between calls.
+
+Step 0 is the first move of the weights. Every schedule rises linearly over the first
+`int(warmup_frac * total_steps)` steps and differs only in what follows. The first update sees
+value(0), which would be exactly zero with a warm-up, and the last one value(total_steps - 1);
+value(total_steps) is where the fall would end. A floor of 1e-7 replaces every smaller value, so
+that no update is an empty one.
+"""
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from bert_cli.errors import ConfigError
+
+FLOOR = 1e-7
+"""Smallest learning rate ever given out."""
+
+FALLS: dict[str, Callable[[float], float]] = {
+    "up_down": lambda done: 1.0 - done,
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+"""Share of the maximum when `done` in [0, 1] of the steps after the warm-up have passed."""
+
+
+def learning_rate(
+    schedule_name: str, max_learning_rate: float, warmup_frac: float, total_steps: int
+) -> Callable[[int], float]:
+    """Return `value(step) -> learning rate` for a run of `total_steps` steps.
+
+    `schedule_name` is a key of FALLS. The fall is linear (`up_down`), half a cosine (Loshchilov &
+    Hutter 2017, SGDR, eq. 5 without restarts) or none. Steps past the end stay at the end's value.
+    Raises ConfigError for an unknown name or a number out of its range.
+    """
+    if schedule_name not in FALLS:
+        near = get_close_matches(schedule_name, FALLS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(FALLS)}"
+        raise ConfigError(
+            f"learning_rate.schedule_name ({schedule_name}): no such schedule; {hint}"
+        )
+    if not FLOOR <= max_learning_rate < math.inf:
+        raise ConfigError(
+            f"learning_rate.max_learning_rate ({max_learning_rate}): is not a number of at least "
+            f"{FLOOR}, the smallest learning rate used; raise it"
+        )
+    if not 0.0 <= warmup_frac <= 1.0:
+        raise ConfigError(
+            f"learning_rate.warmup_frac ({warmup_frac}): is a share of the run; "
+            "give a number from 0 to 1"
+        )
+    if total_steps < 1:
+        raise ConfigError(
+            f"total steps ({total_steps}): a run has at least one; train on more samples"
+        )
+    fall = FALLS[schedule_name]
+    warmup_steps = int(warmup_frac * total_steps)
+
+    def value(step: int) -> float:
+        if step < warmup_steps:
+            return max(FLOOR, max_learning_rate * step / warmup_steps)
+        done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        return max(FLOOR, max_learning_rate * fall(min(1.0, done)))
+
+    return value
+
+
+def scale_linearly(
+    reference_learning_rate: float, global_batch: int, reference_batch: int
+) -> float:
+    """Return the learning rate for `global_batch` examples a step by the linear scaling rule.
+
+    Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1: k times the batch, k times the
+    learning rate. `reference_learning_rate` is the good one at `reference_batch` examples a step.
+    """
+    if reference_batch < 1:
+        raise ConfigError(
+            f"reference batch ({reference_batch}): the linear scaling rule divides by it; "
+            "give the number of examples a step that the learning rate was found for"
+        )
+    return reference_learning_rate * global_batch / reference_batch

@@ -1,0 +1,1 @@
+"""Floor 3: one step, spread over devices."""

@@ -1,0 +1,237 @@
+"""Save and load the four things that change; every checkpoint is a Hugging Face model directory.
+
+`step_00000100/` holds config.json, model.safetensors under Hugging Face's names and the tokenizer's
+files, so that any tool opens it; beside them optimizer.safetensors and, written last, state.json
+with the step, the loss scale and what the run was. A directory is written under another name,
+forced to disk and renamed: what is called step_* is whole. There is no pickle anywhere.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import CheckpointError
+from bert_cli.optim.loss_scale import LossScale
+from bert_cli.train.step import State
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+PARTIAL = ".partial_"
+STATE = "state.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+# Settings that decide the numbers of a run. A checkpoint goes on only with the same ones; all
+# others (layout, cadences, logging) may change between two starts.
+FIXED = (
+    "seed",
+    "precision",
+    "max_seq_length",
+    "max_predictions_per_seq",
+    "bert_config",
+    "optimizer_opts",
+    "generated_dataset",
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model's weights look on disk, given by whoever knows the model."""
+
+    to_disk: Callable[[Arrays], dict[str, npt.NDArray[Any]]]
+    """Our names -> Hugging Face's."""
+    from_disk: Callable[[Arrays], dict[str, npt.NDArray[Any]]]
+    """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
+    config: Mapping[str, Any]
+    """config.json."""
+    tokenizer_files: Sequence[Path] = ()
+    """Files to carry along."""
+
+
+def fixed_settings(
+    settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
+) -> dict[str, Any]:
+    """What two runs must share to be one: the settings of FIXED and the whole numbers they lead to."""
+    return {
+        **{name: settings[name] for name in FIXED},
+        "examples_per_step": examples_per_step,
+        "total_steps": total_steps,
+        "corpus": corpus,
+    }
+
+
+def name_of(step: int) -> str:
+    """The directory of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if (path / STATE).is_file())
+
+
+def save(
+    folder: Path,
+    state: State,
+    form: Format,
+    *,
+    fixed: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str],
+) -> Path:
+    """Write the state as `folder/step_XXXXXXXX`; the path.
+
+    Raises CheckpointError when the disk refuses; what was written so far does not look whole.
+    """
+    path = folder / name_of(state.step)
+    if (path / STATE).is_file():
+        return path  # resumed and stopped again before a step: the same step of the same run
+    partial = folder / f"{PARTIAL}{name_of(state.step)}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, state, form)
+        record = {
+            "step": state.step,
+            "loss_scale": state.loss_scale.as_json(),
+            "fixed": fixed,
+            "settings": settings,
+            "versions": versions,
+        }
+        (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        for file in partial.iterdir():
+            _force_to_disk(file)
+        _force_to_disk(partial)
+        os.replace(partial, path)
+        _force_to_disk(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror or error}); make room or choose another save_ckpt_path, "
+            "then run the same command again"
+        ) from error
+    return path
+
+
+def _write(partial: Path, state: State, form: Format) -> None:
+    from safetensors.numpy import save_file
+
+    weights = {name: np.asarray(weight.value) for name, weight in state.weights.items()}
+    on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
+    # transformers asks for this mark of the framework whose layout the tensors have.
+    save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
+    moments: dict[str, npt.NDArray[Any]] = {}
+    for name, (first, second) in state.moments.items():
+        moments[f"{name}/moment1"], moments[f"{name}/moment2"] = first.numpy(), second.numpy()
+    save_file(moments, partial / OPTIMIZER)
+    (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
+    for file in form.tokenizer_files:
+        shutil.copyfile(file, partial / file.name)
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """state.json of a checkpoint of ours. Raises CheckpointError where it is absent or not JSON."""
+    try:
+        found: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path / STATE}: cannot be read ({error}); use an older checkpoint"
+        ) from error
+    return found
+
+
+def resume(path: Path, state: State, form: Format, fixed: Mapping[str, Any]) -> None:
+    """Put a checkpoint of this run into `state`.
+
+    Raises CheckpointError when the checkpoint is of a run with other numbers, naming each
+    difference, or when its files are not what its state says.
+    """
+    found = read_state(path)
+    differences = _differences(found["fixed"], json.loads(json.dumps(fixed)))
+    if differences:
+        raise CheckpointError(
+            f"{path}: belongs to a run with other settings: {'; '.join(differences)}. Use those settings, or "
+            "another save_ckpt_path with --pretrained-ckpt-path to start anew from these weights"
+        )
+    _assign(state.weights, form.from_disk(read_tensors(path / MODEL)), path)
+    moments = read_tensors(path / OPTIMIZER)
+    flat = {
+        f"{name}/moment{number}": moment
+        for name, pair in state.moments.items()
+        for number, moment in enumerate(pair, 1)
+    }
+    _assign(flat, moments, path)
+    state.loss_scale = LossScale(**found["loss_scale"])
+    state.step = int(found["step"])
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
+    found: list[str] = []
+    for name in sorted({*old, *new}):
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            found += _differences(before, now, f"{above}{name}.")
+        elif before != now:
+            found.append(f"{above}{name} was {before}, is {now}")
+    return found
+
+
+def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """All tensors of a safetensors file. Raises CheckpointError where it is absent or cut."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); use another checkpoint"
+        ) from error
+
+
+def _assign(targets: Mapping[str, Any], values: Arrays, path: Path) -> None:
+    missing, extra = sorted({*targets} - {*values}), sorted({*values} - {*targets})
+    if missing or extra:
+        raise CheckpointError(
+            f"{path}: lacks {missing[:3]} and has {extra[:3]} too many; it is of another model"
+        )
+    for name, target in targets.items():
+        value = values[name]
+        if tuple(value.shape) != tuple(target.shape):
+            raise CheckpointError(
+                f"{path}: {name} has shape {value.shape}, the model {tuple(target.shape)}"
+            )
+        target.assign(value)
+
+
+def clear_half_written(folder: Path) -> list[str]:
+    """Remove what an interrupted save left; the names of what was removed."""
+    removed = []
+    for path in folder.glob(f"{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path.name.removeprefix(PARTIAL))
+    return sorted(removed)
+
+
+def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and those whose step `keep_every_steps` divides."""
+    for path in whole_checkpoints(folder)[:-keep]:
+        step = int(path.name.removeprefix("step_"))
+        if keep_every_steps and step % keep_every_steps == 0:
+            continue
+        # Renamed first: a removal that is interrupted must not leave half a checkpoint by its name.
+        gone = path.with_name(f"{PARTIAL}{path.name}")
+        os.replace(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""Numbers out: a line to the terminal, an object a step to metrics.jsonl, and the trackers.
+
+A reporter is called with a step's figures and cannot change the run: a tracker that fails is said
+once and left alone. A run that is resumed drops the lines of steps that it will do again, so that
+metrics.jsonl always reads as one run that was never interrupted.
+"""
+
+import json
+import math
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Figures = Mapping[str, float]
+Report = Callable[[int, Figures], None]
+
+METRICS = "metrics.jsonl"
+
+
+def jsonl(path: Path, done: int) -> Report:
+    """Append an object a step to a file, after dropping the steps beyond `done`."""
+    if path.exists():
+        kept = [
+            line
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if _step(line, done) <= done
+        ]
+        beside = path.with_name(f".{path.name}")
+        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(beside, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def report(step: int, figures: Figures) -> None:
+        # JSON has no NaN or infinity: a loss that left the finite range is null.
+        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
+
+    return report
+
+
+def _step(line: str, done: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return done + 1  # a line that kill -9 cut in half
+
+
+def line(step: int, total_steps: int, figures: Figures) -> str:
+    """A step in one line of a log."""
+    parts = [
+        f"step {step:>{len(str(total_steps))}}/{total_steps}",
+        f"mlm {figures['mlm_loss']:.4f} ({100 * figures['mlm_accuracy']:.1f} %)",
+        f"nsp {figures['nsp_loss']:.4f} ({100 * figures['nsp_accuracy']:.1f} %)",
+        f"lr {figures['learning_rate']:.2e}",
+        f"gradient {figures['gradient_norm']:.3g}",
+        f"weights {figures['weight_norm']:.4g}",
+        f"scale {figures['loss_scale']:g}",
+        f"{figures['examples_per_second']:.1f} examples/s",
+        f"{figures['tokens_per_second']:,.0f} tokens/s",
+        f"{duration(figures['seconds_left'])} left",
+    ]
+    if figures.get("skipped"):
+        parts.insert(-1, f"{figures['skipped']:.0f} skipped")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 42 s, 3 min 20 s, 5 h 02 min, 3 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def tensorboard(folder: Path) -> Report:
+    """Write scalars as TensorBoard event files (TensorFlow writes them itself)."""
+    import tensorflow as tf
+
+    writer = tf.summary.create_file_writer(str(folder))
+
+    def report(step: int, figures: Figures) -> None:
+        with writer.as_default(step=step):
+            for name, value in figures.items():
+                tf.summary.scalar(name, value)
+        writer.flush()
+
+    return guarded("tensorboard", report)
+
+
+def wandb(settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path) -> Report:
+    """Log to Weights & Biases; the run's id lies beside the checkpoints, so a resumed run is one run.
+
+    A start that fails (no network, no login) is said and the run goes on without.
+    """
+    try:
+        import wandb as client
+
+        folder.mkdir(parents=True, exist_ok=True)
+        identity = folder / "wandb_id"
+        if not identity.exists():
+            identity.write_text(secrets.token_hex(4), encoding="utf-8")
+        run = client.init(
+            project=settings["project"],
+            name=settings["name"] or folder.name,
+            tags=list(settings["tags"]),
+            config=dict(run_settings),
+            dir=str(folder),
+            id=identity.read_text(encoding="utf-8"),
+            resume="allow",
+        )
+    except Exception as error:  # a tracker must never stop a run, whatever it raises
+        print(f"wandb: not logging ({type(error).__name__}: {error})")
+        return lambda step, figures: None
+    return guarded("wandb", lambda step, figures: run.log(dict(figures), step=step))
+
+
+def guarded(name: str, report: Report) -> Report:
+    """The same report, which after its first failure says so and does nothing any more."""
+    alive = True
+
+    def safely(step: int, figures: Figures) -> None:
+        nonlocal alive
+        if not alive:
+            return
+        try:
+            report(step, figures)
+        except Exception as error:  # a tracker must never stop a run, whatever it raises
+            alive = False
+            print(f"{name}: stopped logging at step {step} ({type(error).__name__}: {error})")
+
+    return safely
+
+
+class Pace:
+    """How fast a run goes: examples and tokens a second over the last steps, and the time left.
+
+    The first step of a process is left out: it holds the tracing.
+    """
+
+    def __init__(
+        self, total_steps: int, examples_per_step: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.total_steps = total_steps
+        self.examples_per_step = examples_per_step
+        self.clock = clock
+        self.last = clock()
+        self.recent: deque[float] = deque(maxlen=20)
+        self.first = True
+
+    def restart(self) -> None:
+        """Begin the next step now: what was done since the last one is not its time."""
+        self.last = self.clock()
+
+    def after_step(self, step: int, tokens: float) -> dict[str, float]:
+        """Figures of the step that has just ended; `tokens` are its real ones, padding left out."""
+        now = self.clock()
+        took, self.last = max(now - self.last, 1e-9), now
+        if not self.first:
+            self.recent.append(took)
+        self.first = False
+        mean = sum(self.recent) / len(self.recent) if self.recent else took
+        return {
+            "examples_per_second": self.examples_per_step / took,
+            "tokens_per_second": tokens / took,
+            "seconds_per_step": took,
+            "seconds_left": mean * (self.total_steps - step),
+        }

@@ -1,0 +1,210 @@
+"""Settings from files and flags: origins, renames, and every mistake at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.load import describe, find_config, load, read_config
+from bert_cli.config.schema import PretrainSettings
+from bert_cli.errors import ConfigError
+
+SMALL = {
+    "max_seq_length": 32,
+    "max_predictions_per_seq": 5,
+    "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 3},
+    "optimizer_opts": {
+        "name": "LAMB",
+        "learning_rate": {"schedule_name": "up_down", "max_learning_rate": 0.006},
+    },
+    "total_num_train_samples": 540,
+}
+# The layout of keys that the original's own files have.
+ORIGINAL = {
+    "dataset_dir": "$DATASETS_DIR/wikipedia/128/",
+    "bert_config": {
+        "hidden_size": 128,
+        "vocab_size": 30400,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 512,
+        "attention_probs_dropout_prob": 0.0,
+        "position_embedding_type": "absolute",
+    },
+    "max_seq_length": 128,
+    "max_predictions_per_seq": 20,
+    "global_batch": {"replicas": 2, "micro_batch_size": 2, "grad_acc_steps_per_replica": 6},
+    "ipu_config": {
+        "pipeline_stages": [["emb"], ["hid", "hid", "enc_out"], ["pool", "heads"]],
+        "pipeline_device_mapping": [0, 1, 0],
+        "matmul_available_memory_proportion_per_pipeline_stage": [0.2, 0.2],
+        "replicated_tensor_sharding": False,
+    },
+    "optimizer_opts": {
+        "name": "AdamW",
+        "loss_scaling": 2000,
+        "learning_rate": {
+            "schedule_name": "up_down",
+            "max_learning_rate": 0.006,
+            "warmup_frac": 0.28,
+        },
+    },
+    "matmul_partials_type": "half",
+    "global_batches_per_log": 7,
+    "enable_wandb": False,
+    "wandb_tags": ["pretraining", "tiny"],
+    "seed": 1984,
+}
+
+
+def write(path: Path, content: object) -> str:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def pretrain(*arguments: str):
+    return load(PretrainSettings, arguments, "bert pretrain")
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        pretrain(*arguments)
+    return str(caught.value)
+
+
+def test_a_file_that_extends_another_says_only_what_differs(tmp_path):
+    write(tmp_path / "base.json", SMALL)
+    small = write(
+        tmp_path / "more.json", {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
+    )
+    settings, _ = pretrain("--config", small)
+    assert settings.global_batch.replicas == 4
+    assert settings.global_batch.micro_batch_size == 2
+    assert settings.seed == 7
+
+
+def test_a_file_that_extends_itself_is_refused(tmp_path):
+    write(tmp_path / "a.json", {"extends": "b.json"})
+    b = write(tmp_path / "b.json", {"extends": "a.json"})
+    assert "extends itself" in refusal("--config", b)
+
+
+def test_flags_win_over_files_and_origins_say_who_set_what(tmp_path):
+    config = write(tmp_path / "c.json", SMALL)
+    settings, loaded = pretrain("--config", config, "--global-batch.replicas", "4", "--dry-run")
+    assert settings.global_batch.replicas == 4
+    assert settings.dry_run
+    text = describe(settings, loaded)
+    lines = {line.split()[0]: line for line in text.splitlines()}
+    assert lines["global_batch.replicas"].endswith("4  (--global-batch.replicas)")
+    assert lines["global_batch.micro_batch_size"].endswith(f"2  ({config})")
+    assert lines["seed"].endswith("1984  (default)")
+
+
+def test_a_list_given_as_a_flag_replaces_that_of_the_file(tmp_path):
+    config = write(tmp_path / "c.json", {**SMALL, "bert_config": {"num_hidden_layers": 2}})
+    stages = '[["emb"],["hid*2","enc_out","pool","heads"]]'
+    settings, _ = pretrain(
+        "--config", config, "--parallel.pipeline-stages", stages,
+        "--parallel.pipeline-device-mapping", "[0,0]",
+    )  # fmt: skip
+    assert settings.parallel.pipeline_stages == [
+        ["emb"],
+        ["hid", "hid", "enc_out", "pool", "heads"],
+    ]
+
+
+def test_all_mistakes_are_told_at_once_with_origin_and_nearest_name(tmp_path):
+    bad = {
+        **SMALL,
+        "global_batch": {"micro_batch_size": 0, "acumulation": 3},
+        "precison": "float16",
+    }
+    bad["optimizer_opts"] = {"name": "LAMP", "learning_rate": {"max_learning_rate": 0.1}}
+    text = refusal("--config", write(tmp_path / "bad.json", bad))
+    origin = str(tmp_path / "bad.json")
+    assert len(text.splitlines()) == 4
+    assert f"precison ({origin}): no such setting; did you mean 'precision'?" in text
+    assert f"global_batch.acumulation ({origin}): no such setting" in text
+    assert f"global_batch.micro_batch_size ({origin}): got 0" in text
+    assert f"optimizer_opts.name ({origin}): got 'LAMP'" in text
+
+
+def test_a_setting_of_another_group_is_pointed_to(tmp_path):
+    text = refusal("--config", write(tmp_path / "c.json", {**SMALL, "replicas": 4}))
+    assert "did you mean 'global_batch.replicas'?" in text
+
+
+def test_a_missing_setting_is_named_with_its_flag(tmp_path):
+    text = refusal("--config", write(tmp_path / "c.json", {}))
+    assert "max_seq_length: is not given; give --max-seq-length or set it in the config" in text
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest_one():
+    assert "did you mean '--precision'?" in refusal("--precison", "float16")
+
+
+def test_a_config_that_does_not_exist_is_answered_with_the_nearest_shipped_one():
+    text = refusal("--config", "pretrain_base_128_phase_1")
+    assert "did you mean 'pretrain_base_128_phase1'?" in text
+
+
+def test_a_shipped_config_is_found_by_its_name():
+    assert find_config("pretrain_tiny_128_phase1").is_file()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
+def test_a_config_that_is_no_json_object_is_refused(tmp_path, text):
+    path = tmp_path / "c.json"
+    path.write_text(text, encoding="utf-8")
+    assert str(path) in refusal("--config", str(path))
+
+
+def test_a_file_of_the_original_loads_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    settings, loaded = pretrain("--config", write(tmp_path / "old.json", ORIGINAL))
+    assert settings.parallel.pipeline_device_mapping == [0, 1, 0]
+    assert settings.log_every_steps == 7
+    assert settings.wandb.tags == ["pretraining", "tiny"]
+    assert not settings.wandb.enabled
+    assert settings.dataset_dir == Path("/corpora/wikipedia/128")
+    assert settings.optimizer_opts.loss_scaling == 2000
+    assert set(loaded.no_effect) == {
+        "parallel.matmul_available_memory_proportion_per_pipeline_stage",
+        "matmul_partials_type",
+    }
+
+
+def test_an_old_name_and_its_new_one_keep_their_origin(tmp_path):
+    loaded = read_config(Path(write(tmp_path / "old.json", ORIGINAL)))
+    assert loaded.origins["parallel.pipeline_device_mapping"] == str(tmp_path / "old.json")
+
+
+def test_a_variable_that_is_not_set_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    text = refusal("--config", write(tmp_path / "old.json", ORIGINAL))
+    assert "the variable is not set" in text
+
+
+def test_a_flag_replaces_a_path_whose_variable_is_not_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    old = write(tmp_path / "old.json", ORIGINAL)
+    settings, _ = pretrain("--config", old, "--dataset-dir", str(tmp_path))
+    assert settings.dataset_dir == tmp_path
+
+
+def test_a_data_step_takes_paths_and_flags():
+    settings, _ = load(TokenizeSettings, ["in", "out", "--vocab", "v.txt"], "bert tokenize")
+    assert (settings.input, settings.out, settings.vocab) == (Path("in"), Path("out"), "v.txt")
+
+
+def test_a_path_too_many_is_refused():
+    with pytest.raises(ConfigError, match="one argument too many"):
+        load(TokenizeSettings, ["in", "out", "third", "--vocab", "v.txt"], "bert tokenize")
+
+
+def test_duplication_of_dynamic_records_is_refused_because_it_would_do_nothing():
+    arguments = ["in", "out", "--vocab", "v", "--masking", "dynamic", "--duplication-factor", "5"]
+    with pytest.raises(ConfigError, match="has no effect"):
+        load(TokenizeSettings, arguments, "bert tokenize")

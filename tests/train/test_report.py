@@ -1,0 +1,144 @@
+"""Figures to files and lines; a tracker that fails never stops a run."""
+
+import json
+
+from bert_cli.train import report
+
+FIGURES = {
+    "mlm_loss": 7.5,
+    "nsp_loss": 0.7,
+    "mlm_accuracy": 0.1,
+    "nsp_accuracy": 0.5,
+    "learning_rate": 1e-4,
+    "gradient_norm": 2.0,
+    "weight_norm": 80.0,
+    "loss_scale": 1.0,
+    "skipped": 0,
+    "examples_per_second": 123.4,
+    "tokens_per_second": 9876.0,
+    "seconds_left": 3700.0,
+}
+
+
+def steps_in(path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_metrics_have_one_object_a_step(tmp_path):
+    tell = report.jsonl(tmp_path / "metrics.jsonl", 0)
+    tell(1, {"mlm_loss": 7.0})
+    tell(2, {"mlm_loss": 6.5, "learning_rate": 0.1})
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 1, "mlm_loss": 7.0},
+        {"step": 2, "mlm_loss": 6.5, "learning_rate": 0.1},
+    ]
+
+
+def test_a_resumed_run_drops_the_steps_it_will_do_again_and_a_line_cut_in_half(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tell = report.jsonl(path, 0)
+    for step in (1, 2, 3, 4):
+        tell(step, {"mlm_loss": 1.0})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"step": 5, "mlm_l')
+    report.jsonl(path, 2)(3, {"mlm_loss": 2.0})
+    assert steps_in(path) == [1, 2, 3]
+
+
+def test_a_loss_that_is_not_finite_is_null_because_json_has_no_nan(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    report.jsonl(path, 0)(1, {"mlm_loss": float("nan"), "nsp_loss": float("inf")})
+    assert json.loads(path.read_text()) == {"step": 1, "mlm_loss": None, "nsp_loss": None}
+
+
+def test_a_line_shows_every_figure_a_person_looks_for():
+    text = report.line(12, 1000, FIGURES)
+    for part in ("step   12/1000", "mlm 7.5000 (10.0 %)", "nsp 0.7000 (50.0 %)", "lr 1.00e-04"):
+        assert part in text
+    assert "123.4 examples/s" in text
+    assert "9,876 tokens/s" in text
+    assert "1 h 01 min left" in text
+    assert "skipped" not in text
+    assert "3 skipped" in report.line(12, 1000, {**FIGURES, "skipped": 3})
+
+
+def test_durations_read_as_people_say_them():
+    told = [report.duration(seconds) for seconds in (41.6, 200, 18_120, 273_600)]
+    assert told == ["42 s", "3 min 20 s", "5 h 02 min", "3 d 4 h"]
+
+
+def test_the_pace_leaves_out_the_first_step_and_what_is_done_between_steps():
+    now = 0.0
+    pace = report.Pace(10, 64, clock=lambda: now)
+    now = 30.0  # tracing
+    pace.after_step(1, 640.0)
+    pace.restart()
+    for step in (2, 3):
+        now += 2.0
+        figures = pace.after_step(step, 640.0)
+        now += 100.0  # a checkpoint
+        pace.restart()
+    assert figures["examples_per_second"] == 32.0
+    assert figures["tokens_per_second"] == 320.0
+    assert figures["seconds_left"] == 14.0
+
+
+def test_a_tracker_that_fails_is_said_once_and_left_alone(capsys):
+    calls = []
+
+    def fails(step, figures):
+        calls.append(step)
+        raise OSError("no route to host")
+
+    tell = report.guarded("tracker", fails)
+    for step in (1, 2, 3):
+        tell(step, {})
+    assert calls == [1]
+    assert capsys.readouterr().out.count("tracker: stopped logging at step 1") == 1
+
+
+def test_tensorboard_files_hold_the_figures(tmp_path):
+    import tensorflow as tf
+
+    report.tensorboard(tmp_path)(7, {"mlm_loss": 2.5})
+    (file,) = tmp_path.glob("events.out.tfevents*")
+    found = [
+        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+        for event in map(tf.compat.v1.Event.FromString, _payloads(file))
+        for value in event.summary.value
+    ]
+    assert found == [(7, "mlm_loss", 2.5)]
+
+
+def _payloads(path):
+    import tensorflow as tf
+
+    return [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+
+
+def test_wandb_offline_keeps_one_identity_over_two_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    settings = {"project": "p", "name": None, "tags": ["t"]}
+    for step in (1, 2):
+        tell = report.wandb(settings, {"seed": 1}, tmp_path)
+        tell(step, {"mlm_loss": 1.0})
+        import wandb
+
+        wandb.finish()
+    folders = sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert len(folders) >= 1
+    identity = (tmp_path / "wandb_id").read_text()
+    assert all(name.endswith(identity) for name in folders)
+
+
+def test_a_wandb_that_cannot_start_lets_the_run_go_on(tmp_path, monkeypatch, capsys):
+    import wandb
+
+    def refuses(**arguments):
+        raise wandb.errors.CommError("no network")
+
+    monkeypatch.setattr(wandb, "init", refuses)
+    report.wandb({"project": "p", "name": None, "tags": []}, {}, tmp_path)(1, {"mlm_loss": 1.0})
+    assert "wandb: not logging" in capsys.readouterr().out
