@@ -6,12 +6,15 @@ TensorFlow. Mistakes of the person at the keyboard end here as one message and a
 """
 
 import difflib
+import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from bert_cli.errors import BertError, ConfigError
+from bert_cli.errors import BertError, ConfigError, DataError
 
 # Command -> module with run(settings), module and class of its settings, one line of help.
 COMMANDS = {
@@ -59,6 +62,8 @@ COMMANDS = {
         "pre-train BERT",
     ),
 }
+# A disk that is full, read-only or not ours is the machine's matter: a message, no traceback.
+NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 PARTS = ("tensorflow", "keras", "transformers", "tokenizers", "numpy")
 
 
@@ -115,27 +120,62 @@ def dispatch(arguments: Sequence[str]) -> None:
         print(f"settings of bert {name}:\n{describe(settings, loaded)}")
     for where, reason in loaded.no_effect.items():
         print(f"{where} has no effect here: {reason}")
-    importlib.import_module(module).run(settings)
+    with quietly():
+        run = importlib.import_module(module).run
+    run(settings)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep back what is written to standard error, unless it ends in an exception.
+
+    TensorFlow writes ten lines about itself while it is imported, before any log level holds.
+    TF_CPP_MIN_LOG_LEVEL=0 in the environment lets them through.
+    """
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+        yield
+        return
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        before = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(before, kept.read())
+            raise
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; the exit code."""
-    # TensorFlow's start-up notes bury what a run prints; errors still come through.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow's notes bury what a run prints; what goes wrong also comes as an exception.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
         dispatch(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        # Someone piped the output to `head`; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BertError as error:
         for line in str(error).splitlines():
             print(f"bert: {line}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in NO_FAULT_OF_OURS:
+            raise
+        where = error.filename or "disk"
+        print(
+            f"bert: {where}: {os.strerror(error.errno)}; mend that and run it again",
+            file=sys.stderr,
+        )
+        return DataError.exit_code
     except KeyboardInterrupt:
         print("bert: interrupted; the same command continues", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Someone piped the output to `head`; nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 

@@ -47,7 +47,7 @@ class DownloadSettings(DataSettings):
 class ExtractSettings(DataSettings):
     """Turn a dump into text with WikiExtractor: folders AA, AB, ... of <doc> blocks.
 
-    Example: bert extract data/dump/enwiki-latest-pages-articles-multistream.xml.bz2 data/extracted
+    Example: bert extract data/dump data/extracted
     """
 
     dump: CliPositionalArg[Path]

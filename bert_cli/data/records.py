@@ -9,7 +9,7 @@ builds 22,500 records/s on a core and this 240,000; they are byte for byte what 
 sorted keys. Only `parse_static` loads TensorFlow, and only when called.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -22,9 +22,6 @@ from bert_cli.errors import DataError
 
 FRAME_BYTES = 16
 """Bytes of a frame around a payload: length 8, its checksum 4, the payload's checksum 4."""
-
-HELD_RECORDS = 1024
-"""Records that a writer gathers before it calls the system: one megabyte of the usual ones."""
 
 # Features of a static record, as they are written (by name), and the type of their lists.
 STATIC_FEATURES = {
@@ -218,32 +215,33 @@ class RecordWriter:
         ] = {}  # a few hundred lengths in a file, each with its checksum
         self._file = path.open("wb")
         self._index = path.with_suffix(".index").open("wb")
-        self._frames: list[bytes] = []
-        self._lines: list[bytes] = []
 
     def write(self, payload: bytes) -> None:
         """Append one record."""
-        size = len(payload)
-        head = self._heads.get(size)
-        if head is None:
-            length = size.to_bytes(8, "little")
-            head = self._heads[size] = length + _masked_crc(length)
-        self._frames += (head, payload, _masked_crc(payload))
-        self._lines.append(b"%d %d\n" % (self.bytes, size + FRAME_BYTES))
-        self.bytes += size + FRAME_BYTES
-        self.records += 1
-        if len(self._lines) == HELD_RECORDS:
-            self._flush()
+        self.write_all((payload,))
 
-    def _flush(self) -> None:
-        self._file.write(b"".join(self._frames))
-        self._index.write(b"".join(self._lines))
-        self._frames.clear()
-        self._lines.clear()
+    def write_all(self, payloads: Iterable[bytes]) -> None:
+        """Append records; a block of them at once is twice as fast as one by one."""
+        frames: list[bytes] = []
+        lines: list[bytes] = []
+        heads, offset = self._heads, self.bytes
+        for payload in payloads:
+            size = len(payload)
+            head = heads.get(size)
+            if head is None:
+                length = size.to_bytes(8, "little")
+                head = heads[size] = length + _masked_crc(length)
+            frames += (head, payload, _masked_crc(payload))
+            size += FRAME_BYTES
+            lines.append(b"%d %d\n" % (offset, size))
+            offset += size
+        self._file.write(b"".join(frames))
+        self._index.write(b"".join(lines))
+        self.records += len(lines)
+        self.bytes = offset
 
     def close(self) -> None:
         """Flush and close both files."""
-        self._flush()
         self._file.close()
         self._index.close()
 

@@ -180,8 +180,8 @@ def convert(inputs: Sequence[Path], output: Path, *, recipe: Recipe) -> Stats:
         _check_documents(documents, inputs)
         pairs, keys = pair_group(group, recipe, output.stem)
         with RecordWriter(output) as writer:
-            for payload in payloads(group, pairs, keys, recipe, vocabulary):
-                writer.write(payload)
+            for block in blocks(group, pairs, keys, recipe, vocabulary):
+                writer.write_all(block)
     finally:
         if collecting:
             gc.enable()
@@ -240,10 +240,10 @@ def pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, npt.NDAr
     return all_pairs.take(order), all_keys[order]
 
 
-def payloads(
+def blocks(
     group: Group, pairs: Pairs, keys: npt.NDArray[np.uint64], recipe: Recipe, vocabulary: Vocabulary
-) -> Iterator[bytes]:
-    """Serialised records of all pairs, in their order."""
+) -> Iterator[Iterator[bytes]]:
+    """Serialised records of all pairs, in their order, a block at a time."""
     special = vocabulary.special
     size = len(vocabulary.pieces)
     continuation = vocabulary.is_continuation if recipe.whole_word_masking else None
@@ -254,7 +254,7 @@ def payloads(
         block = pairs.take(rows)
         tokens_BS, lengths_B = gather(group.tokens, block, special, length)
         if recipe.masking == "dynamic":
-            yield from _dynamic_block(tokens_BS, lengths_B, block, token_bytes(size))
+            yield _dynamic_block(tokens_BS, lengths_B, block, token_bytes(size))
             continue
         masked = mask_tokens(
             tokens_BS,
@@ -266,7 +266,7 @@ def payloads(
             masked_lm_prob=recipe.masked_lm_prob,
             is_continuation=continuation,
         )
-        yield from _static_block(masked, lengths_B, block)
+        yield _static_block(masked, lengths_B, block)
 
 
 def _static_block(

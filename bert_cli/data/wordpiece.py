@@ -11,7 +11,7 @@ is three tokens.
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,11 +30,11 @@ LONGEST_WORD = 100
 KNOWN_WORDS = 400_000
 """Distinct words kept, about 60 MB; there are always new ones, so then all are forgotten."""
 
-# BERT drops control characters, which joins their neighbours; `str.split` takes these for spaces.
-_CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_ASCII_CONTROLS = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f]"
-)  # not the line feed, which separates words below
+# BERT drops control characters, which joins their neighbours; `str.split` takes all of these but
+# the first for spaces. The first is then free to stand for the end of a line, or of a word.
+_END = "\0"
+_CONTROL_SPACES = "\0\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+_ASCII_CONTROLS = re.compile(r"[\x01-\x1f\x7f]")
 _ASCII_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 
 Ids = npt.NDArray[np.uint16 | np.uint32]
@@ -95,51 +95,44 @@ class Encoder:
 
     def _forget(self) -> None:
         dtype = np.uint16 if max(self._vocabulary.values()) < 65536 else np.uint32
-        self._words = _Table(dtype)
-        self._parts = _Table(dtype)
-        self._parts.numbers_of("\n")
-        self._parts.add([], np.zeros(1, np.int64))  # number 0, and no token
+        self._words, self._parts = _Table(dtype), _Table(dtype)
 
     def encode(self, text: str) -> Sentences:
         """Encode every line of `text`, as it is cut by line feeds alone."""
         for character in _CONTROL_SPACES:
             if character in text:
                 text = text.replace(character, "")
-        lines = [line.split() for line in text.split("\n")]
-        counts = np.fromiter(map(len, lines), np.int64, len(lines))
         if self._words.known > KNOWN_WORDS:
             self._forget()
-        words = self._words.numbers_of(chain.from_iterable(lines))
+        # One split of all lines together takes half the time of one for each.
+        words = self._words.numbers_of(text.replace("\n", f" {_END} ").split())
         self._learn(self._words.new())
         tokens, lengths = self._words.runs(words)
-        return Sentences(tokens, _sums(lengths, counts), counts == 0)
+        ends = _ends(words)
+        blank = np.diff(ends, prepend=-1) == 1
+        return Sentences(tokens, _between(ends, lengths), blank)
 
     def _learn(self, words: Sequence[str]) -> None:
         """Encode new words and put their tokens into the table."""
-        is_ascii = np.fromiter(map(str.isascii, words), np.bool_, len(words))
-        joined = "\n".join(word for word in words if word.isascii())
-        joined = _ASCII_CONTROLS.sub("", joined)
+        ascii_flags = list(map(str.isascii, words))
+        joined = _ASCII_CONTROLS.sub("", _END.join(compress(words, ascii_flags)))
         parts = self._parts.numbers_of(
             _ASCII_PARTS.findall(joined if self._cased else joined.lower())
         )
         pieces = [self._pieces(part) for part in self._parts.new()]
-        self._parts.add(
-            chain.from_iterable(pieces), np.fromiter(map(len, pieces), np.int64, len(pieces))
-        )
+        self._parts.add(list(chain.from_iterable(pieces)), list(map(len, pieces)))
         near, near_lengths = self._parts.runs(parts)
-        # A word's parts, with the separator behind all words but the last, which has no tokens.
-        ends = np.append(np.flatnonzero(parts == 0), len(parts) - 1)[: np.count_nonzero(is_ascii)]
-        parts_of_word = np.diff(ends, prepend=-1)
 
         foreign = [word for word in words if not word.isascii()]
-        far = [
-            found.ids
-            for found in self._library.encode_batch_fast(foreign, add_special_tokens=False)
-        ]
+        encodings = self._library.encode_batch_fast(foreign, add_special_tokens=False)
+        far = [encoding.ids for encoding in encodings]
+
+        is_ascii = np.array(ascii_flags, np.bool_)
         lengths = np.zeros(len(words), np.int64)
-        lengths[is_ascii] = _sums(near_lengths, parts_of_word)
+        lengths[is_ascii] = _between(_ends(parts), near_lengths)[: np.count_nonzero(is_ascii)]
         lengths[~is_ascii] = list(map(len, far))
-        self._words.add(chain(near.tolist(), *far), lengths, np.argsort(~is_ascii, kind="stable"))
+        tokens = np.append(near, np.array(list(chain.from_iterable(far)), near.dtype))
+        self._words.add(tokens, lengths, np.argsort(~is_ascii, kind="stable"))
 
     def _pieces(self, part: str) -> list[int]:
         """Cut a part into the longest pieces there are, from the left; [UNK] if that fails."""
@@ -168,6 +161,8 @@ class _Table:
         self._tokens: Ids = np.zeros(0, dtype)
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
+        self.numbers_of([_END])
+        self.add([], [0])  # number 0, and no token
 
     @property
     def known(self) -> int:
@@ -181,12 +176,15 @@ class _Table:
         """Strings that have a number and no tokens yet, in the order of their numbers."""
         return list(self._numbers)[self.known :]
 
-    def add(self, tokens: Iterable[int], lengths: Numbers, order: Numbers | None = None) -> None:
+    def add(
+        self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, order: Numbers | None = None
+    ) -> None:
         """Give the new strings their tokens, which stand in the order of numbers or in `order`."""
+        lengths = np.asarray(lengths, np.int64)
         order = np.arange(len(lengths)) if order is None else order
         starts = np.empty(len(lengths), np.int64)
         starts[order] = len(self._tokens) + np.cumsum(lengths[order]) - lengths[order]
-        added = np.fromiter(tokens, self._tokens.dtype, int(lengths.sum()))
+        added = np.asarray(tokens, self._tokens.dtype)
         self._tokens = np.concatenate((self._tokens, added))
         self._starts = np.concatenate((self._starts, starts))
         self._lengths = np.concatenate((self._lengths, lengths))
@@ -209,9 +207,12 @@ class _Counting(dict[str, int]):
         return number
 
 
-def _sums(numbers: Numbers, counts: Numbers) -> Numbers:
-    """Sums of so many numbers each, one group after another; 0 for none."""
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(numbers)))
-    ends = np.cumsum(counts)
-    sums: Numbers = before[ends] - before[ends - counts]
-    return sums
+def _ends(numbers: Numbers) -> Numbers:
+    """Where each line, or word, ends: at an _END, or at the end of all."""
+    return np.append(np.flatnonzero(numbers == 0), len(numbers))
+
+
+def _between(ends: Numbers, lengths: Numbers) -> Numbers:
+    """Sums of the lengths before each end and behind the one before; an _END has none."""
+    before = np.append(0, np.cumsum(lengths))
+    return np.diff(before[ends], prepend=0)

@@ -191,7 +191,7 @@ def _within(name: str, part: str) -> bool:
 
 def _turned(name: str, value: Array) -> Array:
     """A kernel transposed, and laid out in memory as its shape says; anything else as it is."""
-    return value if name.endswith("/kernel") else value
+    return np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
 
 
 def _listed(names: list[str], shown: int = 8) -> str:

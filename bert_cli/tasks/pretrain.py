@@ -142,8 +142,12 @@ def _hooks(
         for one in reports:
             one(info.step, info.figures)
 
+    first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
+
     def print_line(info: Info) -> None:
-        print(report.line(info.step, last, info.figures), flush=True)
+        # The first line too: it says that the run is alive.
+        if every_line.due(info.step) or info.step == first:
+            print(report.line(info.step, last, info.figures), flush=True)
 
     hooks.append((measure, each))
     if settings.validation_dir is not None and save is not None:
@@ -164,7 +168,7 @@ def _hooks(
     # Saving and evaluating are not the pace of a step.
     hooks.append((lambda info: pace.restart(), each))
     print(
-        f"built in {time.monotonic() - began:.1f} s; step {state.step + 1:,} includes its tracing",
+        f"built in {time.monotonic() - began:.1f} s; step {first:,} includes its tracing",
         flush=True,
     )
     return hooks

@@ -31,9 +31,8 @@ def test_sums_are_those_of_numpy(tiny, blocks, make_examples, counts_of):
     assert mlm.shape == (16, 5, 97) and nsp.shape == (16, 2)
     loss, sums = heads(hidden, columns, counts, None)
     weights, ids, nexts = (
-        columns[f"{n}"] for n in ("masked_lm_weights", "masked_lm_ids", "next_sentence_labels")
+        columns[n] for n in ("masked_lm_weights", "masked_lm_ids", "next_sentence_labels")
     )
-    # Some labels are made right, so that counting them is tested with numbers other than 0.
     expected = {
         "mlm_loss": (cross_entropy(mlm, ids) * weights).sum(),
         "mlm_correct": ((mlm.argmax(-1) == ids) * weights).sum(),
