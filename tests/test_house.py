@@ -198,16 +198,18 @@ def test_configs_are_shipped_and_found():
 def test_the_readme_prints_the_tree():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = text.partition("<!-- tree -->")[2].partition("<!-- end of tree -->")[0]
-    named, folder = set(), ""
+    named, above = set(), ["", ""]
     for line in block.splitlines():
-        found = re.match(r"^( *)([\w./]+)  +\S", line)
+        found = re.match(r"^( *)([\w./]+)( +\S.*)?$", line)
         if not found:
             continue
-        name = found[2]
+        depth, name = len(found[1]) // 2, found[2]
+        path = "".join(above[:depth]) + name
         if name.endswith("/"):
-            folder = name if not found[1] else folder.split("/")[0] + "/" + name
+            above[depth:] = [name, ""]
         else:
-            named.add((folder if found[1] else "") + name)
+            assert found[3], f"{path} has no line that says what it is for"
+            named.add(path)
     there = {
         str(path.relative_to(ROOT))
         for path in FILES

@@ -157,7 +157,7 @@ def _hooks(
                 Every(steps=settings.evaluate_every_steps, last_step=last),
             )
         )
-    hooks += [(tell, each), (print_line, Every(steps=settings.log_every_steps, last_step=last))]
+    hooks += [(tell, each), (print_line, each)]
     if save is not None:
         every = Every(
             steps=settings.checkpoint_every_steps,
