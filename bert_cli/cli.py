@@ -62,8 +62,16 @@ COMMANDS = {
         "pre-train BERT",
     ),
 }
-# A disk that is full, read-only or not ours is the machine's matter: a message, no traceback.
-NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+# A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
+NO_FAULT_OF_OURS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+)
 PARTS = ("tensorflow", "keras", "transformers", "tokenizers", "numpy")
 
 

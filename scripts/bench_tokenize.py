@@ -2,8 +2,9 @@
 """Time `bert tokenize` against a peer that makes the same records, in turn: peer, ours, peer, ours.
 
 The peer is Google's create_pretraining_data.py, or any script that takes its flags. Both are whole
-processes on one core, from start to files on disk. Prints each run, the ratio of the medians, and
-the most memory either held.
+processes on one core, from start to files on disk. Prints each run, the ratio of the medians (of
+seconds by the clock, and of seconds of the processor, which other work disturbs less), and the most
+memory either held.
 
     scripts/bench_tokenize.py sentences/ --vocab vocab.txt --peer create_pretraining_data.py
 """
@@ -32,8 +33,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(command: list[str], core: int, log: Path) -> tuple[float, float]:
-    """Seconds and peak megabytes of a process held on one core; its output goes to the log."""
+def measured(command: list[str], core: int, log: Path) -> tuple[float, float, float]:
+    """Seconds by the clock and of the processor, and peak megabytes, of a process on one core."""
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -47,7 +48,7 @@ def measured(command: list[str], core: int, log: Path) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-2000:]}")
-    return seconds, usage.ru_maxrss / 1e3
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
 
 
 def main() -> None:
@@ -67,18 +68,18 @@ def main() -> None:
             peer += [f"--output_file={home / 'peer.tfrecord'}", f"--vocab_file={given.vocab}"]
             peer += [f"--dupe_factor={given.duplication}"]
             commands = {"peer": peer, "ours": ours}
-        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
         print(f"{text.stat().st_size / 1e6:.1f} MB of text, duplication {given.duplication}")
         for _ in range(given.rounds):
             for name, command in commands.items():
                 shutil.rmtree(home / "ours", ignore_errors=True)
-                took, peak = measured(command, given.core, home / "log")
-                seconds[name].append(took)
-                print(f"{name}: {took:6.2f} s, {peak:5.0f} MB at most", flush=True)
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
-        told = ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
-        ratio = f"; ratio {medians['peer'] / medians['ours']:.1f}" if given.peer else ""
-        print(f"medians: {told}{ratio}")
+                runs[name].append(measured(command, given.core, home / "log"))
+                print("{}: {:6.2f} s, {:6.2f} s CPU, {:5.0f} MB".format(name, *runs[name][-1]))
+        for number, clock in enumerate(("s", "s CPU")):
+            medians = {n: statistics.median(run[number] for run in r) for n, r in runs.items()}
+            told = ", ".join(f"{name} {value:.2f} {clock}" for name, value in medians.items())
+            ratio = f"; ratio {medians['peer'] / medians['ours']:.1f}" if given.peer else ""
+            print(f"medians: {told}{ratio}")
 
 
 if __name__ == "__main__":

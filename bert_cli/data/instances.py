@@ -286,24 +286,24 @@ def _word_places(
 ) -> npt.NDArray[np.int64]:
     """Places of whole words in random order, as many as fit, ascending; S for none."""
     rows, length = order_BS.shape
-    row = np.arange(rows)
     words_BS = np.maximum(np.cumsum(starts_BS, axis=1) - 1, 0)
-    sizes_BS = np.zeros((rows, length), np.int64)
-    np.add.at(sizes_BS, (np.broadcast_to(row[:, None], words_BS.shape), words_BS), allowed_BS)
+    numbers = (words_BS + np.arange(rows)[:, None] * length)[allowed_BS]
+    sizes_BS = np.bincount(numbers, minlength=rows * length).reshape(rows, length)
     shuffled_BS = np.sort(np.where(starts_BS, order_BS, _NOT_CHOSEN), axis=1)
     taken_BS = np.zeros((rows, length), np.bool_)
     left_B = wanted_B.copy()
-    for turn in range(int(starts_BS.sum(axis=1).max(initial=0))):
-        start_B = shuffled_BS[:, turn]
-        exists_B = start_B != _NOT_CHOSEN
-        word_B = words_BS[
-            row, np.where(exists_B, start_B & _PLACE_BITS, np.uint64(0)).astype(np.int64)
-        ]
-        fits_B = exists_B & (sizes_BS[row, word_B] <= left_B)
-        left_B -= np.where(fits_B, sizes_BS[row, word_B], 0)
-        taken_BS[row, word_B] |= fits_B
-        if not left_B.any():
+    row = np.arange(rows)  # those that still want a place and have a word
+    for turn in range(length):
+        start = shuffled_BS[row, turn]
+        goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
+        row, start = row[goes_on], start[goes_on]
+        if not len(row):
             break
+        word = words_BS[row, (start & _PLACE_BITS).astype(np.int64)]
+        size = sizes_BS[row, word]
+        fits = size <= left_B[row]
+        left_B[row] -= np.where(fits, size, 0)
+        taken_BS[row, word] = fits
     chosen_BS = allowed_BS & np.take_along_axis(taken_BS, words_BS, axis=1)
     return np.sort(np.where(chosen_BS, np.arange(length), length), axis=1)[:, :predictions]
 

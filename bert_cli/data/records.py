@@ -5,11 +5,12 @@ crc32c), and each `NAME.tfrecord` has a `NAME.index` beside it: a line `offset s
 size with its 16 bytes of frame. `static` records are everyone's: seven features of fixed length.
 `dynamic` ones hold the unmasked pair once, as one string of little-endian token ids. The Example's
 bytes are built here for a whole block of records at once with NumPy, because `tf.train.Example`
-builds 22,500 records/s on a core and this 240,000; they are byte for byte what protobuf writes with
+builds 22,500 records/s on a core and this twenty times as many; they are byte for byte what protobuf writes with
 sorted keys. Only `parse_static` loads TensorFlow, and only when called.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -36,7 +37,6 @@ STATIC_FEATURES = {
 _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
 
 Bytes2D = npt.NDArray[np.uint8]
-Keep2D = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.integer[Any]]
 
 
@@ -61,99 +61,81 @@ def token_bytes(vocab_size: int) -> int:
 # --- writing
 
 
-class _Column(NamedTuple):
-    """Some bytes of every record of a block, and which of them a record really has (None: all)."""
-
-    values: Bytes2D
-    keep: Keep2D | None
-
-
-def _varint_bytes(numbers: Ints) -> Ints:
-    """How many bytes each number takes as a protobuf varint."""
-    width = np.ones(numbers.shape, np.int64)
-    largest = int(numbers.max(initial=0))
-    limit = 128
-    while limit <= largest:
-        width += numbers >= limit
-        limit *= 128
-    return width
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the low ones first."""
+    digits = []
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
 
 
-def _varints(numbers: Ints) -> _Column:
-    """Rows of numbers [B, n] as varints in slots of equal width; `keep` omits unused bytes."""
-    if numbers.size and int(numbers.min()) < 0:
-        raise ValueError(
-            f"a negative number cannot be written to a record (smallest: {numbers.min()})"
-        )
-    width = int(_varint_bytes(numbers.max(initial=0, keepdims=True)).max())
+@lru_cache(maxsize=1 << 14)
+def _head(name: str, kind: str, size: int) -> bytes:
+    """All of a feature's entry in the map before its `size` bytes of packed values."""
+    head = b""
+    for tag in (b"\x0a", _LIST_TAG[kind], b"\x12"):  # values; Feature's list; entry's value
+        head = tag + _varint(size + len(head)) + head
+    head = b"\x0a" + _varint(len(name)) + name.encode() + head  # entry's key
+    return b"\x0a" + _varint(size + len(head)) + head
+
+
+@lru_cache(maxsize=1 << 14)
+def _example_head(size: int) -> bytes:
+    return b"\x0a" + _varint(size)
+
+
+def _packed(numbers: Ints) -> Bytes2D | list[bytes]:
+    """Each row of [B, n] as varints: a matrix if all have as many bytes, else bytes per row."""
+    if numbers.min(initial=0) < 0:
+        raise ValueError(f"{numbers.min()}: a negative number cannot be written to a record")
+    width = len(_varint(int(numbers.max(initial=0))))
     if width == 1:
-        return _Column(numbers.astype(np.uint8), None)
+        return numbers.astype(np.uint8)
     rows, count = numbers.shape
+    # Slots of equal width, and which of their bytes are used.
     values = np.empty((rows, count, width), np.uint8)
-    keep = np.empty((rows, count, width), np.bool_)
-    keep[:, :, 0] = True
+    used = np.empty((rows, count, width), np.bool_)
+    used[:, :, 0] = True
     for place in range(width - 1):
         more = numbers >= 1 << (7 * (place + 1))
-        np.bitwise_or(
-            (numbers >> (7 * place)) & 127,
-            more.view(np.uint8) << 7,
-            out=values[:, :, place],
-            casting="unsafe",
-        )
-        keep[:, :, place + 1] = more
-    np.right_shift(numbers, 7 * (width - 1), out=values[:, :, width - 1], casting="unsafe")
-    return _Column(values.reshape(rows, -1), keep.reshape(rows, -1))
+        used[:, :, place + 1] = more
+        digit = (numbers >> (7 * place)) & 127
+        values[:, :, place] = np.bitwise_or(digit, more.view(np.uint8) << 7)
+    values[:, :, -1] = numbers >> (7 * (width - 1))
+    places = np.flatnonzero(used)
+    ends = np.searchsorted(places, np.arange(1, rows + 1) * (count * width))
+    # The same as values[used], 2.6 times as fast.
+    return _cut(values.ravel().take(places).tobytes(), ends.tolist())
 
 
-def _constant(text: bytes, rows: int) -> _Column:
-    return _Column(np.broadcast_to(np.frombuffer(text, np.uint8), (rows, len(text))), None)
+def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
+    return [data[start:end] for start, end in zip((0, *ends), ends, strict=False)]
 
 
-def _prefixed(tag: bytes, sizes: Ints, rows: int) -> tuple[list[_Column], Ints]:
-    """A tag and a length before a message of `sizes` [B] bytes; and the sizes with both of them."""
-    columns = [_constant(tag, rows), _varints(sizes[:, None])]
-    return columns, sizes + len(tag) + _varint_bytes(sizes)
+def _examples(
+    features: Sequence[tuple[str, str, Bytes2D | list[bytes]]], rows: int
+) -> Iterator[bytes]:
+    """Put names, kinds of list and packed values of B Examples' features together."""
+    columns: list[list[bytes]] = []
+    fixed: list[Bytes2D] = []  # features of one size for all records, until another kind comes
 
+    def close_fixed() -> None:
+        if fixed:
+            matrix = np.concatenate(fixed, axis=1)
+            columns.append(_cut(matrix.tobytes(), range(0, matrix.size + 1, matrix.shape[1])[1:]))
+            fixed.clear()
 
-def _feature(name: str, kind: str, data: _Column) -> tuple[list[_Column], Ints]:
-    """One entry of the Example's map, and its size [B]: key, Feature, typed list, packed values."""
-    rows, width = data.values.shape
-    sizes = np.full(rows, width) if data.keep is None else np.count_nonzero(data.keep, axis=1)
-    columns = [data]
-    for tag in (
-        b"\x0a",
-        _LIST_TAG[kind],
-        b"\x12",
-    ):  # packed values; Feature.<kind>_list; entry.value
-        before, sizes = _prefixed(tag, sizes, rows)
-        columns = before + columns
-    key = b"\x0a" + bytes([len(name)]) + name.encode()
-    before, total = _prefixed(b"\x0a", sizes + len(key), rows)
-    return [*before, _constant(key, rows), *columns], total
-
-
-def _examples(features: Sequence[tuple[list[_Column], Ints]]) -> Iterator[bytes]:
-    """Put the entries of B Examples together and cut the result into B payloads."""
-    entry_sizes = [size for _, size in features]
-    columns, sizes = _prefixed(b"\x0a", np.sum(entry_sizes, axis=0), len(entry_sizes[0]))
-    for entry, _ in features:
-        columns += entry
-    width = sum(column.values.shape[1] for column in columns)
-    values = np.empty((len(sizes), width), np.uint8)
-    keep = np.ones((len(sizes), width), np.bool_)
-    left = 0
-    for column in columns:
-        right = left + column.values.shape[1]
-        values[:, left:right] = column.values
-        if column.keep is not None:
-            keep[:, left:right] = column.keep
-        left = right
-    # The same as values[keep], 2.6 times as fast.
-    payloads = values.ravel().take(np.flatnonzero(keep)).tobytes()
-    end = 0
-    for size in sizes.tolist():
-        start, end = end, end + size
-        yield payloads[start:end]
+    for name, kind, data in features:
+        if isinstance(data, list):
+            close_fixed()
+            columns += [[_head(name, kind, len(values)) for values in data], data]
+        else:
+            head = np.frombuffer(_head(name, kind, data.shape[1]), np.uint8)
+            fixed += [np.broadcast_to(head, (rows, len(head))), data]
+    close_fixed()
+    for body in map(b"".join, zip(*columns, strict=True)):
+        yield _example_head(len(body)) + body
 
 
 def static_payloads(examples: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
@@ -162,35 +144,27 @@ def static_payloads(examples: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]
     Takes `input_ids`, `input_mask`, `segment_ids` [B, S], `masked_lm_positions`, `masked_lm_ids`,
     `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
     """
-    features = []
+    rows = len(examples["input_ids"])
+    features: list[tuple[str, str, Bytes2D | list[bytes]]] = []
     for name, kind in STATIC_FEATURES.items():
-        array = examples[name].reshape(len(examples[name]), -1)
+        array = examples[name].reshape(rows, -1)
         if kind == "float":
-            column = _Column(np.ascontiguousarray(array, "<f4").view(np.uint8), None)
+            features.append((name, kind, np.ascontiguousarray(array, "<f4").view(np.uint8)))
         else:
-            column = _varints(array)
-        features.append(_feature(name, kind, column))
-    return _examples(features)
+            features.append((name, kind, _packed(array)))
+    return _examples(features, rows)
 
 
 def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialise unmasked pairs, the inverse of `parse_dynamic`; for `token_bytes` see there."""
-    rows = len(records.lengths)
-    lengths = records.lengths.astype(np.int64)
-    longest = int(lengths.max(initial=0))
-    keep = np.arange(longest) < lengths[:, None]
-    tokens = np.zeros((rows, longest), f"<u{token_bytes}")
-    tokens[keep] = records.tokens
-    values = tokens.view(np.uint8)
-    return _examples(
-        [
-            _feature("first_length", "int64", _varints(records.first_lengths[:, None])),
-            _feature(
-                "next_sentence_labels", "int64", _varints(records.next_sentence_labels[:, None])
-            ),
-            _feature("tokens", "bytes", _Column(values, np.repeat(keep, token_bytes, axis=1))),
-        ]
-    )
+    ends = np.cumsum(records.lengths, dtype=np.int64) * token_bytes
+    tokens = records.tokens.astype(f"<u{token_bytes}").tobytes()
+    features: list[tuple[str, str, Bytes2D | list[bytes]]] = [
+        ("first_length", "int64", _packed(records.first_lengths[:, None])),
+        ("next_sentence_labels", "int64", _packed(records.next_sentence_labels[:, None])),
+        ("tokens", "bytes", _cut(tokens, ends.tolist())),
+    ]
+    return _examples(features, len(records.lengths))
 
 
 def _masked_crc(data: bytes) -> bytes:
@@ -210,9 +184,7 @@ class RecordWriter:
         """Start both files, replacing what lies there."""
         self.records = 0
         self.bytes = 0
-        self._heads: dict[
-            int, bytes
-        ] = {}  # a few hundred lengths in a file, each with its checksum
+        self._heads: dict[int, bytes] = {}  # of a few hundred lengths, each with its checksum
         self._file = path.open("wb")
         self._index = path.with_suffix(".index").open("wb")
 

@@ -1,0 +1,63 @@
+"""The door: commands, exit codes, and what is printed where."""
+
+import subprocess
+import sys
+
+import pytest
+
+from bert_cli.cli import COMMANDS, main
+
+
+def bert(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "bert_cli", *words], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(words, capsys):
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in COMMANDS)
+
+
+def test_the_version_names_the_parts_that_decide_numbers(capsys):
+    assert main(["--version"]) == 0
+    told = capsys.readouterr().out
+    assert "tensorflow 2.21" in told and "keras 3.15" in told
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
+    assert main(["pre-train"]) == 2
+    assert "did you mean 'pretrain'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_its_options(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    told = capsys.readouterr().out
+    assert f"usage: bert {name}" in told
+    assert f"Example: bert {name}" in told
+
+
+def test_a_mistake_goes_to_standard_error_with_its_code_and_no_traceback():
+    done = bert("tokenize", "nowhere", "out", "--vocab", "nowhere.txt")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("bert: ") and "Traceback" not in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_a_message_and_no_traceback(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a").write_text('<doc id="1" url="" title="t">\nt\n\nOne. Two.\n</doc>\n')
+    done = bert("preprocess", str(tmp_path / "text"), "/proc/nowhere")
+    assert done.returncode == 3, done.stderr
+    assert "/proc/nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_hangs_up_is_no_error():
+    code = f"{sys.executable} -m bert_cli --help | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: bert") and done.stderr == ""
