@@ -25,7 +25,7 @@ from bert_cli.data.ledger import Stats, versions_of, write_json_atomically
 from bert_cli.data.records import (
     FRAME_BYTES,
     STATIC_FEATURES,
-    _masked_crc,
+    masked_crc,
     parse_static,
     read_payload,
     token_bytes,
@@ -168,7 +168,7 @@ def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
             head = file.read(12)
             length = known.get(head)
             if length is None:
-                if len(head) == 12 and _masked_crc(head[:8]) != head[8:]:
+                if len(head) == 12 and masked_crc(head[:8]) != head[8:]:
                     raise DataError(
                         f"{path} (byte {offset}): no record starts here (wrong checksum of its "
                         "length); the file is corrupt, rebuild it"

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.permutation import GOLDEN, mix
+
 Ints = npt.NDArray[np.integer[Any]]
 Keys = npt.NDArray[np.uint64]
 
@@ -29,7 +31,7 @@ _PLACES, _REPLACEMENTS, _CUTS = (
 )
 _NOT_CHOSEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 _PLACE_BITS = np.uint64(0xFFFF)  # S is at most 65535
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(GOLDEN)
 
 
 @dataclass(frozen=True)
@@ -79,27 +81,17 @@ class Masked(NamedTuple):
 # --- random bits
 
 
-def _mix(numbers: Keys) -> Keys:
-    """Finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection with well mixed bits."""
-    numbers = numbers ^ (numbers >> np.uint64(30))
-    numbers *= np.uint64(0xBF58476D1CE4E5B9)
-    numbers ^= numbers >> np.uint64(27)
-    numbers *= np.uint64(0x94D049BB133111EB)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers
-
-
 def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
     """Keys of examples [B]: their numbers and what else tells them apart (seed, copy, epoch)."""
     digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
     base = np.uint64(int.from_bytes(digest, "little"))
-    return _mix(_mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * _GOLDEN) ^ base)
+    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * _GOLDEN) ^ base)
 
 
 def _bits(keys_B: Keys, stream: np.uint64, places: Ints) -> Keys:
     """64 random bits for each place of each row: splitmix64 of the row's key, at that place."""
-    start_B = _mix(keys_B + stream)
-    return _mix(start_B[:, None] + (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    start_B = mix(keys_B + stream)
+    return mix(start_B[:, None] + (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 # --- pairs

@@ -167,7 +167,7 @@ def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[
     return _examples(features, len(records.lengths))
 
 
-def _masked_crc(data: bytes) -> bytes:
+def masked_crc(data: bytes) -> bytes:
     """TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
     crc: int = google_crc32c.value(data)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
@@ -202,8 +202,8 @@ class RecordWriter:
             head = heads.get(size)
             if head is None:
                 length = size.to_bytes(8, "little")
-                head = heads[size] = length + _masked_crc(length)
-            frames += (head, payload, _masked_crc(payload))
+                head = heads[size] = length + masked_crc(length)
+            frames += (head, payload, masked_crc(payload))
             size += FRAME_BYTES
             lines.append(b"%d %d\n" % (offset, size))
             offset += size
@@ -246,7 +246,7 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
             f"{name} (byte {offset}): the file ends before this record; rebuild it or "
             "run `bert index`"
         )
-    if _masked_crc(head[:8]) != head[8:]:
+    if masked_crc(head[:8]) != head[8:]:
         raise DataError(
             f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
             "run `bert index` again if the index is another file's, else rebuild the file"
@@ -258,7 +258,7 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
         raise DataError(
             f"{name} (byte {offset}): the file is cut within this record; rebuild the file"
         )
-    if _masked_crc(payload) != check:
+    if masked_crc(payload) != check:
         raise DataError(
             f"{name} (byte {offset}): the record is corrupt (wrong checksum); rebuild the file"
         )

@@ -2,7 +2,7 @@
 
 A group's text is encoded piece by piece into one flat array of tokens (two bytes each); pairs are
 integers that point into it; and only a block of examples at a time becomes rows, masks and bytes.
-So memory holds a group's tokens and no more, and one core turns ten megabytes of text into 113,000
+So memory holds a group's tokens and no more, and one core turns ten megabytes of text into 108,000
 records in two seconds. Everything random follows from the seed, the group's name and the number of
 the copy and of the pair, never from who did the work or when.
 """
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import TokenizeSettings
+from bert_cli.data.index import write_corpus
 from bert_cli.data.instances import (
     Masked,
     Pairs,
@@ -80,8 +81,6 @@ class Group:
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... and their indices, the tokenizer's files, corpus.json."""
-    from bert_cli.data.index import write_corpus
-
     vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
     dynamic = settings.masking == "dynamic"
     recipe = Recipe(
@@ -131,8 +130,9 @@ def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
 def plan_groups(folder: Path, group_files: int) -> list[Shard]:
     """Make every N input files, in their order, the inputs of one record file.
 
-    Empty files are left out. DataError when the manifest beside the files tells that a group has a
-    single document: better said now than after hours of work.
+    Empty files are left out. The tail of a dump is often one file with one article, which cannot
+    make pairs: where the manifest beside the files tells so, it joins the group before it. Any
+    other group of one document is a DataError: better said now than after hours of work.
     """
     files = [path for path in finished_files(folder) if path.stat().st_size]
     if not files:
@@ -146,6 +146,8 @@ def plan_groups(folder: Path, group_files: int) -> list[Shard]:
     if (folder / "manifest.json").exists():
         shards = read_manifest(folder).get("shards", [])
         documents = {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
+    if len(groups) > 1 and sum(documents.get(path, 2) for path in groups[-1]) < 2:
+        groups[-2:] = [groups[-2] + groups[-1]]
     for inputs in groups:
         if all(path in documents for path in inputs):
             _check_documents(sum(documents[path] for path in inputs), inputs)

@@ -470,11 +470,20 @@ def test_a_group_of_one_document_is_refused_with_the_remedy(home, tmp_path):
 
 def test_a_group_of_one_document_is_refused_before_the_work_if_the_manifest_tells(home, tmp_path):
     folder = write_text(tmp_path / "sentences", files=2, documents=3)
-    shards = [{"output": "text_00", "documents": 3}, {"output": "text_01", "documents": 1}]
+    shards = [{"output": "text_00", "documents": 1}, {"output": "text_01", "documents": 3}]
     (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
-    with pytest.raises(DataError, match=r"text_01 \(1 document in the group\)"):
+    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\)"):
         make(home, tmp_path / "out", input=folder)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_last_file_of_one_document_joins_the_group_before_it(tmp_path):
+    folder = write_text(tmp_path / "sentences", files=3, documents=2)
+    counts = {"text_00": 2, "text_01": 2, "text_02": 1}
+    shards = [{"output": name, "documents": count} for name, count in counts.items()]
+    (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
+    groups = [[path.name for path in shard.inputs] for shard in plan_groups(folder, 1)]
+    assert groups == [["text_00"], ["text_01", "text_02"]]
 
 
 def test_empty_files_are_left_out_and_no_text_at_all_is_refused(home, tmp_path):
