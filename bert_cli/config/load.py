@@ -128,6 +128,8 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
             f"{path}: holds a {type(raw).__name__}; a config is one JSON object {{...}}"
         )
     parent = raw.pop("extends", None)
+    if parent is not None and not isinstance(parent, str):
+        raise ConfigError(f"extends ({path}): got {parent!r}; give the name of one JSON file")
     below = _read_config(path.parent / parent, chain) if parent is not None else Loaded({}, {})
     renamed, no_effect = _in_our_names(raw)
     origins = {where: str(path) for where, _ in leaves(renamed)}
@@ -142,7 +144,13 @@ def _in_our_names(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     for old in sorted(RENAMES, key=lambda key: key.count(".")):
         found, value = _take(values, old)
         if found:
-            values = merge(_nested(RENAMES[old], value), values)
+            moved = _nested(RENAMES[old], value)
+            twice = [where for where, _ in leaves(moved) if where in dict(leaves(values))]
+            if twice:
+                raise ConfigError(
+                    f"{old}: is the old name of {twice[0]}, which is given too; keep one of them"
+                )
+            values = merge(moved, values)
     no_effect: dict[str, str] = {}
     for where, _ in list(leaves(values)):
         name = where.rpartition(".")[2]

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 # A stage lists blocks by these names; `hid` stands for one encoder layer and `hid*7` for seven.
 PRETRAINING_BLOCKS = ("emb", "hid", "enc_out", "pool", "heads")
 
@@ -125,7 +124,7 @@ class Parallel(Settings):
             )
         if stages is None or devices is None:
             return self
-        if len(stages) != len(devices):
+        if not stages or len(stages) != len(devices):
             raise ValueError(
                 f"pipeline_device_mapping names {len(devices)} devices for {len(stages)} stages; give one each"
             )
@@ -285,8 +284,16 @@ class PretrainSettings(Settings):
                 f"optimizer_opts.stochastic_rounding has no effect with precision {self.precision!r}, whose "
                 "weights are float32; leave it out or choose precision float16"
             )
-        if self.evaluate_every_steps is not None and self.validation_dir is None:
-            raise ValueError("evaluate_every_steps has no effect without validation_dir; give both")
+        for name in ("evaluate_every_steps", "evaluation_examples"):
+            if name in self.model_fields_set and self.validation_dir is None:
+                raise ValueError(
+                    f"{name} has no effect without validation_dir; give both or neither"
+                )
+        options = self.optimizer_opts
+        if options.name == "AdamW" and "no_layer_adaptation" in options.model_fields_set:
+            raise ValueError(
+                "optimizer_opts.no_layer_adaptation has no effect with AdamW, which adapts no layer; leave it out"
+            )
         self._stages_hold_every_block()
         return self
 

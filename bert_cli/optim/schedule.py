@@ -1,7 +1,7 @@
 """The learning rate as a function of the step; nothing is remembered between calls.
 
-Step 0 is the first move of the weights. Every schedule rises linearly over the first
-`int(warmup_frac * total_steps)` steps and differs only in what follows. The first update sees
+Step 0 is the first move of the weights. Every schedule rises linearly over the steps of the warm-up
+and differs only in what follows. The first update sees
 value(0), which would be exactly zero with a warm-up, and the last one value(total_steps - 1);
 value(total_steps) is where the fall would end. A floor of 1e-7 replaces every smaller value, so
 that no update is an empty one.
@@ -25,7 +25,7 @@ FALLS: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(
-    schedule_name: str, max_learning_rate: float, warmup_frac: float, total_steps: int
+    schedule_name: str, max_learning_rate: float, warmup_steps: int, total_steps: int
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
@@ -44,17 +44,16 @@ def learning_rate(
             f"learning_rate.max_learning_rate ({max_learning_rate}): is not a number of at least "
             f"{FLOOR}, the smallest learning rate used; raise it"
         )
-    if not 0.0 <= warmup_frac <= 1.0:
-        raise ConfigError(
-            f"learning_rate.warmup_frac ({warmup_frac}): is a share of the run; "
-            "give a number from 0 to 1"
-        )
     if total_steps < 1:
         raise ConfigError(
             f"total steps ({total_steps}): a run has at least one; train on more samples"
         )
+    if not 0 <= warmup_steps <= total_steps:
+        raise ConfigError(
+            f"warm-up ({warmup_steps} steps): is not part of a run of {total_steps}; "
+            "give a warmup_frac from 0 to 1"
+        )
     fall = FALLS[schedule_name]
-    warmup_steps = int(warmup_frac * total_steps)
 
     def value(step: int) -> float:
         if step < warmup_steps:
@@ -63,19 +62,3 @@ def learning_rate(
         return max(FLOOR, max_learning_rate * fall(min(1.0, done)))
 
     return value
-
-
-def scale_linearly(
-    reference_learning_rate: float, global_batch: int, reference_batch: int
-) -> float:
-    """Return the learning rate for `global_batch` examples a step by the linear scaling rule.
-
-    Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1: k times the batch, k times the
-    learning rate. `reference_learning_rate` is the good one at `reference_batch` examples a step.
-    """
-    if reference_batch < 1:
-        raise ConfigError(
-            f"reference batch ({reference_batch}): the linear scaling rule divides by it; "
-            "give the number of examples a step that the learning rate was found for"
-        )
-    return reference_learning_rate * global_batch / reference_batch

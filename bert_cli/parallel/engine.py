@@ -77,10 +77,15 @@ class Engine:
         `position` is the micro-batch's place in the stream, which decides its dropout; `counts` are
         the whole step's masked tokens and examples.
         """
-        key = np.array([self.seed, position % 2**31], np.int32)
-        return self._accumulate(
-            _tensors(batch), tf.constant(key), _scalars(counts), tf.constant(loss_scale, tf.float32)
-        )
+        key = tf.constant(np.array([self.seed, position % 2**31], np.int32))
+        scale = tf.constant(loss_scale, tf.float32)
+        try:
+            return self._accumulate(_tensors(batch), key, _scalars(counts), scale)
+        except tf.errors.ResourceExhaustedError as error:
+            raise DeviceError(
+                f"global_batch.micro_batch_size ({len(batch['input_ids'])}): does not fit the device's memory; "
+                "lower it and raise grad_acc_steps_per_replica, or set --parallel.recompute"
+            ) from error
 
     def evaluate(self, batch: Batch) -> Tensors:
         """The head's sums without dropout and without gradients."""

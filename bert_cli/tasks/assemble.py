@@ -81,6 +81,13 @@ def open_corpus(folder: Path, settings: PretrainSettings, examples_per_step: int
     return reader
 
 
+def open_held_out(settings: PretrainSettings) -> Reader | None:
+    """The examples to evaluate on, when there are any."""
+    if settings.validation_dir is None:
+        return None
+    return open_corpus(settings.validation_dir, settings, settings.global_batch.micro_batch_size)
+
+
 def build_model(settings: PretrainSettings) -> Model:
     """The blocks of a pre-training model with first values from the seed."""
     blocks = build_blocks(settings.bert_config, seed=settings.seed, policy=settings.precision)
@@ -116,7 +123,7 @@ def build_step(
     rate = learning_rate(
         options.learning_rate.schedule_name,
         plan.peak_learning_rate,
-        options.learning_rate.warmup_frac,
+        plan.warmup_steps,
         plan.total_steps,
     )
     return Step(
@@ -160,7 +167,7 @@ def build_update(options: OptimizerOpts, names: list[str], seed: int) -> Update:
                 [tf.constant((seed * 1000003 + names.index(name)) % 2**31, tf.int32), step]
             )
             bits = tf.random.stateless_uniform(
-                moved.shape, key, minval=None, maxval=None, dtype=tf.uint32
+                moved.shape, key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
             )
             return adam.round_stochastically(moved, bits, "float16"), first, second
         return ops.cast(moved, weight.dtype), first, second
@@ -206,9 +213,13 @@ def start_from(source: str, config: BertConfig, state: State) -> str:
     """Take the weights of a Hugging Face model directory or name; the optimizer stays fresh."""
     folder = _model_folder(source)
     described = folder / "config.json"
-    if described.is_file():
+    try:
         found = json.loads(described.read_text(encoding="utf-8"))
-        hf.check_hf_config(found, config, where=str(described))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{described}: cannot be read ({error}); a model's folder has its config.json and {checkpoint.MODEL}"
+        ) from error
+    hf.check_hf_config(found, config, where=str(described))
     tensors = checkpoint.read_tensors(folder / checkpoint.MODEL)
     shapes = _shapes(state.weights)
     values, absent = hf.from_hf(tensors, shapes, where=str(folder / checkpoint.MODEL))

@@ -6,18 +6,23 @@ with the step, the loss scale and what the run was. A directory is written under
 forced to disk and renamed: what is called step_* is whole. There is no pickle anywhere.
 """
 
+import fcntl
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from bert_cli.errors import CheckpointError
+from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.train.step import State
 
@@ -26,8 +31,9 @@ PARTIAL = ".partial_"
 STATE = "state.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-# Settings that decide the numbers of a run. A checkpoint goes on only with the same ones; all
-# others (layout, cadences, logging) may change between two starts.
+# Settings that decide the numbers of a run, with the whole numbers of `fixed_settings`. A checkpoint
+# goes on only with the same ones; others (replicas, stages, recomputation, cadences, logging) may
+# change between two starts.
 FIXED = (
     "seed",
     "precision",
@@ -56,13 +62,46 @@ class Format:
 def fixed_settings(
     settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
-    """What two runs must share to be one: the settings of FIXED and the whole numbers they lead to."""
+    """What two starts must share to be one run: the settings of FIXED and the numbers they lead to.
+
+    The micro-batch is among them, because its dropout is drawn as a whole.
+    """
     return {
         **{name: settings[name] for name in FIXED},
+        "micro_batch_size": settings["global_batch"]["micro_batch_size"],
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,
         "corpus": corpus,
     }
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Keep a run's folder for this process alone, until it ends however.
+
+    Two runs in one folder would remove each other's checkpoints; a requeued job is how it happens.
+    Raises CheckpointError when another process has it, ConfigError when it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115 (closed below, when the claim ends)
+    except OSError as error:
+        raise ConfigError(
+            f"save_ckpt_path ({folder}): cannot be written ({error.strerror}); choose another folder"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"save_ckpt_path ({folder}): another process is at work in it; wait for it or choose another folder"
+            ) from error
+        except OSError as error:
+            # A file system without locks (some network ones): nothing can be claimed there.
+            print(
+                f"save_ckpt_path ({folder}): cannot be locked ({error.strerror}); start one run in it only"
+            )
+        yield
 
 
 def name_of(step: int) -> str:
@@ -72,7 +111,12 @@ def name_of(step: int) -> str:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if (path / STATE).is_file())
+    found = (path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", path.name))
+    return sorted((path for path in found if (path / STATE).is_file()), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def save(
@@ -109,17 +153,18 @@ def save(
         _force_to_disk(partial)
         os.replace(partial, path)
         _force_to_disk(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        # What is there of it would only keep a full disk full.
+        shutil.rmtree(partial, ignore_errors=True)
+        why = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); make room or choose another save_ckpt_path, "
-            "then run the same command again"
+            f"{path}: cannot be written ({why}); make room or choose another save_ckpt_path, then run the "
+            "same command again"
         ) from error
     return path
 
 
 def _write(partial: Path, state: State, form: Format) -> None:
-    from safetensors.numpy import save_file
-
     weights = {name: np.asarray(weight.value) for name, weight in state.weights.items()}
     on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
     # transformers asks for this mark of the framework whose layout the tensors have.
@@ -149,6 +194,11 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path / STATE}: cannot be read ({error}); use an older checkpoint"
         ) from error
+    absent = [name for name in ("step", "loss_scale", "fixed") if name not in found]
+    if absent:
+        raise CheckpointError(
+            f"{path / STATE}: lacks {', '.join(absent)}; remove {path} to use an older checkpoint"
+        )
     return found
 
 
@@ -173,8 +223,12 @@ def resume(path: Path, state: State, form: Format, fixed: Mapping[str, Any]) -> 
         for number, moment in enumerate(pair, 1)
     }
     _assign(flat, moments, path)
-    state.loss_scale = LossScale(**found["loss_scale"])
-    state.step = int(found["step"])
+    try:
+        state.loss_scale, state.step = LossScale(**found["loss_scale"]), int(found["step"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path / STATE}: is not a state ({error}); remove {path} to use an older checkpoint"
+        ) from error
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
@@ -190,8 +244,6 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = ""
 
 def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All tensors of a safetensors file. Raises CheckpointError where it is absent or cut."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -228,8 +280,7 @@ def clear_half_written(folder: Path) -> list[str]:
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and those whose step `keep_every_steps` divides."""
     for path in whole_checkpoints(folder)[:-keep]:
-        step = int(path.name.removeprefix("step_"))
-        if keep_every_steps and step % keep_every_steps == 0:
+        if keep_every_steps and _step_of(path) % keep_every_steps == 0:
             continue
         # Renamed first: a removal that is interrupted must not leave half a checkpoint by its name.
         gone = path.with_name(f"{PARTIAL}{path.name}")

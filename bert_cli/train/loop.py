@@ -6,6 +6,7 @@ micro-batches, so that even a step of an hour stops in seconds; the step is give
 saves the state as it was before it, and nothing is lost but that step's work.
 """
 
+import os
 import signal
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any
 from bert_cli.train.step import Batch, State, StoppedBetweenMicroBatchesError
 
 Hook = Callable[["Info"], None]
+# SIGHUP too: it is what a run hears when its terminal is closed.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Every:
 
 
 class StopRequest:
-    """Turns the first SIGTERM or Ctrl-C into a wish and the second into an end.
+    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a wish and the second into an end.
 
     Use it with `with`, in the main thread; elsewhere signals are left alone.
     """
@@ -72,7 +75,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -88,10 +91,9 @@ class StopRequest:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print(
-            f"{signal.Signals(number).name}: saving and stopping; once more stops at once",
-            flush=True,
-        )
+        # Not `print`: a handler may interrupt the very print it would then re-enter.
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: saving and stopping; once more stops at once\n".encode())
 
 
 def train(

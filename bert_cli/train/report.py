@@ -1,7 +1,7 @@
 """Numbers out: a line to the terminal, an object a step to metrics.jsonl, and the trackers.
 
-A reporter is called with a step's figures and cannot change the run: a tracker that fails is said
-once and left alone. A run that is resumed drops the lines of steps that it will do again, so that
+A reporter is called with a step's figures and cannot change them: a tracker that fails is said once
+and left alone. A run that is resumed drops the lines of steps that it will do again, so that
 metrics.jsonl always reads as one run that was never interrupted.
 """
 
@@ -9,11 +9,14 @@ import json
 import math
 import os
 import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from bert_cli.errors import CheckpointError
 
 Figures = Mapping[str, float]
 Report = Callable[[int, Figures], None]
@@ -37,8 +40,14 @@ def jsonl(path: Path, done: int) -> Report:
     def report(step: int, figures: Figures) -> None:
         # JSON has no NaN or infinity: a loss that left the finite range is null.
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **finite}) + "\n")
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **finite}) + "\n")
+        except OSError as error:
+            # Where no line can be written no checkpoint can either: better known now.
+            raise CheckpointError(
+                f"{path}: cannot be written ({error.strerror}); make room, then run the same command again"
+            ) from error
 
     return report
 
@@ -48,6 +57,14 @@ def _step(line: str, done: int) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return done + 1  # a line that kill -9 cut in half
+
+
+def say(text: str) -> None:
+    """Print to the terminal; whoever read it may be gone (`| head`, a closed window), the run is not."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def line(step: int, total_steps: int, figures: Figures) -> str:

@@ -10,7 +10,7 @@ from tensorflow.python.training.saver import export_meta_graph
 from bert_cli.config.schema import BertConfig
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.parallel.engine import Engine
-from bert_cli.train.step import count
+from bert_cli.train.step import count, raised
 
 S, P, V = 16, 3, 50
 SHAPE = {
@@ -153,6 +153,31 @@ def test_the_loss_scale_multiplies_the_gradients():
     player.accumulate(batch, 0, count(batch), 1024.0)
     scaled = [accumulator.numpy() / 1024.0 for accumulator in player.accumulators]
     assert_equal(scaled, plain, 1e-6)
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy):
+    """A micro-batch's share of such a step is small: the step's scaling has to make up for it."""
+    batch = {name: column[None] for name, column in examples(4).items()}
+    exact, _ = gradients(engine(NO_DROPOUT), examples(4), 1)
+
+    def error(micro_batches: int, scale: float) -> float:
+        """The largest relative error of a kernel's gradient in a step of so many micro-batches."""
+        player = engine(NO_DROPOUT, policy=policy)
+        counts = {name: value * micro_batches for name, value in count(batch).items()}
+        player.clear()
+        player.accumulate({n: c[0] for n, c in batch.items()}, 0, counts, scale)
+        found = [a.numpy() * micro_batches / scale for a in player.accumulators]
+        return max(
+            np.linalg.norm(left - right) / np.linalg.norm(right)
+            for name, left, right in zip(NAMES, found, exact, strict=True)
+            if name.endswith("kernel")
+        )
+
+    assert error(2048, raised(1.0, 2048)) == pytest.approx(error(1, raised(1.0, 1)), rel=0.05)
+    assert error(2048, raised(1.0, 2048)) < 0.01
+    # What the scale alone would give, so that this test can fail.
+    assert error(2048, 1.0) > 0.02
 
 
 def test_a_function_is_traced_once_however_many_micro_batches_there_are():

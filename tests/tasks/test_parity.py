@@ -3,7 +3,6 @@
 `scripts/parity` draws the plot from the same functions; here on fewer examples a step.
 """
 
-import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -20,12 +19,7 @@ def parity():
     """The script as a module; its name has no ending by which it could be imported."""
     loader = SourceFileLoader("parity", str(ROOT / "scripts" / "parity"))
     module = module_from_spec(spec_from_loader(loader.name, loader))
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
+    loader.exec_module(module)
     return module
 
 
@@ -34,15 +28,11 @@ def records(parity, tmp_path_factory):
     return parity.make_records(tmp_path_factory.mktemp("sample"))
 
 
-@pytest.mark.parametrize(("optimizer", "steps", "fall"), [("AdamW", 100, 1.0), ("LAMB", 30, 0.5)])
-def test_the_losses_are_those_of_pytorch_at_every_step(
-    optimizer, steps, fall, parity, records, record_property
-):
+@pytest.mark.parametrize(("optimizer", "steps", "fall"), [("AdamW", 100, 1.0), ("LAMB", 30, 0.3)])
+def test_the_losses_are_those_of_pytorch_at_every_step(optimizer, steps, fall, parity, records):
     ours, theirs = parity.compare(records, optimizer, steps, MICRO_BATCH_SIZE)
     assert ours.shape == theirs.shape == (steps,)
-    largest = float(np.abs(ours - theirs).max())
-    record_property("largest difference", largest)
-    assert largest <= parity.LIMIT
+    assert np.abs(ours - theirs).max() <= parity.LIMIT
     # They agree on something: the model learns.
     assert ours[-5:].mean() < ours[0] - fall
 

@@ -112,6 +112,27 @@ def test_a_run_resumed_at_any_step_is_the_uninterrupted_run_bit_for_bit(changes,
         assert metrics(resumed) == metrics(reference)
 
 
+def test_a_run_whose_gradients_overflow_resumes_bit_for_bit_too(tmp_path):
+    """The dynamic scale is halved at each bad step: all of its state has to come back."""
+    changes = {"precision": "float16", "optimizer_opts__loss_scaling": "dynamic"}
+    reference = tmp_path / "reference"
+    # Weights of that size overflow float16 at the scale a run begins with.
+    changes |= {"bert_config__initializer_range": 2.0, "total_num_train_samples": 8 * 12}
+    pretrain(reference, **changes)
+    skipped = [line["skipped"] for line in metrics(reference)]
+    scales = [line["loss_scale"] for line in metrics(reference)]
+    assert 0 < skipped[-1] < len(skipped)
+    assert len(set(scales)) > 1
+    for step in (1, skipped[-1], skipped[-1] + 1):
+        resumed = tmp_path / f"from_{step}"
+        name = f"step_{step:08d}"
+        shutil.copytree(reference / name, resumed / name)
+        shutil.copyfile(reference / "metrics.jsonl", resumed / "metrics.jsonl")
+        pretrain(resumed, **changes)
+        assert_same_bytes(resumed, reference)
+        assert metrics(resumed) == metrics(reference)
+
+
 def start(words: list[str]) -> subprocess.Popen:
     """The command in a process of its own, as a person starts it."""
     return subprocess.Popen(
@@ -157,6 +178,29 @@ def test_a_run_asked_to_stop_saves_exits_0_and_goes_on_where_it_was(number, tmp_
     step = json.loads((checkpoint / STATE).read_text())["step"]
     assert 0 < step < 2000
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, step + 1))
+    again = start([*arguments(tmp_path / "run", **many), "--dry-run"])
+    told, _ = again.communicate(timeout=120)
+    assert f"continues from {checkpoint} (step {step:,})" in told
+    assert f"dry run ended at step {step + 2:,}" in told
+
+
+def test_a_terminal_that_is_gone_does_not_end_a_run(tmp_path):
+    words = " ".join(arguments(tmp_path / "run"))
+    code = f"{sys.executable} -m bert_cli {words} | head -1; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", code], capture_output=True).returncode == 0
+    assert whole_checkpoints(tmp_path / "run")[-1].name == f"step_{STEPS:08d}"
+    assert len(metrics(tmp_path / "run")) == STEPS
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path, capsys):
+    many = {"total_num_train_samples": 8 * 2000}
+    process = start(arguments(tmp_path / "run", **many))
+    wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
+    assert main(arguments(tmp_path / "run", **many)) == 4
+    assert "another process is at work in it" in capsys.readouterr().err
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path):
@@ -190,7 +234,8 @@ def test_replicas_and_accumulation_are_the_same_run(whole, tmp_path):
 
 def test_a_resumed_run_may_change_what_does_not_change_numbers(whole, tmp_path):
     shutil.copytree(whole / "step_00000003", tmp_path / "run" / "step_00000003")
-    pretrain(tmp_path / "run", log_every_steps=3, keep_checkpoints=1, parallel__recompute=None)
+    pretrain(tmp_path / "run", log_every_steps=3, keep_checkpoints=1)
+    assert_same_bytes(tmp_path / "run", whole)
     assert [path.name for path in whole_checkpoints(tmp_path / "run")] == [f"step_{STEPS:08d}"]
 
 
@@ -200,24 +245,37 @@ def test_a_resumed_run_may_not_change_its_numbers(whole, capsys):
     assert "seed was 1984, is 7" in told
     assert "bert_config.hidden_dropout_prob was 0.1, is 0.3" in told
     assert "--pretrained-ckpt-path" in told
+    # The refused start has left the run as it was.
+    assert json.loads((whole / "settings.json").read_text())["seed"] == 1984
+
+
+def test_a_resumed_run_may_not_cut_its_steps_into_other_micro_batches(whole, capsys):
+    """A micro-batch's dropout is drawn as a whole."""
+    other = {"global_batch.micro_batch_size": 8, "global_batch.grad_acc_steps_per_replica": 1}
+    assert main(arguments(whole, **other)) == 4
+    assert "micro_batch_size was 4, is 8" in capsys.readouterr().err
 
 
 def test_phase_two_starts_from_the_weights_of_phase_one_with_a_fresh_optimizer(
     whole, tmp_path, capsys
 ):
-    longer = {"max_seq_length": 24, "max_predictions_per_seq": 4, "total_num_train_samples": 8}
+    longer = {"max_seq_length": 24, "max_predictions_per_seq": 4}
     pretrain(tmp_path / "run", pretrained_ckpt_path=whole, **longer)
     told = capsys.readouterr().out
     assert (
         f"starts from the weights in {whole / f'step_{STEPS:08d}'} with a fresh optimizer" in told
     )
-    # The first step's rate is the floor, so the weights are all but those it started from.
+    # One of five steps is warm-up: the first step's rate is the floor of 1e-7 and moves next to nothing.
     from safetensors.numpy import load_file
 
     start = load_file(whole / f"step_{STEPS:08d}" / MODEL)
     after = load_file(tmp_path / "run" / "step_00000001" / MODEL)
     assert start.keys() == after.keys()
-    assert max(abs(start[name] - after[name]).max() for name in start) < 0.02
+    assert max(abs(start[name] - after[name]).max() for name in start) < 1e-6
+    moments = load_file(tmp_path / "run" / "step_00000001" / OPTIMIZER)
+    longer_trained = load_file(whole / f"step_{STEPS:08d}" / OPTIMIZER)
+    name = "emb/word/embeddings/moment2"
+    assert 0 < moments[name].sum() < longer_trained[name].sum()
     assert json.loads((tmp_path / "run" / "step_00000001" / STATE).read_text())["step"] == 1
 
 

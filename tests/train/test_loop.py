@@ -80,14 +80,14 @@ def test_a_stop_after_a_step_tells_its_hooks_first():
     assert told == [1]
 
 
-def test_the_first_signal_is_a_wish_and_handlers_are_given_back(capsys):
+def test_the_first_signal_is_a_wish_and_handlers_are_given_back(capfd):
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop()
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "SIGTERM: saving and stopping" in capsys.readouterr().out
+    assert "SIGTERM: saving and stopping" in capfd.readouterr().err
 
 
 def test_a_second_signal_stops_at_once():
