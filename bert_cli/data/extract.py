@@ -65,10 +65,16 @@ def run(settings: ExtractSettings) -> None:
 
 
 def output_name(number: int) -> Path:
-    """Name the output of chunk `number`: AA/wiki_00 ... AA/wiki_99, AB/wiki_00, ..."""
+    """Name the output of chunk `number`: AA/wiki_00 ... AA/wiki_99, AB/wiki_00, ..., AAA/wiki_00."""
     folder, file = divmod(number, FILES_PER_FOLDER)
-    first, second = divmod(folder, 26)
-    return Path(f"{chr(65 + first % 26)}{chr(65 + second)}") / f"wiki_{file:02}"
+    letters = ""
+    # As the columns of a spreadsheet are named, from AA on.
+    folder += 26
+    while folder >= 0:
+        folder, letter = divmod(folder, 26)
+        letters = chr(65 + letter) + letters
+        folder -= 1
+    return Path(letters) / f"wiki_{file:02}"
 
 
 def extract_chunk(inputs: tuple[Path, ...], output: Path, templates: Path | None = None) -> Stats:

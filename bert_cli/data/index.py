@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
 from bert_cli.data.ledger import Stats, versions_of, write_json_atomically
 from bert_cli.data.records import (
     FRAME_BYTES,
@@ -233,7 +234,8 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
         raise DataError(f"folder ({folder}): its {len(files)} files hold no records; rebuild them")
-    told = [corpus[key] for key in ("format", "sequence_length", "mask_tokens", "vocab_sha256")]
+    # All of it: the masks of dynamic records follow from every one of these.
+    told = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
     told += [[*file.values(), digest] for file, digest in zip(files, hashes, strict=True)]
     corpus["fingerprint"] = hashlib.sha256(json.dumps(told).encode()).hexdigest()
     write_json_atomically(folder / CORPUS, corpus)
@@ -241,8 +243,9 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's corpus.json; DataError where there is none."""
+    """Return the content of a folder's corpus.json; DataError where there is none that holds."""
     path = folder / CORPUS
+    _refuse_unfinished(folder)
     try:
         corpus: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -260,8 +263,17 @@ def read_corpus(folder: Path) -> dict[str, Any]:
     return corpus
 
 
+def _refuse_unfinished(folder: Path) -> None:
+    """An older corpus.json must not stand for records that are being made again."""
+    if (folder / ".done").exists() and not (folder / STEP_MANIFEST).exists():
+        raise DataError(
+            f"folder ({folder}): `bert tokenize` has not finished in it; run it again to go on"
+        )
+
+
 def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     """What is known of the records: from corpus.json, or the first record and the vocabulary."""
+    _refuse_unfinished(folder)
     if (folder / CORPUS).exists():
         corpus = read_corpus(folder)
         if vocab is not None and _vocabulary(vocab)[0].sha256 != corpus["vocab_sha256"]:
@@ -269,10 +281,6 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
                 f"vocab ({vocab}): is not the vocabulary that {folder / CORPUS} names; leave it out"
             )
         return {key: corpus[key] for key in DESCRIPTION}
-    if (folder / ".done").exists():
-        raise DataError(
-            f"folder ({folder}): `bert tokenize` has not finished in it; run it again to go on"
-        )
     if vocab is None:
         raise DataError(
             f"folder ({folder}): has no corpus.json, so another tool made its records; "

@@ -18,6 +18,7 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.ledger import recorded_settings
 from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, punkt, sentencex
 from bert_cli.data.shards import Shard, Stats, finished_files, run_shards
+from bert_cli.errors import DataError
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
@@ -95,11 +96,21 @@ def split_file(
 
 
 def body_lines(path: Path) -> Iterator[str | None]:
-    """Give None where a document begins, then the lines of its body, cleaned."""
+    """Give None where a document begins, then the lines of its body, cleaned.
+
+    DataError naming the byte that is not UTF-8.
+    """
     inside = title_is_next = False
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, "rb") as file:
+        place = 0
         for raw in file:
-            line = raw.strip()
+            try:
+                line = raw.decode().strip()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path} (byte {place + error.start}): not UTF-8; write it as UTF-8"
+                ) from error
+            place += len(raw)
             if OPEN.fullmatch(line):
                 inside = title_is_next = True
                 yield None

@@ -2,9 +2,9 @@
 
 A group's text is encoded piece by piece into one flat array of tokens (two bytes each); pairs are
 integers that point into it; and only a block of examples at a time becomes rows, masks and bytes.
-So memory holds a group's tokens and no more, and one core turns ten megabytes of text into 108,000
-records in two seconds. Everything random follows from the seed, the group's name and the number of
-the copy and of the pair, never from who did the work or when.
+So memory grows with a group (51 MB of text in one: 292 MB) and not with the corpus, and one core
+turns ten megabytes of text into 108,000 records in two seconds. Everything random follows from the
+seed, the group's name and the number of the copy and of the pair, never from who did the work.
 """
 
 import gc

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.instances import SpecialIds
-from bert_cli.data.ledger import versions_of
+from bert_cli.data.ledger import claim, versions_of
 from bert_cli.data.shards import (
     Progress,
     Stats,
@@ -185,8 +185,15 @@ def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
 def run(settings: VocabSettings) -> None:
     """Train a WordPiece vocabulary (Schuster and Nakajima 2012) on all sentences of a folder.
 
-    The same text gives the same vocabulary. DataError when there is no text.
+    The same text gives the same vocabulary. DataError when there is no text, or when OUT is the
+    folder of another step.
     """
+    kept = settings.model_dump(include={"size", "cased", "min_frequency"})
+    with claim(settings.out, "vocab", kept, ["tokenizers"]):
+        _run(settings, kept)
+
+
+def _run(settings: VocabSettings, kept: dict[str, Any]) -> None:
     started = monotonic()
     files = finished_files(settings.input)
     size = sum(path.stat().st_size for path in files)
@@ -203,7 +210,7 @@ def run(settings: VocabSettings) -> None:
         settings.out / "manifest.json",
         {
             "step": "vocab",
-            "settings": settings.model_dump(include={"size", "cased", "min_frequency"}),
+            "settings": kept,
             "counts": stats.counts(),
             "seconds": round(seconds, 3),
             "mb_per_second": round(size / 1e6 / seconds, 3),

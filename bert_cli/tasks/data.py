@@ -16,6 +16,7 @@ from bert_cli.config.data import (
     TokenizeSettings,
 )
 from bert_cli.data import extract, index, preprocess, tokenize
+from bert_cli.data.vocab import find_vocabulary
 
 Step = TypeVar("Step", bound=DataSettings)
 
@@ -26,6 +27,8 @@ def run(settings: DataChainSettings) -> None:
     records = settings.out / str(settings.sequence_length)
     if settings.masking == "dynamic":
         records = records.with_name(f"{records.name}_dynamic")
+    # A vocabulary that is not there is better known now than after hours of extraction.
+    find_vocabulary(settings.vocab, cased=settings.cased)
     extract.run(_take(ExtractSettings, settings, dump=settings.dump, out=extracted))
     preprocess.run(_take(PreprocessSettings, settings, input=extracted, out=sentences))
     tokenize.run(_take(TokenizeSettings, settings, input=sentences, out=records))

@@ -309,9 +309,9 @@ def test_a_tool_that_hangs_is_ended_with_its_children(
 
 
 def test_output_files_are_a_hundred_to_a_folder() -> None:
-    names = [extract.output_name(n).as_posix() for n in (0, 99, 100, 2599, 2600, 67599)]
+    names = [extract.output_name(n).as_posix() for n in (0, 99, 100, 2599, 2600, 67599, 67600)]
     assert names == [
-        "AA/wiki_00", "AA/wiki_99", "AB/wiki_00", "AZ/wiki_99", "BA/wiki_00", "ZZ/wiki_99"
+        "AA/wiki_00", "AA/wiki_99", "AB/wiki_00", "AZ/wiki_99", "BA/wiki_00", "ZZ/wiki_99", "AAA/wiki_00"
     ]  # fmt: skip
 
 

@@ -181,13 +181,32 @@ def test_the_fingerprint_changes_with_what_the_records_are(tmp_path: Path) -> No
     first = write_corpus(tmp_path, DESCRIBED)["fingerprint"]
     assert write_corpus(tmp_path, DESCRIBED)["fingerprint"] == first
     others = {first}
-    for key, value in [("sequence_length", 9), ("mask_tokens", 3), ("vocab_sha256", "cd" * 32)]:
+    changes = {
+        "sequence_length": 9,
+        "mask_tokens": 3,
+        "vocab_sha256": "cd" * 32,
+        # What decides the masks of dynamic records, whose bytes do not show it.
+        "masked_lm_prob": 0.3,
+        "whole_word_masking": not DESCRIBED["whole_word_masking"],
+        "special_ids": {**DESCRIBED["special_ids"], "mask": 9},
+        "token_bytes": 4,
+    }
+    for key, value in changes.items():
         others.add(write_corpus(tmp_path, DESCRIBED | {key: value})["fingerprint"])
     write_records(tmp_path / "b.tfrecord", 4)
     others.add(write_corpus(tmp_path, DESCRIBED)["fingerprint"])
     write_records(tmp_path / "b.tfrecord", 4, seed=1)
     others.add(write_corpus(tmp_path, DESCRIBED)["fingerprint"])
-    assert len(others) == 6
+    assert len(others) == 10
+
+
+def test_an_old_corpus_does_not_stand_for_records_that_are_being_made_again(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.tfrecord", 4)
+    write_corpus(tmp_path, DESCRIBED)
+    (tmp_path / ".done").mkdir()
+    for refused in (lambda: read_corpus(tmp_path), lambda: run(settings(tmp_path))):
+        with pytest.raises(DataError, match="has not finished in it"):
+            refused()
 
 
 def test_no_corpus_is_written_over_a_stale_index_and_the_old_one_goes(tmp_path: Path) -> None:

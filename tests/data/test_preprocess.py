@@ -157,10 +157,15 @@ def test_line_ends_of_every_kind_become_one(tmp_path: Path) -> None:
     ).replace("Très chaud.\nOui", "Très chaud. Oui")
 
 
-def test_a_file_cut_in_a_document_and_one_of_bad_bytes_are_read(tmp_path: Path) -> None:
-    cut = doc("A", "One.") + doc("B", "Two.", "Thr")[: -len("\n</doc>\n")]
-    assert split(tmp_path, cut)[1] == "One.\n\nTwo.\nThr\n"
-    assert split(tmp_path, doc("A", "Caf").encode().replace(b"Caf", b"Caf\xff"))[1] == "Caf\ufffd\n"
+def test_a_file_cut_in_a_document_is_read_to_its_end(tmp_path: Path) -> None:
+    cut = doc("A", "One. Two.").rpartition("</doc>")[0]
+    assert split(tmp_path, cut)[1] == "One.\nTwo.\n"
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path: Path) -> None:
+    text = doc("A", "Caf").encode()
+    with pytest.raises(DataError, match=rf"\(byte {text.index(b'Caf') + 3}\): not UTF-8"):
+        split(tmp_path, text.replace(b"Caf", b"Caf\xff"))
 
 
 def test_english_abbreviations_and_quotes(english: Path, tmp_path: Path) -> None:

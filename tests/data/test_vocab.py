@@ -279,7 +279,7 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     line = capsys.readouterr().out
     assert line.startswith(f"vocab: {len(vocabulary.pieces)} pieces from 80 sentences")
     assert line.count("\n") == 1
-    leftovers = {path.name for path in out.iterdir()}
+    leftovers = {path.name for path in out.iterdir() if path.name != ".done"}
     assert leftovers == {"vocab.txt", "tokenizer_config.json", "manifest.json"}
 
 
@@ -338,4 +338,16 @@ def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, lines):
     sentences(tmp_path, lines)
     with pytest.raises(DataError, match="no text"):
         train(tmp_path)
-    assert not (tmp_path / "vocab").exists()
+    assert not (tmp_path / "vocab" / "vocab.txt").exists()
+
+
+def test_the_folder_of_another_step_is_refused_and_left_as_it_is(tmp_path):
+    folder = tmp_path / "sentences"
+    (folder / ".done").mkdir(parents=True)
+    (folder / ".done" / "settings.json").write_text('{"step": "preprocess", "settings": {}}')
+    (folder / "manifest.json").write_text('{"shards": [{"output": "a.txt"}]}')
+    (folder / "a.txt").write_text("One sentence.\n")
+    with pytest.raises(DataError, match="holds the output of `bert preprocess`"):
+        run(VocabSettings(input=folder, out=folder, size=100))
+    assert "a.txt" in (folder / "manifest.json").read_text()
+    assert not (folder / "vocab.txt").exists()

@@ -50,6 +50,25 @@ def test_the_chain_leaves_records_a_second_call_skips_and_another_length_reuses(
     assert (tmp_path / "out" / "64_dynamic" / "corpus.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "told"),
+    [
+        (["--vocab", "nowhere.txt"], 3, "nowhere.txt"),
+        (["--masking", "dynamic", "--duplication-factor", "5"], 2, "has no effect"),
+        (["--mask-tokens", "62"], 2, "mask_tokens (62)"),
+    ],
+)
+def test_the_chain_refuses_a_wrong_setting_before_its_first_step(
+    more, code, told, vocab, tmp_path, capsys
+):
+    words = ["data", str(sample_dump()), str(tmp_path / "out"), "--sequence-length", "64"]
+    words += ["--vocab", str(vocab)] if "--vocab" not in more else []
+    words += ["--mask-tokens", "10"] if "--mask-tokens" not in more else []
+    assert main([*words, *more]) == code
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 def test_a_model_learns_from_the_records_and_is_held_out_tested(masking, vocab, tmp_path):
     assert chain(tmp_path / "out", vocab, "--masking", masking) == 0
