@@ -28,6 +28,7 @@ from bert_cli.train.step import State
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 PARTIAL = ".partial_"
+NAME = r"step_\d{8,}"
 STATE = "state.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -111,7 +112,7 @@ def name_of(step: int) -> str:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
-    found = (path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", path.name))
+    found = (path for path in folder.glob("step_*") if re.fullmatch(NAME, path.name))
     return sorted((path for path in found if (path / STATE).is_file()), key=_step_of)
 
 
@@ -269,7 +270,15 @@ def _assign(targets: Mapping[str, Any], values: Arrays, path: Path) -> None:
 
 
 def clear_half_written(folder: Path) -> list[str]:
-    """Remove what an interrupted save left; the names of what was removed."""
+    """Remove what an interrupted save left; the names of what was removed.
+
+    Raises CheckpointError for a step_* without its state, which is not ours to remove: a save
+    leaves none, but half a copy or half a removal by hand does, and the save of that step would
+    find its place taken hours later.
+    """
+    for path in folder.glob("step_*"):
+        if re.fullmatch(NAME, path.name) and not (path / STATE).is_file():
+            raise CheckpointError(f"{path}: is a checkpoint without {STATE}; remove or rename it")
     removed = []
     for path in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)

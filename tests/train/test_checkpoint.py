@@ -252,6 +252,12 @@ def test_a_copy_under_another_name_is_neither_picked_up_nor_removed(tiny, saved)
     assert len(list(run.iterdir())) == 4
 
 
+def test_a_checkpoint_that_lost_its_state_is_refused_at_the_start_not_at_its_save(saved):
+    (saved.parent / "step_00000009").mkdir()
+    with pytest.raises(CheckpointError, match="step_00000009: is a checkpoint without state.json"):
+        checkpoint.clear_half_written(saved.parent)
+
+
 def test_what_an_interrupted_save_left_is_removed_and_reported(saved):
     run = saved.parent
     for step in (12, 8):
