@@ -254,7 +254,9 @@ def test_a_copy_under_another_name_is_neither_picked_up_nor_removed(tiny, saved)
 
 def test_a_checkpoint_that_lost_its_state_is_refused_at_the_start_not_at_its_save(saved):
     (saved.parent / "step_00000009").mkdir()
-    with pytest.raises(CheckpointError, match="step_00000009: is a checkpoint without state.json"):
+    with pytest.raises(
+        CheckpointError, match=r"step_00000009: is a checkpoint without state\.json"
+    ):
         checkpoint.clear_half_written(saved.parent)
 
 
