@@ -16,6 +16,7 @@ from pydantic import BaseModel
 import bert_cli
 from bert_cli.cli import COMMANDS, help_text
 from bert_cli.config import data as data_settings
+from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config.load import load, shipped_configs
 from bert_cli.config.plan import make_plan
@@ -32,7 +33,7 @@ FLOORS = {
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
-    "bert_cli.config.data", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
+    "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
 LONGEST_FILE = 400
@@ -162,7 +163,7 @@ def test_a_command_is_the_file_of_the_same_name(name):
 def settings_classes() -> list[type[BaseModel]]:
     return [
         kind
-        for module in (schema, data_settings)
+        for module in (schema, data_settings, parallel_settings)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     ]

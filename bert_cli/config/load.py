@@ -28,6 +28,7 @@ RENAMES = {
     "parallel.enable_recomputation": "parallel.recompute",
     "optimizer_state_offchip": "parallel.optimizer_state_offload",
     "parallel.optimizer_state_offchip": "parallel.optimizer_state_offload",
+    "replicated_tensor_sharding": "parallel.replicated_tensor_sharding",
     "global_batches_per_log": "log_every_steps",
     "enable_wandb": "wandb.enabled",
     "log_to_wandb": "wandb.enabled",
@@ -44,8 +45,6 @@ NO_EFFECT = {
     "replace_layers": "only the original's hardware has it",
     "fp_exceptions": "only the original's hardware has it",
     "show_accuracy": "accuracy is always shown",
-    "replicated_tensor_sharding": "one device holds the whole optimizer state",
-    "optimizer_state_offload": "one device holds the whole optimizer state",
 }
 PATH_KEYS = (
     "dataset_dir",
@@ -140,6 +139,8 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
 
 def _in_our_names(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = dict(raw)
+    if values.get("parallel") == "auto":
+        values["parallel"] = {"layout": "auto"}
     # Groups first, so that a key inside a renamed group is found under its new place.
     for old in sorted(RENAMES, key=lambda key: key.count(".")):
         found, value = _take(values, old)

@@ -9,20 +9,11 @@ engine's to refuse. The key names are those that users of the original example k
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
+from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
+
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-# A stage lists blocks by these names; `hid` stands for one encoder layer and `hid*7` for seven.
-PRETRAINING_BLOCKS = ("emb", "hid", "enc_out", "pool", "heads")
-
-
-class Settings(BaseModel):
-    """What all settings have in common: frozen, and no key they do not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
 
 class About(Settings):
     """What a config is, how it is started, and what to expect of it; JSON has no comments."""
@@ -84,64 +75,6 @@ class GlobalBatch(Settings):
     """Copies of the model that share a step's examples."""
     grad_acc_steps_per_replica: Positive = 1
     """Micro-batches whose gradients a replica adds up before the weights move."""
-
-
-class Parallel(Settings):
-    """How the model is laid out over devices, and what it trades for memory."""
-
-    pipeline_stages: list[list[str]] | None = None
-    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]."""
-    pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
-    """The device of each stage; a device may have several stages."""
-    recompute: bool = False
-    """Keep only each block's input and run the block again in the backward pass."""
-
-    @field_validator("pipeline_stages")
-    @classmethod
-    def _write_out_short_forms(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
-        if stages is None:
-            return None
-        written: list[list[str]] = []
-        for number, stage in enumerate(stages):
-            blocks: list[str] = []
-            for entry in stage:
-                name, star, times = entry.partition("*")
-                if name not in PRETRAINING_BLOCKS or (star and not times.isdigit()):
-                    raise ValueError(
-                        f"stage {number} names {entry!r}; blocks are {', '.join(PRETRAINING_BLOCKS)}, "
-                        "and hid*7 stands for seven of hid"
-                    )
-                blocks += [name] * (int(times) if star else 1)
-            written.append(blocks)
-        return written
-
-    @model_validator(mode="after")
-    def _each_stage_has_a_device(self) -> "Parallel":
-        stages, devices = self.pipeline_stages, self.pipeline_device_mapping
-        if (stages is None) != (devices is None):
-            raise ValueError(
-                "pipeline_stages and pipeline_device_mapping go together; give both or neither"
-            )
-        if stages is None or devices is None:
-            return self
-        if not stages or len(stages) != len(devices):
-            raise ValueError(
-                f"pipeline_device_mapping names {len(devices)} devices for {len(stages)} stages; give one each"
-            )
-        if sorted(set(devices)) != list(range(max(devices) + 1)):
-            raise ValueError(
-                f"pipeline_device_mapping {devices} leaves a device out; number them from 0"
-            )
-        where = {
-            name: (number, devices[number]) for number, stage in enumerate(stages) for name in stage
-        }
-        first, last = where.get("emb"), where.get("heads")
-        if first and last and first[1] != last[1]:
-            raise ValueError(
-                f'stage {first[0]} "emb" and stage {last[0]} "heads" share the word table, so they need '
-                f"one device; got {first[1]} and {last[1]}"
-            )
-        return self
 
 
 class LearningRate(Settings):
@@ -224,6 +157,8 @@ class PretrainSettings(Settings):
     """Examples of a step."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
+    cluster: Cluster = Cluster()
+    """The processes of a run over several GPUs or hosts."""
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"] = "float32"
     """Number format of weights and products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts

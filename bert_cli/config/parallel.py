@@ -1,0 +1,157 @@
+"""Settings of how a run is spread: stages over devices, replicas, processes, hosts.
+
+What stands here decides where and in which order the work is done, how much memory it takes and
+what is sent, and nothing about the numbers: a run may go on with other ones. `pipeline_stages` lists
+blocks by their names, `hid` for one encoder layer and `hid*7` for seven; the word table is in the
+first and in the last stage, so those two share a device.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+
+BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head")
+
+
+class Settings(BaseModel):
+    """What all settings have in common: frozen, and no key they do not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Parallel(Settings):
+    """How the model is laid out over devices, and what it trades for memory."""
+
+    layout: Literal["given", "auto"] = "given"
+    """`auto` chooses replicas and stages for the devices there are: replicas first, stages only when
+    memory demands them. Of the config it keeps the micro-batch and the product of replicas and
+    accumulation, so examples and numbers stay the same. In a file also `"parallel": "auto"`."""
+    pipeline_stages: list[list[str]] | None = None
+    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]."""
+    pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
+    """The device of each stage; a device may have several stages."""
+    schedule: Literal["1F1B", "GPipe"] = "1F1B"
+    """Order of a pipeline's work: `1F1B` alternates, and stage k of p keeps at most p - k
+    micro-batches; `GPipe` runs all forwards first and keeps every micro-batch."""
+    recompute: bool = False
+    """Keep only the inputs of blocks and run the blocks again in the backward pass, with the same
+    dropout."""
+    recompute_by: Literal["layer", "stage"] = "layer"
+    """Whose inputs recomputation keeps: those of each `layer` (one layer's activations at a time), or
+    those of each `stage` (fewer inputs, but all activations of the stage at a time)."""
+    replicated_tensor_sharding: bool = False
+    """Each replica keeps and updates its share of the optimizer's moments (ZeRO stage 1: Rajbhandari
+    et al. 2020, section 5.1)."""
+    optimizer_state_offload: bool = False
+    """Keep the optimizer's moments in host memory and update there, to save device memory."""
+    reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Number format in which replicas add up their gradients; 16 bits halve what is sent."""
+    reduce_bucket_megabytes: Positive = 64
+    """Gradients are sent in buckets of about this size (MB of 10^6 bytes in float32)."""
+    trace: Path | None = None
+    """Write the times of every forward and backward of the first steps of each process here, as a
+    trace for chrome://tracing or Perfetto."""
+
+    @field_validator("pipeline_stages")
+    @classmethod
+    def _write_out_short_forms(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
+        if stages is None:
+            return None
+        written: list[list[str]] = []
+        for number, stage in enumerate(stages):
+            blocks: list[str] = []
+            for entry in stage:
+                name, star, times = entry.partition("*")
+                if name not in BLOCKS or (star and not times.isdigit()):
+                    raise ValueError(
+                        f"stage {number} names {entry!r}; blocks are {', '.join(BLOCKS)}, "
+                        "and hid*7 stands for seven of hid"
+                    )
+                blocks += [name] * (int(times) if star else 1)
+            written.append(blocks)
+        return written
+
+    @model_validator(mode="after")
+    def _recompute_by_has_an_effect(self) -> "Parallel":
+        if "recompute_by" in self.model_fields_set and not self.recompute:
+            raise ValueError(
+                f"recompute_by ({self.recompute_by}) has no effect without recompute; give both or neither"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_stage_has_a_device(self) -> "Parallel":
+        stages, devices = self.pipeline_stages, self.pipeline_device_mapping
+        if (stages is None) != (devices is None):
+            raise ValueError(
+                "pipeline_stages and pipeline_device_mapping go together; give both or neither"
+            )
+        if stages is None or devices is None:
+            return self
+        if not stages or len(stages) != len(devices):
+            raise ValueError(
+                f"pipeline_device_mapping names {len(devices)} devices for {len(stages)} stages; give one each"
+            )
+        if sorted(set(devices)) != list(range(max(devices) + 1)):
+            raise ValueError(
+                f"pipeline_device_mapping {devices} leaves a device out; number them from 0"
+            )
+        where = {
+            name: (number, devices[number]) for number, stage in enumerate(stages) for name in stage
+        }
+        first, last = where.get("emb"), where.get("heads")
+        if first and last and first[1] != last[1]:
+            raise ValueError(
+                f'stage {first[0]} "emb" and stage {last[0]} "heads" share the word table, so they need '
+                f"one device; got {first[1]} and {last[1]}"
+            )
+        return self
+
+
+class Cluster(Settings):
+    """The processes of a run. By default as TF_CONFIG or SLURM say, else this process alone."""
+
+    workers: list[str] = []
+    """host:port of every process in the order of their ranks; `bert launch` fills it in."""
+    rank: Annotated[int, Field(ge=0)] | None = None
+    """Number of this process among the workers."""
+    lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
+    """A process that gives no sign of life for so long is lost, and the run ends on all."""
+    say_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
+    """Say which rank the others wait for when they have waited for so long."""
+
+    @model_validator(mode="after")
+    def _workers_and_rank_go_together(self) -> "Cluster":
+        if bool(self.workers) != (self.rank is not None):
+            raise ValueError("workers and rank go together; give both or neither")
+        if self.rank is not None and self.rank >= len(self.workers):
+            raise ValueError(
+                f"rank {self.rank} is not one of {len(self.workers)} workers, which count from 0"
+            )
+        return self
+
+
+class LaunchSettings(Settings):
+    """Start a command as several processes that make one run.
+
+    Example: bert launch --processes 2 -- pretrain --config configs/pretrain_tiny_128_phase1.json
+    """
+
+    processes: Positive = 1
+    """Processes on each host; with GPUs, each gets its share of them, else its share of the cores."""
+    hosts: list[str] = []
+    """Hosts to start on, by ssh, as a,b or user@a,user@b; by default this one. They need the same
+    folder, environment and file system."""
+    port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """First port of the processes on a host; by default free ones on this host, else 22300."""
+    remote_shell: str = "ssh"
+    """Program that runs a command on a host, called with the host and the command."""
+    grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
+    """After one process has failed the others are asked to end, and killed after so long."""
+    dry_run: bool = False
+    """Print what would be started, and start nothing."""
+    command: list[str] = []
+    """The command and its options, after `--`."""
