@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from bert_cli.errors import BertError, ConfigError, DataError
 
@@ -60,6 +61,18 @@ COMMANDS = {
         "bert_cli.config.schema",
         "PretrainSettings",
         "pre-train BERT",
+    ),
+    "plan": (
+        "bert_cli.tasks.plan",
+        "bert_cli.config.schema",
+        "PlanSettings",
+        "what a layout costs; which one to take",
+    ),
+    "launch": (
+        "bert_cli.tasks.launch",
+        "bert_cli.config.parallel",
+        "LaunchSettings",
+        "start a command as several processes",
     ),
 }
 # A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
@@ -123,7 +136,12 @@ def dispatch(arguments: Sequence[str]) -> None:
     module, home, kind, _ = COMMANDS[name]
     from bert_cli.config.load import describe, load
 
+    # What follows -- is another command's, and not for us to read.
+    cut = rest.index("--") if "--" in rest else len(rest)
+    rest, inner = rest[:cut], rest[cut + 1 :]
     settings, loaded = load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
+    if inner:
+        settings = _with_command(settings, inner, name)
     if getattr(settings, "dry_run", False):
         print(f"settings of bert {name}:\n{describe(settings, loaded)}")
     for where, reason in loaded.no_effect.items():
@@ -131,6 +149,13 @@ def dispatch(arguments: Sequence[str]) -> None:
     with quietly():
         run = importlib.import_module(module).run
     run(settings)
+
+
+def _with_command(settings: Any, inner: list[str], name: str) -> Any:
+    """The settings with the command that followed --."""
+    if "command" not in type(settings).model_fields:
+        raise ConfigError(f"bert {name} (-- {' '.join(inner)}): takes no command; leave out the --")
+    return settings.model_copy(update={"command": inner})
 
 
 @contextmanager

@@ -222,7 +222,7 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         if known.config is not None:
             files = read_config(find_config(known.config))
     flags = parse_flags(settings, rest, program)
-    values = _expand_paths(merge(files.values, flags))
+    values = _expand_paths(merge(files.values, flags), getattr(settings, "OPENS_FILES", True))
     origins = dict(files.origins)
     for where, _ in leaves(flags):
         origins = {
@@ -364,10 +364,11 @@ def _is_positional(settings: type[BaseModel], where: str) -> bool:
     return about is not None and any("CliPositionalArg" in str(mark) for mark in about.metadata)
 
 
-def _expand_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_paths(values: Mapping[str, Any], opens_files: bool) -> dict[str, Any]:
     """`$DATASETS_DIR` and `~` in the settings that are paths.
 
-    Raises ConfigError for a variable that is not set, instead of making a folder called $DATASETS_DIR.
+    Raises ConfigError for a variable that is not set, instead of making a folder called
+    $DATASETS_DIR; but not for a path that nobody will open.
     """
     expanded = dict(values)
     for name in PATH_KEYS:
@@ -375,7 +376,8 @@ def _expand_paths(values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, str):
             continue
         expanded[name] = os.path.expanduser(os.path.expandvars(value))
-        if "$" in expanded[name]:
+        unread = name == "dataset_dir" and values.get("generated_dataset")
+        if "$" in expanded[name] and opens_files and not unread:
             raise ConfigError(
                 f"{name} ({value}): the variable is not set; export it or give --{name.replace('_', '-')}"
             )

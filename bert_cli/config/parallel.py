@@ -6,14 +6,17 @@ blocks by their names, `hid` for one encoder layer and `hid*7` for seven; the wo
 first and in the last stage, so those two share a device.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import CliSuppress
 
 Positive = Annotated[int, Field(ge=1)]
 
 BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head")
+LAST_PORT = 65_535
 
 
 class Settings(BaseModel):
@@ -145,13 +148,40 @@ class LaunchSettings(Settings):
     hosts: list[str] = []
     """Hosts to start on, by ssh, as a,b or user@a,user@b; by default this one. They need the same
     folder, environment and file system."""
-    port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
     """First port of the processes on a host; by default free ones on this host, else 22300."""
     remote_shell: str = "ssh"
-    """Program that runs a command on a host, called with the host and the command."""
+    """Program that runs a command on a host, called with the host and the command; may have options
+    of its own, as 'ssh -p 2222'."""
+    pass_variables: list[str] = []
+    """Variables of this environment that processes on hosts get too, as NCCL_DEBUG,HF_HOME. They can
+    be seen there in the list of processes, so no passwords. DATASETS_DIR always goes along."""
     grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     """After one process has failed the others are asked to end, and killed after so long."""
     dry_run: bool = False
     """Print what would be started, and start nothing."""
-    command: list[str] = []
-    """The command and its options, after `--`."""
+    command: CliSuppress[list[str]] = []
+    """The command and its options: what stands after `--`."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _each_host_once(cls, hosts: list[str]) -> list[str]:
+        for host in hosts:
+            if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
+                raise ValueError(f"{host!r} is no host; give names, as a,b or user@a,user@b")
+        names = [host.rpartition("@")[2] for host in hosts]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{twice} is named twice; give --processes for several on a host")
+        return hosts
+
+    @model_validator(mode="after")
+    def _what_concerns_hosts_has_some(self) -> "LaunchSettings":
+        for name in ("remote_shell", "pass_variables"):
+            if name in self.model_fields_set and not self.hosts:
+                raise ValueError(f"{name} has no effect without hosts; give --hosts too")
+        if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
+            raise ValueError(
+                f"port {self.port} leaves too few for {self.processes} processes; the last is {LAST_PORT}"
+            )
+        return self

@@ -1,9 +1,8 @@
 """Settings and the number of examples, turned once into the whole numbers of a run.
 
 Whatever is counted in steps is decided here and nowhere else: how many steps, how many of them warm
-up, which micro-batches a step has, which devices a layout needs. The rest of the tool reads a plan and does no
-arithmetic of its own. A plan is also what a run prints first, so that a person sees what will happen
-before it does.
+up, which micro-batches a step has. The rest of the tool reads a plan and does no arithmetic of its
+own. A plan is also what a run prints first, so that a person sees what will happen before it does.
 """
 
 import math
@@ -36,8 +35,6 @@ class Plan:
     """Records in the corpus; None for made-up examples."""
     peak_learning_rate: float
     """Highest learning rate, after the linear scaling rule."""
-    layout: tuple[int, int]
-    """Replicas, and pipeline devices of each, that the settings ask for."""
 
     @property
     def epochs(self) -> float | None:
@@ -68,7 +65,6 @@ def make_plan(settings: PretrainSettings, corpus_examples: int | None) -> Plan:
         examples=total_steps * examples_per_step,
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
-        layout=(batch.replicas, max(settings.parallel.pipeline_device_mapping or [0]) + 1),
     )
 
 
@@ -92,11 +88,5 @@ def describe(plan: Plan) -> str:
     if plan.corpus_examples is not None:
         lines.append(
             f"{plan.examples:,} examples from a corpus of {plan.corpus_examples:,} ({plan.epochs:.3g} epochs)"
-        )
-    replicas, devices = plan.layout
-    if replicas * devices > 1:
-        lines.append(
-            f"layout: {replicas} replicas x {devices} pipeline devices, run on one device, micro-batch after "
-            "micro-batch; examples, masks and updates are the same"
         )
     return "\n".join(f"  {line}" for line in lines)

@@ -6,14 +6,16 @@ one class stand here; what needs the number of examples or the machine is `plan.
 engine's to refuse. The key names are those that users of the original example know.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 class About(Settings):
     """What a config is, how it is started, and what to expect of it; JSON has no comments."""
@@ -244,3 +246,37 @@ class PretrainSettings(Settings):
                 f"parallel.pipeline_stages lists {len(got)} blocks ({got.count('hid')} hid), but this model is emb, "
                 f"{layers} hid, enc_out, pool, heads, in that order; list each once"
             )
+
+
+class PlanSettings(PretrainSettings):
+    """Say what a layout costs in memory, idle time and traffic, and propose one.
+
+    Takes every setting of `bert pretrain`; needs no data and builds nothing.
+    Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
+    """
+
+    OPENS_FILES: ClassVar[bool] = False
+
+    devices: Positive | None = None
+    """Devices that there are, in all; by default what the layout asks for."""
+    memory: str | None = None
+    """Memory of a device, as 80GB, 24GiB or 640MB; without it nothing is said about fitting."""
+    processes: Positive = 1
+    """Processes that the devices are divided among; a replica lives in one."""
+
+    @field_validator("memory")
+    @classmethod
+    def _is_a_size(cls, text: str | None) -> str | None:
+        if text is not None:
+            bytes_of(text)
+        return text
+
+
+def bytes_of(text: str) -> int:
+    """80GB, 24GiB, 640MB -> bytes. Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B", text.strip())
+    if not found or not float(found[1]):
+        raise ValueError(f"{text!r} is no size; write it as 80GB, 24GiB or 640MB")
+    unit = found[2] or ""
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(found[1]) * base ** " kMGT".index(unit[:1] or " "))

@@ -89,16 +89,20 @@ class Reader:
         sequence_length: int | None = None,
         predictions: int | None = None,
         whole_word_masking: bool | None = None,
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
         """Open a corpus; what is left out is as the corpus says.
 
         Static records fix S, P and the masking. Dynamic ones can be read with any P and with an S
-        that is not smaller. Raises DataError for lengths or files that do not fit, ConfigError for
-        a step that is no whole number of micro-batches.
+        that is not smaller. Of each step's micro-batches the reader gives those of one part of
+        `parts`, in the order of the stream. Raises DataError for lengths or files that do not fit,
+        ConfigError for a step that is no whole number of micro-batches in each part.
         """
         self.folder, self.seed = folder, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
-        _check_step(examples_per_step, micro_batch_size)
+        self.part, self.parts = part, parts
+        _check_step(examples_per_step, micro_batch_size, parts)
         self.corpus = read_corpus(folder)
         self.fingerprint: str = self.corpus["fingerprint"]
         self.is_dynamic = self.corpus["format"] == "dynamic"
@@ -119,8 +123,8 @@ class Reader:
         return self._records
 
     def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step, [M, B, ...]."""
-        rows = self.rows(_positions(step, self.examples_per_step))
+        """Return the batch of a step, or its part of it, [M, B, ...]."""
+        rows = self.rows(_positions(step, self.examples_per_step, self.part, self.parts))
         return _micro_batches(rows, self.micro_batch_size)
 
     def rows(self, positions: npt.ArrayLike) -> Batch:
@@ -264,8 +268,10 @@ class GeneratedReader:
         micro_batch_size: int,
         sequence_length: int,
         predictions: int,
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
-        _check_step(examples_per_step, micro_batch_size)
+        _check_step(examples_per_step, micro_batch_size, parts)
         if vocab_size < 8 or sequence_length < 8:
             raise ConfigError(
                 f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
@@ -273,13 +279,14 @@ class GeneratedReader:
             )
         self.vocab_size, self.seed = vocab_size, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
+        self.part, self.parts = part, parts
         self.sequence_length, self.predictions = sequence_length, predictions
         self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}"
         self._special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
     def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step, [M, B, ...]."""
-        rows = self.rows(_positions(step, self.examples_per_step))
+        """Return the batch of a step, or its part of it, [M, B, ...]."""
+        rows = self.rows(_positions(step, self.examples_per_step, self.part, self.parts))
         return _micro_batches(rows, self.micro_batch_size)
 
     def rows(self, positions: npt.ArrayLike) -> Batch:
@@ -363,16 +370,23 @@ def _mask(
     return dict(zip(FIELDS, arrays, strict=True))
 
 
-def _check_step(examples_per_step: int, micro_batch_size: int) -> None:
+def _check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> None:
     if examples_per_step < 1 or examples_per_step % micro_batch_size:
         raise ConfigError(
             f"global_batch ({examples_per_step} examples a step): is no multiple of "
             f"micro_batch_size {micro_batch_size}; change one of them"
         )
+    if (examples_per_step // micro_batch_size) % parts:
+        raise ConfigError(
+            f"global_batch ({examples_per_step // micro_batch_size} micro-batches a step): cannot be "
+            f"divided among {parts} processes; change the number of one of them"
+        )
 
 
-def _positions(step: int, examples_per_step: int) -> npt.NDArray[np.int64]:
-    return np.arange(step * examples_per_step, (step + 1) * examples_per_step)
+def _positions(step: int, examples_per_step: int, part: int, parts: int) -> npt.NDArray[np.int64]:
+    each = examples_per_step // parts
+    first = step * examples_per_step + part * each
+    return np.arange(first, first + each)
 
 
 def _micro_batches(rows: Batch, micro_batch_size: int) -> Batch:

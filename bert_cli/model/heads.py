@@ -50,6 +50,8 @@ class MaskedLM(keras.layers.Layer):
 class PretrainingHeads(keras.layers.Layer):
     """Block `heads`, the last piece: hidden -> loss and the sums that are reported."""
 
+    READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
+
     def __init__(
         self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
     ) -> None:

@@ -1,9 +1,10 @@
 """Embeddings, encoder layer, gather of the masked places, pooler: the blocks before the heads.
 
 Every block is `block(hidden, batch, key) -> hidden`. `batch` holds the columns of a micro-batch;
-each block reads the ones it needs. Weights exist as soon as a block does, and none is cast behind
-our back: matrix products run in the compute dtype of the policy, everything between them in float32,
-and one tensor in the compute dtype travels from block to block.
+a block's READS names the ones it needs, so that a stage receives no others. Weights exist as soon as
+a block does, and none is cast behind our back: matrix products run in the compute dtype of the
+policy, everything between them in float32, and one tensor in the compute dtype travels from block to
+block.
 
 Shapes: B examples, S places, P masked places, N heads, H head width, D model width, F inner width.
 """
@@ -93,6 +94,8 @@ class Table(keras.layers.Layer):
 
 class Embeddings(keras.layers.Layer):
     """Block `emb`: word + position + segment, LayerNorm, dropout. The first block: no input."""
+
+    READS = ("input_ids", "segment_ids")
 
     def __init__(
         self, config: BertConfig, *, name: str, policy: keras.DTypePolicy, site: int
@@ -221,6 +224,7 @@ class EncoderLayer(keras.layers.Layer):
     """Block `hid_N`: attention, then feed-forward. Uses the dropout sites `site` to `site` + 2."""
 
     SITES = 3
+    READS = ("input_mask",)
 
     def __init__(
         self, config: BertConfig, *, name: str, policy: keras.DTypePolicy, site: int
@@ -244,6 +248,8 @@ class EncoderLayer(keras.layers.Layer):
 class MaskedPlaces(keras.layers.Layer):
     """Block `enc_out`: keep only the places the heads read, [CLS] first. No weights."""
 
+    READS = ("masked_lm_positions",)
+
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         super().__init__(name=name, dtype=policy, autocast=False)
         self.build()
@@ -262,6 +268,8 @@ class MaskedPlaces(keras.layers.Layer):
 
 class Pooler(keras.layers.Layer):
     """Block `pool`: tanh(dense([CLS])) in row 0; the masked places pass through."""
+
+    READS = ()
 
     def __init__(self, config: BertConfig, *, name: str, policy: keras.DTypePolicy) -> None:
         super().__init__(name=name, dtype=policy, autocast=False)

@@ -114,41 +114,36 @@ def assign(names: Iterable[str], table: Mapping[str, Rule]) -> dict[str, Rule]:
     return rules
 
 
-def update(
+def direction(
     weight: Array,
     gradient: Array,
     moment_1: Array,
     moment_2: Array,
     step: Array,
-    learning_rate: Array,
     *,
     adam: Adam,
     rule: Rule,
 ) -> tuple[Array, Array, Array]:
-    """Return (new weight, new first moment, new second moment), all float32, of the weight's shape.
+    """Return (where the weight moves, new first moment, new second moment), all float32.
 
-    `step` counts the updates before this one: the first sees 0, and the papers' t is step + 1. It
-    and `learning_rate` may be numbers or scalar tensors. With m and v corrected for their start at
-    zero, the direction is r = m / (sqrt(v) + epsilon) + weight_decay_rate * weight, and the weight
-    moves by learning_rate * r (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization",
-    Algorithm 2, with the learning rate also multiplying the decay, as PyTorch and Google's BERT
-    have it) times |weight| / |r| when it adapts (You et al. 2020, "Large Batch Optimization for
-    Deep Learning", Algorithm 2, with phi the identity). The ratio is 1 when either norm is 0.
+    Element by element, so a part of a weight gives that part of the result. `step` counts the
+    updates before this one: the first sees 0, and the papers' t is step + 1; it may be a number or a
+    scalar tensor. With m and v corrected for their start at zero, the direction is
+    r = m / (sqrt(v) + epsilon) + weight_decay_rate * weight (Loshchilov & Hutter 2019, "Decoupled
+    Weight Decay Regularization", Algorithm 2, with the learning rate also multiplying the decay, as
+    PyTorch and Google's BERT have it).
     """
     w = ops.cast(weight, "float32")
     g = ops.cast(gradient, "float32")
     t = ops.cast(step, "float32") + 1.0
     m = adam.beta_1 * moment_1 + (1.0 - adam.beta_1) * g
     v = adam.beta_2 * moment_2 + (1.0 - adam.beta_2) * ops.square(g)
-    direction = (m / _one_minus_power(adam.beta_1, t)) / (
+    r = (m / _one_minus_power(adam.beta_1, t)) / (
         ops.sqrt(v / _one_minus_power(adam.beta_2, t)) + adam.epsilon
     )
     if rule.decays:
-        direction = direction + adam.weight_decay_rate * w
-    scale = ops.cast(learning_rate, "float32")
-    if rule.adapts:
-        scale = scale * _trust_ratio(w, direction)
-    return w - scale * direction, m, v
+        r = r + adam.weight_decay_rate * w
+    return r, m, v
 
 
 def _one_minus_power(beta: float, t: Array) -> Array:
@@ -157,9 +152,13 @@ def _one_minus_power(beta: float, t: Array) -> Array:
     return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0
 
 
-def _trust_ratio(weight: Array, direction: Array) -> Array:
-    weight_norm = ops.sqrt(ops.sum(ops.square(weight)))
-    direction_norm = ops.sqrt(ops.sum(ops.square(direction)))
+def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
+    """Return |weight| / |direction| from the squared norms of a whole weight and of its direction.
+
+    You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the
+    identity. It is 1 when either norm is 0.
+    """
+    weight_norm, direction_norm = ops.sqrt(weight_squared), ops.sqrt(direction_squared)
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
     one = ops.ones_like(weight_norm)
     return ops.where(both, weight_norm / ops.where(both, direction_norm, one), one)
@@ -173,15 +172,16 @@ def squared_norm(gradients: Sequence[Array]) -> Array:
     )
 
 
-def clip_factor(squared: Array, max_norm: float) -> Array:
+def clip_factor(squared: float, max_norm: float) -> float:
     """Return what to multiply every gradient with, so that the whole step's norm is <= max_norm.
 
-    `squared` is `squared_norm` of all gradients of the step, in the units of the loss (divide the
+    `squared` is the squared norm of all gradients of the step, in the units of the loss (divide the
     loss scale out first). It is 1 below max_norm (Pascanu et al. 2013, "On the difficulty of
-    training recurrent neural networks", Algorithm 1). When a gradient is not finite it is 0 or NaN
-    and of no use: skip such a step.
+    training recurrent neural networks", Algorithm 1). When a gradient is not finite it is of no use:
+    skip such a step.
     """
-    return max_norm / ops.maximum(ops.sqrt(squared), max_norm)
+    norm = math.sqrt(squared)
+    return 1.0 if norm <= max_norm else max_norm / norm
 
 
 def round_stochastically(value: Array, bits: Array, dtype: str) -> Array:

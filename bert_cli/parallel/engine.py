@@ -1,181 +1,247 @@
-"""One step's forwards and backwards, played on the devices; today the 1 x 1 mesh, one device.
+"""Plays a step on the mesh: every micro-batch through the stages of every replica, then the update.
 
-The engine sees the model as an ordered list of blocks and knows nothing of what is in them. For
-each micro-batch it runs the blocks forward, takes the head's loss, runs backward, and adds the
-gradients to float32 accumulators. The head divides by the step's counts, so adding is all that
-accumulation does, whatever the number of micro-batches. Each function is traced once.
+Stages run at the same time, a thread each, and nothing on the host waits for a device but the end of
+the step; one stage alone is a plain loop over the same functions. Meanwhile the processes ask one
+another, once a second, whether all are done or one was asked to stop. Whatever the layout, the
+dropout of a micro-batch follows from its position in the stream and gradients are sums, so the
+numbers are those of one device.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
+from bert_cli.parallel.collectives import Peers, naming_the_lost
+from bert_cli.parallel.play import AbandonedError, Feed, Hop, Player
+from bert_cli.parallel.schedule import SCHEDULES
+from bert_cli.parallel.stages import Columns, Stage
+from bert_cli.parallel.trace import Trace
+from bert_cli.parallel.update import DeviceUpdate
 
-Batch = Mapping[str, npt.NDArray[Any]]
-Tensors = dict[str, tf.Tensor]
+# How often the processes ask one another while they work.
+ASK_SECONDS = 1.0
 
 
-def prepare_devices(precision: str, deterministic: bool) -> str:
-    """Set what TensorFlow only takes before its first operation; returns the device's name.
-
-    Raises DeviceError when TensorFlow was started before.
-    """
-    try:
-        for device in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(device, True)
-    except RuntimeError as error:
-        raise DeviceError(
-            f"devices: TensorFlow was started before they were set ({error}); start a new process"
-        ) from error
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
-    gpus = tf.config.list_physical_devices("GPU")
-    if precision == "float16" or (precision == "mixed_float16" and not gpus):
-        # Grappler fuses a float16 matmul and its bias into an operation that takes 40 ms a row on a
-        # CPU: a step that looks like a hang.
-        tf.config.optimizer.set_experimental_options({"remapping": False})
-    return "GPU:0" if gpus else "CPU:0"
+class StoppedBetweenMicroBatchesError(Exception):
+    """Someone asked to stop; the step was given up and the state is that of the step before."""
 
 
 class Engine:
-    """Adds up the gradients of a step's micro-batches.
-
-    `body` are the blocks `block(hidden, batch, key) -> hidden` in order, `head` the last one,
-    `head(hidden, labels, counts, key) -> loss, sums`; `weights` their variables by name.
-    """
+    """The stages of this process' replicas, [replica][stage], and the updates, [replica][device]."""
 
     def __init__(
         self,
-        body: Sequence[Any],
-        head: Any,
-        weights: Mapping[str, Any],
+        replicas: Sequence[Sequence[Stage]],
+        updates: Sequence[Sequence[DeviceUpdate]],
+        peers: Peers,
         *,
         seed: int,
-        recompute: bool,
+        schedule: str = "1F1B",
+        trace: Trace | None = None,
     ) -> None:
-        self.body = list(body)
-        self.head = head
-        self.seed = seed
-        self.names = list(weights)
-        self.variables = [weight.value for weight in weights.values()]
-        self.accumulators = [
-            tf.Variable(tf.zeros(v.shape, tf.float32), trainable=False) for v in self.variables
-        ]
-        gradients = self._gradients_with_recomputation if recompute else self._gradients
-        self._accumulate = tf.function(self._accumulating(gradients), reduce_retracing=False)
-        self._evaluate = tf.function(self._forward_sums)
+        self.replicas, self.updates, self.peers = replicas, updates, peers
+        self.seed, self.schedule, self.trace = seed, SCHEDULES[schedule], trace
+        threads = max(sum(map(len, replicas)), sum(map(len, updates)))
+        self._pool = ThreadPoolExecutor(threads, "stage")
+        self.most_kept: list[int] = []
+        """By stage, the most micro-batches of the last step kept for their backward pass at once."""
 
-    def accumulate(
-        self, batch: Batch, position: int, counts: Mapping[str, float], loss_scale: float
-    ) -> Tensors:
-        """Add one micro-batch's gradients to the accumulators; the head's sums.
+    def play(
+        self,
+        batch: Columns,
+        position: int,
+        counts: Mapping[str, float],
+        loss_scale: float,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Add the gradients of this process' micro-batches [M, B, ...]; the head's sums over them.
 
-        `position` is the micro-batch's place in the stream, which decides its dropout; `counts` are
-        the whole step's masked tokens and examples.
+        `position` is the place of the first one in the stream, which decides its dropout; `counts`
+        are those of the whole step. Raises StoppedBetweenMicroBatchesError when any process was
+        asked to stop, DeviceError when a micro-batch does not fit the memory or a process is lost.
         """
-        key = tf.constant(np.array([self.seed, position % 2**31], np.int32))
-        scale = tf.constant(loss_scale, tf.float32)
+        abandoned = threading.Event()
+        players = self._players(batch, position, counts, loss_scale, abandoned)
+        flat = [player for row in players for player in row]
+        alone = len(flat) == 1 and self.peers.count == 1
         try:
-            return self._accumulate(_tensors(batch), key, _scalars(counts), scale)
+            if alone:
+                self._play_alone(flat[0], asked_to_stop)
+            else:
+                self._play_together(players, abandoned, asked_to_stop)
+        except (AbandonedError, StoppedBetweenMicroBatchesError):
+            self.clear()
+            raise StoppedBetweenMicroBatchesError from None
         except tf.errors.ResourceExhaustedError as error:
+            size = len(batch["input_ids"][0])
             raise DeviceError(
-                f"global_batch.micro_batch_size ({len(batch['input_ids'])}): does not fit the device's memory; "
-                "lower it and raise grad_acc_steps_per_replica, or set --parallel.recompute"
+                f"global_batch.micro_batch_size ({size}): does not fit the device's memory; lower it and raise "
+                "grad_acc_steps_per_replica, or set --parallel.recompute"
             ) from error
+        self.most_kept = [max(row[s].most_kept for row in players) for s in range(len(players[0]))]
+        if self.trace is not None:
+            self.trace.steps -= 1
+        return _summed(players, self.sum_names)
 
-    def evaluate(self, batch: Batch) -> Tensors:
-        """The head's sums without dropout and without gradients."""
-        ones = {"masked": 1.0, "examples": 1.0}
-        return self._evaluate(_tensors(batch), _scalars(ones))
+    def reduce(self, shrink: float) -> float:
+        """Add up the gradients over stages and replicas; the squared norm of the whole gradient.
+
+        Every process gets the same bits, so all take the same decision. See DeviceUpdate.reduce.
+        """
+        squared = self._on_every_device(lambda update: update.reduce(shrink))
+        return self.peers.of_rank_0([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
+
+    def move(self, factor: float, learning_rate: float, before: int, step: int) -> float:
+        """Move all weights by gradient x factor, and forget the gradient; the weights' squared norm."""
+        squared = self._on_every_device(
+            lambda update: update.move(factor, learning_rate, before, step)
+        )
+        return math.fsum(map(float, squared[: len(self.updates[0])]))
+
+    @property
+    def sum_names(self) -> list[str]:
+        """Names of the sums that the head gives; known once it was traced."""
+        return self.replicas[0][-1].sum_names
+
+    def weigh(self) -> float:
+        """The squared norm of all weights."""
+        return math.fsum(float(update.measure()) for update in self.updates[0])
 
     def clear(self) -> None:
-        """Forget the gradients of a step that was given up half way."""
-        for accumulator in self.accumulators:
-            accumulator.assign(tf.zeros_like(accumulator))
+        """Forget the gradients of a step that was given up or cannot be used."""
+        for row in self.replicas:
+            for stage in row:
+                stage.clear()
 
-    def _accumulating(self, gradients: Any) -> Any:
-        def accumulate(
-            batch: Tensors, key: tf.Tensor, counts: Tensors, loss_scale: tf.Tensor
-        ) -> Tensors:
-            found, sums = gradients(batch, key, counts, loss_scale)
-            for accumulator, gradient in zip(self.accumulators, found, strict=True):
-                accumulator.assign_add(tf.cast(tf.convert_to_tensor(gradient), tf.float32))
-            return sums
+    def evaluate(self, micro_batch: Columns) -> dict[str, float]:
+        """The head's sums on this process' first replica, without dropout and without gradients."""
+        hidden: Any = None
+        for stage in self.replicas[0]:
+            hidden = stage.look(hidden, stage.columns(micro_batch))
+        return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
 
-        return accumulate
+    def compile(self, batch: Columns, counts: Mapping[str, float]) -> None:
+        """Trace all that a step runs, here in the main thread: Keras is not made for several.
 
-    def _forward_sums(self, batch: Tensors, counts: Tensors) -> Tensors:
-        hidden = None
-        for block in self.body:
-            hidden = block(hidden, batch, None)
-        _, sums = self.head(hidden, batch, counts, None)
-        return dict(sums)
+        `batch` has a micro-batch for each replica of this process. Nothing moves.
+        """
+        self.compile_stages(batch, counts)
+        for row in self.updates:
+            for update in row:
+                update.compile()
 
-    def _gradients(
-        self, batch: Tensors, key: tf.Tensor, counts: Tensors, loss_scale: tf.Tensor
-    ) -> tuple[list[Any], Tensors]:
-        with tf.GradientTape() as tape:
-            hidden = None
-            for block in self.body:
-                hidden = block(hidden, batch, key)
-            loss, sums = self.head(hidden, batch, counts, key)
-            scaled = loss * loss_scale
-        found = tape.gradient(
-            scaled, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return found, dict(sums)
-
-    def _gradients_with_recomputation(
-        self, batch: Tensors, key: tf.Tensor, counts: Tensors, loss_scale: tf.Tensor
-    ) -> tuple[list[Any], Tensors]:
-        """Keep only each block's input; run the block again when its gradient is due."""
-        inputs: list[Any] = [None]
-        for block in self.body:
-            inputs.append(block(inputs[-1], batch, key))
-        with tf.GradientTape() as tape:
-            last = inputs.pop()
-            tape.watch(last)
-            loss, sums = self.head(last, batch, counts, key)
-            scaled = loss * loss_scale
-        above, found = self._pull(tape, scaled, last, None)
-        for block, given in zip(reversed(self.body), reversed(inputs), strict=True):
-            # Without the dependency the graph optimizer sees that this is the forward pass once
-            # more, computes it once, and keeps every activation alive after all.
-            with tf.control_dependencies([above]):
-                given = None if given is None else tf.identity(given)
-                held = {name: tf.identity(column) for name, column in batch.items()}
-            with tf.GradientTape() as tape:
-                if given is not None:
-                    tape.watch(given)
-                hidden = block(given, held, key)
-            above, here = self._pull(tape, hidden, given, above)
-            found = [
-                new
-                if old is None
-                else old
-                if new is None
-                else tf.convert_to_tensor(old) + tf.convert_to_tensor(new)
-                for old, new in zip(found, here, strict=True)
+    def compile_stages(self, batch: Columns, counts: Mapping[str, float]) -> None:
+        """Trace the stages by taking a micro-batch of each replica forward and backward."""
+        for players in self._players(batch, 0, counts, 1.0, threading.Event()):
+            work = [
+                (player, piece)
+                for number, player in enumerate(players)
+                for piece in self.schedule(number, len(players), 1)
             ]
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self.variables]
-        return [zero if one is None else one for one, zero in zip(found, zeros, strict=True)], dict(
-            sums
-        )
+            way_up = [pair for pair in work if pair[1].kind != "backward"]
+            way_down = [pair for pair in reversed(work) if pair[1].kind == "backward"]
+            for player, piece in way_up + way_down:
+                player.play([piece], lambda: False)
+        self.clear()
 
-    def _pull(self, tape: Any, target: Any, source: Any, above: Any) -> tuple[Any, list[Any]]:
-        """Gradients of one block: of its input, and of every weight (None where it has no part)."""
-        sources = self.variables if source is None else [source, *self.variables]
-        found = tape.gradient(target, sources, output_gradients=above)
-        return (None, found) if source is None else (found[0], found[1:])
+    def _players(
+        self,
+        batch: Columns,
+        position: int,
+        counts: Mapping[str, float],
+        loss_scale: float,
+        abandoned: threading.Event,
+    ) -> list[list[Player]]:
+        each = len(batch["input_ids"]) // len(self.replicas)
+        players = []
+        for replica, row in enumerate(self.replicas):
+            first = replica * each
+            feed = Feed(batch, first, each, position + first, self.seed, counts, loss_scale)
+            hops = [Hop(abandoned) for _ in row[1:]]
+            ends = zip(row, [None, *hops], [*hops, None], strict=True)
+            players.append(
+                [
+                    Player(stage, feed, below, above, partial(self._span, replica, number))
+                    for number, (stage, below, above) in enumerate(ends)
+                ]
+            )
+        return players
+
+    def _play_alone(self, player: Player, asked_to_stop: Callable[[], bool]) -> None:
+        player.play(self.schedule(0, 1, player.feed.micro_batches), asked_to_stop)
+
+    def _play_together(
+        self,
+        players: Sequence[Sequence[Player]],
+        abandoned: threading.Event,
+        asked_to_stop: Callable[[], bool],
+    ) -> None:
+        futures: list[Future[None]] = []
+        for row in players:
+            for number, player in enumerate(row):
+                work = self.schedule(number, len(row), player.feed.micro_batches)
+                futures.append(self._pool.submit(_play, player, work, abandoned))
+        while True:
+            done, waiting = wait(futures, ASK_SECONDS, FIRST_EXCEPTION)
+            failed = [future for future in done if future.exception() is not None]
+            if failed:
+                wait(futures)
+                raise _cause(futures)
+            try:
+                wishes, ready = self.peers.total([asked_to_stop(), not waiting])
+            except DeviceError:
+                abandoned.set()
+                raise
+            if wishes:
+                abandoned.set()
+                wait(futures)
+                raise StoppedBetweenMicroBatchesError
+            if ready == self.peers.count:
+                return
+
+    def _span(
+        self, replica: int, stage: int, kind: str, micro_batch: int
+    ) -> AbstractContextManager[None]:
+        if self.trace is None or self.trace.steps <= 0:
+            return nullcontext()
+        return self.trace.span(replica, stage, kind, micro_batch)
+
+    def _on_every_device(self, act: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
+        """Act on all devices at once: what one adds up with the others waits for them."""
+        flat = [update for row in self.updates for update in row]
+        with naming_the_lost():
+            if len(flat) == 1:
+                return [act(flat[0])]
+            return list(self._pool.map(act, flat))
 
 
-def _tensors(batch: Batch) -> Tensors:
-    return {name: tf.convert_to_tensor(column) for name, column in batch.items()}
+def _play(player: Player, work: Sequence[Any], abandoned: threading.Event) -> None:
+    try:
+        player.play(work, abandoned.is_set)
+    except BaseException:
+        # The neighbours wait for what will not come.
+        abandoned.set()
+        raise
 
 
-def _scalars(numbers: Mapping[str, float]) -> Tensors:
-    return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
+def _cause(futures: Sequence[Future[None]]) -> BaseException:
+    """The first error that is not a player leaving because of another's."""
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    causes = [error for error in errors if not isinstance(error, AbandonedError)]
+    return (causes or errors)[0]
+
+
+def _summed(players: Sequence[Sequence[Player]], names: Sequence[str]) -> dict[str, float]:
+    """The head's sums over all micro-batches, rounded once: the same in every layout."""
+    rows = [tf.stack(row[-1].sums).numpy() for row in players]
+    return {
+        name: math.fsum(float(value) for row in rows for value in row[:, place])
+        for place, name in enumerate(names)
+    }

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from bert_cli.config.plan import Plan
 from bert_cli.config.schema import BertConfig, OptimizerOpts, PretrainSettings
@@ -21,30 +20,45 @@ from bert_cli.data.ledger import versions_of
 from bert_cli.data.reader import GeneratedReader, Reader
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model import hf
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.optim import adam
 from bert_cli.optim.loss_scale import first_loss_scale
+from bert_cli.optim.optimizer import Optimizer
 from bert_cli.optim.schedule import learning_rate
+from bert_cli.parallel.collectives import Peers, group_of
+from bert_cli.parallel.copies import Copies, Shares
 from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.mesh import Mesh
+from bert_cli.parallel.stages import Keeps, Stage, cut
+from bert_cli.parallel.trace import Trace
+from bert_cli.parallel.update import DeviceUpdate, Keeping
 from bert_cli.train import checkpoint
-from bert_cli.train.step import State, Step, Update, means, new_moments
+from bert_cli.train.step import Batch, State, Step, Value, means
 
 # What a corpus folder carries so that a checkpoint can carry it on.
 TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
 
+# Steps that are noted when a trace is asked for: the first is not like the others.
+TRACED_STEPS = 3
+
+
 @dataclass(frozen=True)
 class Model:
-    """The ordered blocks of a model and its weights by name."""
+    """The stages of this process' replicas, and the weights of the run by name."""
 
-    body: list[Any]
-    head: Any
-    weights: Mapping[str, Any]
+    replicas: list[list[Stage]]
+    weights: Mapping[str, Copies]
 
 
-def open_reader(settings: PretrainSettings, examples_per_step: int) -> Reader | GeneratedReader:
-    """The run's examples. Raises ConfigError when none are named, DataError when they do not fit."""
+def open_reader(
+    settings: PretrainSettings, examples_per_step: int, part: int = 0, parts: int = 1
+) -> Reader | GeneratedReader:
+    """The run's examples, of each step one part of several.
+
+    Raises ConfigError when none are named, DataError when they do not fit.
+    """
     if settings.generated_dataset:
         return GeneratedReader(
             vocab_size=settings.bert_config.vocab_size,
@@ -53,16 +67,20 @@ def open_reader(settings: PretrainSettings, examples_per_step: int) -> Reader | 
             micro_batch_size=settings.global_batch.micro_batch_size,
             sequence_length=settings.max_seq_length,
             predictions=settings.max_predictions_per_seq,
+            part=part,
+            parts=parts,
         )
     if settings.dataset_dir is None:
         raise ConfigError(
             "dataset_dir: is not given; give --dataset-dir, a folder of records that `bert tokenize` "
             "made, or --generated-dataset for made-up examples"
         )
-    return open_corpus(settings.dataset_dir, settings, examples_per_step)
+    return open_corpus(settings.dataset_dir, settings, examples_per_step, part, parts)
 
 
-def open_corpus(folder: Path, settings: PretrainSettings, examples_per_step: int) -> Reader:
+def open_corpus(
+    folder: Path, settings: PretrainSettings, examples_per_step: int, part: int = 0, parts: int = 1
+) -> Reader:
     """A reader of a folder of records whose vocabulary is the model's."""
     reader = Reader(
         folder,
@@ -71,6 +89,8 @@ def open_corpus(folder: Path, settings: PretrainSettings, examples_per_step: int
         micro_batch_size=settings.global_batch.micro_batch_size,
         sequence_length=settings.max_seq_length,
         predictions=settings.max_predictions_per_seq,
+        part=part,
+        parts=parts,
     )
     words = reader.corpus["vocab_size"]
     if words != settings.bert_config.vocab_size:
@@ -88,27 +108,91 @@ def open_held_out(settings: PretrainSettings) -> Reader | None:
     return open_corpus(settings.validation_dir, settings, settings.global_batch.micro_batch_size)
 
 
-def build_model(settings: PretrainSettings) -> Model:
-    """The blocks of a pre-training model with first values from the seed."""
-    blocks = build_blocks(settings.bert_config, seed=settings.seed, policy=settings.precision)
-    *body, head = [block for _, block in blocks]
-    return Model(body, head, named_weights(blocks))
+def build_model(settings: PretrainSettings, mesh: Mesh) -> Model:
+    """The pre-training model, cut into stages on the devices, with first values from the seed."""
+    replicas = [_build_replica(settings, devices) for devices in mesh.devices]
+    names = {name: None for stage in replicas[0] for name in stage.weights}
+    weights = {name: Copies([_find(stages, name) for stages in replicas]) for name in names}
+    return Model(replicas, weights)
 
 
-def build_state(model: Model, options: OptimizerOpts) -> State:
-    """The four things at step 0."""
-    return State(model.weights, new_moments(model.weights), first_loss_scale(options.loss_scaling))
+def _build_replica(settings: PretrainSettings, devices: tuple[str, ...]) -> list[Stage]:
+    config, parallel = settings.bert_config, settings.parallel
+    names = block_names(config)
+    whole = [["hid" if name.startswith("hid_") else name for name in names]]
+    stages = cut(parallel.pipeline_stages or whole, names)
+    keeps: Keeps = parallel.recompute_by if parallel.recompute else "all"
+    built: list[Stage] = []
+    table: Any = None
+    for stage, device in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
+        blocks = []
+        with tf.device(devices[device]):
+            for name in stage:
+                given = table if name == "heads" else None
+                block = build_block(
+                    name, config, seed=settings.seed, policy=settings.precision, word_table=given
+                )
+                table = word_table(block) if name == "emb" else table
+                blocks.append((name, block))
+        *body, last = [block for _, block in blocks]
+        head = last if stage[-1] == names[-1] else None
+        body = body if head is not None else [*body, last]
+        weights = named_weights(blocks)
+        built.append(Stage(body, head, weights, device=devices[device], keeps=keeps))
+    return built
 
 
-def build_engine(model: Model, settings: PretrainSettings) -> Engine:
-    """The engine of the 1 x 1 mesh."""
-    return Engine(
-        model.body,
-        model.head,
-        model.weights,
-        seed=settings.seed,
-        recompute=settings.parallel.recompute,
+def _find(stages: list[Stage], name: str) -> tf.Variable:
+    return next(stage.weights[name] for stage in stages if name in stage.weights)
+
+
+def build_engine(model: Model, settings: PretrainSettings, mesh: Mesh) -> Engine:
+    """The engine that plays the settings' schedule on the mesh and moves the weights."""
+    parallel = settings.parallel
+    optimizer = build_optimizer(settings.optimizer_opts, list(model.weights), settings.seed)
+    keeping = Keeping(
+        sharded=parallel.replicated_tensor_sharding,
+        offloaded=parallel.optimizer_state_offload,
+        host=mesh.host,
+        reduce_precision=parallel.reduce_precision,
+        bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
     )
+    mapping = parallel.pipeline_device_mapping or [0]
+    updates = []
+    for replica, stages in enumerate(model.replicas):
+        row = []
+        for device in range(len(mesh.devices[replica])):
+            here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
+            # A device may have nothing but the gather of the masked places, which has no weights.
+            if any(stage.weights for stage in here):
+                group = group_of(mesh, replica, device)
+                row.append(DeviceUpdate(here, group, optimizer, keeping))
+        updates.append(row)
+    return Engine(
+        model.replicas,
+        updates,
+        Peers(mesh),
+        seed=settings.seed,
+        schedule=parallel.schedule,
+        trace=Trace(TRACED_STEPS) if parallel.trace is not None else None,
+    )
+
+
+def build_state(model: Model, engine: Engine, mesh: Mesh, options: OptimizerOpts) -> State:
+    """The four things at step 0."""
+    moments = {
+        name: _moments(name, engine, mesh, weight.shape) for name, weight in model.weights.items()
+    }
+    return State(model.weights, moments, first_loss_scale(options.loss_scaling))
+
+
+def _moments(name: str, engine: Engine, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Value, Value]:
+    holders = [next(on for on in row if name in on.moments) for row in engine.updates]
+    first, second = ([holder.moments[name][which] for holder in holders] for which in (0, 1))
+    if not holders[0].sharded:
+        return Copies(first), Copies(second)
+    part = (shape, mesh.first_replica, mesh.replicas, engine.peers)
+    return Shares(first, *part), Shares(second, *part)
 
 
 def build_step(
@@ -129,7 +213,7 @@ def build_step(
     return Step(
         engine,
         state,
-        update=build_update(options, list(state.weights), settings.seed),
+        micro_batches=plan.micro_batches_per_step,
         learning_rate=rate,
         max_gradient_norm=options.max_gradient_norm,
         max_skipped_steps=settings.max_skipped_steps,
@@ -137,42 +221,20 @@ def build_step(
     )
 
 
-def build_update(options: OptimizerOpts, names: list[str], seed: int) -> Update:
-    """The optimizer as a function of one weight, with its rule and its rounding."""
+def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Optimizer:
+    """The optimizer with the rule of every weight. Raises ConfigError for weights without one."""
     table = adam.patterns(options.name, options.no_weight_decay, options.no_layer_adaptation)
-    rules = adam.assign(names, table)
-    numbers = adam.Adam(
-        beta_1=options.beta_1,
-        beta_2=options.beta_2,
-        epsilon=options.epsilon,
-        weight_decay_rate=options.weight_decay_rate,
+    return Optimizer(
+        numbers=adam.Adam(
+            beta_1=options.beta_1,
+            beta_2=options.beta_2,
+            epsilon=options.epsilon,
+            weight_decay_rate=options.weight_decay_rate,
+        ),
+        rules=adam.assign(names, table),
+        seed=seed,
+        stochastic_rounding=options.stochastic_rounding,
     )
-
-    def update(
-        name: str,
-        weight: Any,
-        gradient: Any,
-        first: Any,
-        second: Any,
-        before: Any,
-        rate: Any,
-        step: Any,
-    ) -> tuple[Any, Any, Any]:
-        moved, first, second = adam.update(
-            weight, gradient, first, second, before, rate, adam=numbers, rule=rules[name]
-        )
-        if options.stochastic_rounding:
-            # Integer bits from (seed and weight, step): no generator whose state a checkpoint lacks.
-            key = tf.stack(
-                [tf.constant((seed * 1000003 + names.index(name)) % 2**31, tf.int32), step]
-            )
-            bits = tf.random.stateless_uniform(
-                moved.shape, key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
-            )
-            return adam.round_stochastically(moved, bits, "float16"), first, second
-        return ops.cast(moved, weight.dtype), first, second
-
-    return update
 
 
 def disk_format(settings: PretrainSettings, model: Model) -> checkpoint.Format:
@@ -260,17 +322,28 @@ def versions() -> dict[str, str]:
     return versions_of(PARTS)
 
 
+def first_micro_batches(reader: Reader | GeneratedReader, number: int, size: int) -> Batch:
+    """Some micro-batches [number, size, ...] to trace with; which ones does not matter."""
+    rows = reader.rows(np.arange(number * size))
+    return {name: column.reshape(number, size, *column.shape[1:]) for name, column in rows.items()}
+
+
 def evaluate(
     engine: Engine, reader: Reader, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
-    """Means over the first examples of a held-out corpus, without dropout."""
-    total = min(examples, len(reader))
-    sums: dict[str, Any] = {}
+    """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
+    total, peers = min(examples, len(reader)), engine.peers
+    starts = range(0, total, micro_batch_size)
+    sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
     masked = 0.0
-    for first in range(0, total, micro_batch_size):
+    for first in starts[peers.rank :: peers.count]:
         rows = reader.rows(np.arange(first, min(total, first + micro_batch_size)))
         masked += float(rows["masked_lm_weights"].sum())
         for name, value in engine.evaluate(rows).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    counted = means(sums, {"masked": max(masked, 1.0), "examples": float(total)})
+            sums[name] += value
+    *found, masked = map(float, peers.total([*sums.values(), masked]))
+    counted = means(
+        dict(zip(sums, found, strict=True)),
+        {"masked": max(masked, 1.0), "examples": float(total)},
+    )
     return {f"validation_{name}": value for name, value in counted.items()}

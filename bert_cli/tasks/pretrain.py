@@ -5,24 +5,33 @@ phase 1. The run is: read the plan, build, find where to start, loop with hooks.
 again with the same output folder continues it.
 """
 
+import hashlib
+import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from bert_cli.config import layout
 from bert_cli.config.plan import Plan, describe, make_plan
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.ledger import write_json_atomically
 from bert_cli.data.reader import Reader, read_ahead
-from bert_cli.errors import ConfigError
-from bert_cli.parallel.engine import Engine, prepare_devices
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.parallel.collectives import Peers
+from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.mesh import Mesh, devices_here, open_mesh
+from bert_cli.parallel.trace import Trace
+from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks import assemble
 from bert_cli.train import checkpoint, report
 from bert_cli.train.loop import Every, Hook, Info, StopRequest, train
 from bert_cli.train.report import say
-from bert_cli.train.step import State, Step
+from bert_cli.train.step import Batch, State, Step
 
 DRY_RUN_STEPS = 2
 
@@ -33,32 +42,30 @@ def run(settings: PretrainSettings) -> None:
     Raises ConfigError, DataError, CheckpointError or DeviceError; a request to stop saves and returns.
     """
     began = time.monotonic()
-    saves = not (settings.dry_run or settings.compile_only)
-    if saves and settings.save_ckpt_path is None:
-        raise ConfigError(
-            "save_ckpt_path: is not given; give --save-ckpt-path, the folder of this run"
-        )
-    if settings.about is not None:
-        say(f"{settings.about.what}\n{settings.about.expect}")
+    saves = _has_a_folder(settings)
     with StopRequest() as stop, ExitStack() as claims:
-        device = prepare_devices(settings.precision, settings.deterministic)
-        reader = assemble.open_reader(settings, make_plan(settings, None).examples_per_step)
+        processes = find_processes(settings.cluster, os.environ)
+        report.silent = processes.rank > 0
+        if settings.about is not None:
+            say(f"{settings.about.what}\n{settings.about.expect}")
+        settings = _laid_out(settings, processes)
+        mesh = open_mesh(settings, processes)
+        part = processes.rank, processes.count
+        reader = assemble.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
         held_out = assemble.open_held_out(settings)
         plan = make_plan(settings, len(reader) if isinstance(reader, Reader) else None)
-        say(f"plan:\n{describe(plan)}\n  device {device}, precision {settings.precision}")
+        say(f"plan:\n{describe(plan)}\n{_where(settings, mesh)}")
 
-        model = assemble.build_model(settings)
-        state = assemble.build_state(model, settings.optimizer_opts)
-        engine = assemble.build_engine(model, settings)
+        model = assemble.build_model(settings, mesh)
+        engine = assemble.build_engine(model, settings, mesh)
+        state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
+        peers = engine.peers
+        claims.enter_context(Watchdog(peers, settings.cluster.say_waiting_after_seconds))
         step = assemble.build_step(engine, state, settings, plan, stop)
+        sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
         if settings.compile_only:
-            _compile(step, reader[0], began)
+            _compile(step, sample, began)
             return
-        if saves and settings.save_ckpt_path is not None:
-            claims.enter_context(checkpoint.claim(settings.save_ckpt_path))
-            removed = checkpoint.clear_half_written(settings.save_ckpt_path)
-            if removed:
-                say(f"run: removed half-written {', '.join(removed)}")
         form = assemble.disk_format(settings, model)
         fixed = checkpoint.fixed_settings(
             settings.model_dump(mode="json"),
@@ -66,27 +73,120 @@ def run(settings: PretrainSettings) -> None:
             plan.total_steps,
             reader.fingerprint,
         )
-        say(f"run: {assemble.start(settings, state, form, fixed)}")
+        if saves:
+            _claim(settings, peers, claims)
+        _start(settings, peers, state, form, fixed)
         if state.step >= plan.total_steps:
             say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
             return
-        save = _saving(settings, state, form, fixed) if saves else None
+        save = _saving(settings, state, form, fixed, peers) if saves else None
         last = plan.total_steps if saves else min(state.step + DRY_RUN_STEPS, plan.total_steps)
+        built = time.monotonic()
+        step.compile(sample)
+        say(f"built in {built - began:.1f} s, traced in {time.monotonic() - built:.1f} s")
         hooks = _hooks(settings, plan, engine, state, held_out, save, last)
-        say(
-            f"built in {time.monotonic() - began:.1f} s; step {state.step + 1:,} includes its tracing"
-        )
-        finished = train(state, read_ahead(reader, state.step, last), step, hooks, stop)
+        wish = _wish(peers, stop)
+        finished = train(state, read_ahead(reader, state.step, last), step, hooks, wish)
         if save is not None and not finished:
             save()
+        # Whoever leaves early is taken for lost by those who still save.
+        peers.meet()
         say(_last_words(settings, state, began, finished))
 
 
+def _has_a_folder(settings: PretrainSettings) -> bool:
+    """Whether the run saves. Raises ConfigError when it should and does not know where."""
+    if settings.dry_run or settings.compile_only:
+        return False
+    if settings.save_ckpt_path is None:
+        raise ConfigError(
+            "save_ckpt_path: is not given; give --save-ckpt-path, the folder of this run"
+        )
+    return True
+
+
+def _laid_out(settings: PretrainSettings, processes: Processes) -> PretrainSettings:
+    """The settings with a layout for the devices there are, when they ask for one."""
+    if settings.parallel.layout == "given":
+        return settings
+    kind, here, memory = devices_here(processes)
+    devices = here * processes.count
+    chosen = layout.propose(settings, devices, memory, processes.count)
+    say(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
+    return chosen
+
+
+def _where(settings: PretrainSettings, mesh: Mesh) -> str:
+    lines = list(layout.describe_layout(settings))
+    processes = mesh.processes
+    if processes.count > 1:
+        lines.append(f"{processes.count} processes, as {processes.source} says; this is rank 0")
+    lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _claim(settings: PretrainSettings, peers: Peers, claims: ExitStack) -> None:
+    """Rank 0 takes the run's folder; the others wait until it is in order."""
+    assert settings.save_ckpt_path is not None
+    if peers.rank == 0:
+        claims.enter_context(checkpoint.claim(settings.save_ckpt_path))
+        removed = checkpoint.clear_half_written(settings.save_ckpt_path)
+        if removed:
+            say(f"run: removed half-written {', '.join(removed)}")
+    peers.meet()
+
+
+def _refuse_differences(peers: Peers, fixed: dict[str, Any]) -> None:
+    digest = hashlib.blake2b(json.dumps(fixed, sort_keys=True).encode(), digest_size=6).digest()
+    numbers = peers.each(float(int.from_bytes(digest, "little")))
+    others = [rank for rank, number in enumerate(numbers) if number != numbers[0]]
+    if others:
+        raise ConfigError(
+            f"rank {others[0]}: was started with other settings, or reads another corpus, than rank 0; start "
+            "every process with the same command and the same files"
+        )
+
+
+def _start(
+    settings: PretrainSettings,
+    peers: Peers,
+    state: State,
+    form: checkpoint.Format,
+    fixed: dict[str, Any],
+) -> None:
+    """Put the first values into the state, the same on all processes."""
+    _refuse_differences(peers, fixed)
+    say(f"run: {assemble.start(settings, state, form, fixed)}")
+    _refuse_other_starts(peers, state)
+
+
+def _refuse_other_starts(peers: Peers, state: State) -> None:
+    steps = peers.each(float(state.step))
+    others = [rank for rank, step in enumerate(steps) if step != steps[0]]
+    if others:
+        raise CheckpointError(
+            f"save_ckpt_path: rank {others[0]} finds a checkpoint of step {steps[others[0]]:.0f}, rank 0 one of "
+            f"step {steps[0]:.0f}; the folder has to be on a file system that all hosts share"
+        )
+
+
+def _wish(peers: Peers, stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether any process was asked to stop; all get the same answer."""
+    return lambda: bool(peers.total([stop()])[0])
+
+
 def _saving(
-    settings: PretrainSettings, state: State, form: checkpoint.Format, fixed: dict[str, Any]
+    settings: PretrainSettings,
+    state: State,
+    form: checkpoint.Format,
+    fixed: dict[str, Any],
+    peers: Peers,
 ) -> Callable[[], None]:
+    """How this process saves: rank 0 writes, the others give what they alone hold."""
     folder, told = settings.save_ckpt_path, settings.model_dump(mode="json")
     assert folder is not None
+    if peers.rank > 0:
+        return lambda: checkpoint.give_shares(folder, state)
     # Only now: a start that was refused must not leave its settings beside another run's steps.
     write_json_atomically(folder / "settings.json", told)
 
@@ -99,7 +199,7 @@ def _saving(
     return save
 
 
-def _compile(step: Step, batch: dict[str, Any], began: float) -> None:
+def _compile(step: Step, batch: Batch, began: float) -> None:
     ready = time.monotonic()
     step.compile(batch)
     say(
@@ -119,11 +219,12 @@ def _hooks(
 ) -> list[tuple[Hook, Every]]:
     """What is done now and then, in this order: measure, evaluate, report, save."""
     pace = report.Pace(last, plan.examples_per_step)
-    reports = _reports(settings, state) if save is not None else []
+    peers = engine.peers
+    reports = _reports(settings, state) if save is not None and peers.rank == 0 else []
     first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
 
     def measure(info: Info) -> None:
-        info.figures.update(pace.after_step(info.step, float(np.sum(info.batch["input_mask"]))))
+        info.figures.update(pace.after_step(info.step, info.figures["tokens"]))
         info.figures["seconds_waited"] = info.seconds_waited
 
     def evaluate(info: Info) -> None:
@@ -155,11 +256,24 @@ def _hooks(
             steps=settings.checkpoint_every_steps,
             minutes=settings.checkpoint_every_minutes,
             last_step=last,
+            # Every process takes part in a save, and their clocks differ.
+            agreed=lambda due: bool(peers.of_rank_0([due])[0]),
         )
         hooks.append((lambda info: save(), every))
+    if engine.trace is not None and settings.parallel.trace is not None:
+        path = settings.parallel.trace
+        path = path.with_stem(f"{path.stem}_rank{peers.rank}") if peers.count > 1 else path
+        steps = state.step + engine.trace.steps
+        traced = partial(_write_trace, engine.trace, path, peers.rank)
+        hooks.append((traced, Every(last_step=min(steps, last))))
     # Saving and evaluating are not the pace of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
+
+
+def _write_trace(trace: Trace, path: Path, rank: int, info: Info) -> None:
+    trace.write(path, rank)
+    say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
 
 
 def _reports(settings: PretrainSettings, state: State) -> list[report.Report]:

@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.optim.loss_scale import LossScale
+from bert_cli.parallel.copies import Shares
 from bert_cli.train.step import State
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -166,17 +167,30 @@ def save(
 
 
 def _write(partial: Path, state: State, form: Format) -> None:
-    weights = {name: np.asarray(weight.value) for name, weight in state.weights.items()}
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
     on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
     # transformers asks for this mark of the framework whose layout the tensors have.
     save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
-    moments: dict[str, npt.NDArray[Any]] = {}
-    for name, (first, second) in state.moments.items():
-        moments[f"{name}/moment1"], moments[f"{name}/moment2"] = first.numpy(), second.numpy()
-    save_file(moments, partial / OPTIMIZER)
+    save_file(dict(_moments(state)), partial / OPTIMIZER)
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     for file in form.tokenizer_files:
         shutil.copyfile(file, partial / file.name)
+
+
+def _moments(state: State) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    for name, pair in state.moments.items():
+        for number, moment in enumerate(pair, 1):
+            yield f"{name}/moment{number}", moment.numpy()
+
+
+def give_shares(folder: Path, state: State) -> None:
+    """Take part in another process' save: give the parts of the moments that only this one holds."""
+    if (folder / name_of(state.step) / STATE).is_file():
+        return
+    for pair in state.moments.values():
+        for moment in pair:
+            if isinstance(moment, Shares):
+                moment.numpy()
 
 
 def _force_to_disk(path: Path) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from bert_cli.train.step import Batch, State, StoppedBetweenMicroBatchesError
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.train.step import Batch, State
 
 Hook = Callable[["Info"], None]
 # SIGHUP too: it is what a run hears when its terminal is closed.
@@ -46,18 +47,21 @@ class Every:
         minutes: float | None = None,
         last_step: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        agreed: Callable[[bool], bool] = bool,
     ) -> None:
         self.steps = steps
         self.minutes = minutes
         self.last_step = last_step
         self.clock = clock
+        self.agreed = agreed
+        """Own opinion -> that of all processes."""
         self.since = clock()
 
     def due(self, step: int) -> bool:
         """Whether it is time after this step; asking resets the minutes when it is."""
         by_steps = self.steps is not None and step % self.steps == 0
         by_time = self.minutes is not None and self.clock() - self.since >= 60 * self.minutes
-        if by_steps or by_time or step == self.last_step:
+        if self.agreed(by_steps or by_time or step == self.last_step):
             self.since = self.clock()
             return True
         return False

@@ -22,6 +22,8 @@ Figures = Mapping[str, float]
 Report = Callable[[int, Figures], None]
 
 METRICS = "metrics.jsonl"
+silent = False
+"""Whether this process has nothing to say: of several that make one run, only rank 0 speaks."""
 
 
 def jsonl(path: Path, done: int) -> Report:
@@ -61,6 +63,8 @@ def _step(line: str, done: int) -> int:
 
 def say(text: str) -> None:
     """Print to the terminal; whoever read it may be gone (`| head`, a closed window), the run is not."""
+    if silent:
+        return
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -1,55 +1,53 @@
 """One update of the weights: a step's micro-batches, their gradient, one move or none.
 
-`State` holds the four things of a run that change. The step counts its masked tokens first, lets
-the engine add up the gradients of its micro-batches, divides out the loss scale, and asks of the
-whole gradient, once, whether it is finite and how long it is. A gradient that is not finite moves
-nothing and is counted; the step is over all the same, so that the stream stays a function of it.
+`State` holds the four things of a run that change. The step counts its masked tokens first, over all
+processes, lets the engine add up the gradients of its micro-batches, divides out the loss scale, and
+asks of the whole gradient, once, whether it is finite and how long it is. A gradient that is not
+finite moves nothing and is counted; the step is over all the same, so that the stream stays a
+function of it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from bert_cli.errors import DeviceError
-from bert_cli.optim.adam import clip_factor, squared_norm
+from bert_cli.optim.adam import clip_factor
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.engine import Engine
 
 Batch = Mapping[str, npt.NDArray[Any]]
-# update(name, weight, gradient, moment 1, moment 2, updates before, learning rate, step) -> new values
-Update = Callable[..., tuple[Any, Any, Any]]
 
 
-class StoppedBetweenMicroBatchesError(Exception):
-    """The person asked to stop; the step was given up and the state is that of the step before."""
+class Value(Protocol):
+    """A weight or a moment of the run, whole, wherever it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the value."""
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Set the value."""
 
 
 @dataclass
 class State:
     """What changes in a run; everything else is a function of the settings and the step."""
 
-    weights: Mapping[str, Any]
-    """Keras variables by name."""
-    moments: Mapping[str, tuple[tf.Variable, tf.Variable]]
+    weights: Mapping[str, Value]
+    """By name."""
+    moments: Mapping[str, tuple[Value, Value]]
     """The optimizer's two float32 moments of each weight."""
     loss_scale: LossScale
     step: int = 0
     """Steps done."""
-
-
-def new_moments(weights: Mapping[str, Any]) -> dict[str, tuple[tf.Variable, tf.Variable]]:
-    """Zero moments, in float32 whatever the weights are."""
-    return {
-        name: (
-            tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False),
-            tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False),
-        )
-        for name, weight in weights.items()
-    }
 
 
 class Step:
@@ -60,7 +58,7 @@ class Step:
         engine: Engine,
         state: State,
         *,
-        update: Update,
+        micro_batches: int,
         learning_rate: Callable[[int], float],
         max_gradient_norm: float | None,
         max_skipped_steps: int,
@@ -68,96 +66,55 @@ class Step:
     ) -> None:
         self.engine = engine
         self.state = state
-        self.update = update
+        self.micro_batches = micro_batches
         self.learning_rate = learning_rate
         self.max_gradient_norm = max_gradient_norm
         self.max_skipped_steps = max_skipped_steps
         self.asked_to_stop = asked_to_stop
-        self._apply = tf.function(self._apply_gradients)
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """One step on a batch of arrays [M, B, ...]; means over the step's own examples.
+        """One step on this process' part of its batch, arrays [M, B, ...]; means over the whole step.
 
-        Raises DeviceError after `max_skipped_steps` non-finite gradients in a row or when a
-        micro-batch does not fit the device, and StoppedBetweenMicroBatchesError when asked to stop
-        half way; the state is then untouched.
+        Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, when a
+        micro-batch does not fit the device or when a process is lost, and
+        StoppedBetweenMicroBatchesError when asked to stop half way; the state is then untouched.
         """
-        state = self.state
-        counts = count(batch)
-        micro_batches = len(batch["input_ids"])
+        state, peers = self.state, self.engine.peers
+        counts = _totalled(peers.total, count(batch))
+        counts["masked"] = max(counts["masked"], 1.0)
         scale = state.loss_scale
-        whole_scale = raised(scale.value, micro_batches)
-        sums: dict[str, Any] = {}
-        for number in range(micro_batches):
-            if self.asked_to_stop():
-                self.engine.clear()
-                raise StoppedBetweenMicroBatchesError
-            added = self.engine.accumulate(
-                {name: column[number] for name, column in batch.items()},
-                state.step * micro_batches + number,
-                counts,
-                whole_scale,
-            )
-            sums = {name: sums.get(name, 0.0) + value for name, value in added.items()}
+        whole_scale = raised(scale.value, self.micro_batches)
+        position = state.step * self.micro_batches + peers.rank * len(batch["input_ids"])
+        peers.doing = f"step {state.step + 1}"
+        sums = self.engine.play(batch, position, counts, whole_scale, self.asked_to_stop)
+        # In 16 bits gradients travel as they would be without accumulation.
+        squared = self.engine.reduce(scale.value / whole_scale) / whole_scale**2
+        sums = _totalled(peers.total, sums)
         rate = self.learning_rate(state.step)
-        finite, gradient_norm, weight_norm = self._apply(
-            tf.constant(1.0 / whole_scale, tf.float32),
-            tf.constant(rate, tf.float32),
-            tf.constant(state.step - scale.skipped, tf.int32),
-            tf.constant(state.step, tf.int32),
-        )
-        state.loss_scale = scale.after(bool(finite))
+        finite = math.isfinite(squared)
+        if finite:
+            updates = state.step - scale.skipped
+            factor = clip_factor(squared, self.max_gradient_norm or math.inf) / whole_scale
+            weighed = self.engine.move(factor, rate, updates, state.step)
+        else:
+            self.engine.clear()
+            weighed = self.engine.weigh()
+        state.loss_scale = scale.after(finite)
         state.step += 1
         self._refuse_to_go_on_without_progress()
         return {
             **means(sums, counts),
             "learning_rate": rate,
-            "gradient_norm": float(gradient_norm),
-            "weight_norm": float(weight_norm),
+            "gradient_norm": math.sqrt(squared),
+            "weight_norm": math.sqrt(weighed),
             "loss_scale": scale.value,
             "skipped": state.loss_scale.skipped,
+            "tokens": counts["tokens"],
         }
 
     def compile(self, batch: Batch) -> None:
         """Trace and compile all that a step needs, on its first micro-batch; nothing moves."""
-        micro_batch = {name: column[0] for name, column in batch.items()}
-        self.engine.accumulate(micro_batch, 0, count(batch), self.state.loss_scale.value)
-        self.engine.clear()
-        number, whole = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
-        self._apply.get_concrete_function(number, number, whole, whole)
-
-    def _apply_gradients(
-        self,
-        unscale: tf.Tensor,
-        learning_rate: tf.Tensor,
-        updates_before: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        gradients = [accumulator * unscale for accumulator in self.engine.accumulators]
-        squared = squared_norm(gradients)
-        finite = tf.math.is_finite(squared)
-        if self.max_gradient_norm is not None:
-            factor = clip_factor(squared, self.max_gradient_norm)
-            gradients = [gradient * factor for gradient in gradients]
-
-        def move() -> tf.Tensor:
-            for name, variable, gradient in zip(
-                self.engine.names, self.engine.variables, gradients, strict=True
-            ):
-                first, second = self.state.moments[name]
-                moved = self.update(
-                    name, variable, gradient, first, second, updates_before, learning_rate, step
-                )
-                for target, value in zip((variable, first, second), moved, strict=True):
-                    target.assign(value)
-            return tf.constant(True)
-
-        moved = tf.cond(finite, move, lambda: tf.constant(False))
-        with tf.control_dependencies([moved]):
-            for accumulator in self.engine.accumulators:
-                accumulator.assign(tf.zeros_like(accumulator))
-            weights = squared_norm([variable.read_value() for variable in self.engine.variables])
-        return finite, tf.sqrt(squared), tf.sqrt(weights)
+        self.engine.compile(batch, count(batch))
 
     def _refuse_to_go_on_without_progress(self) -> None:
         scale = self.state.loss_scale
@@ -170,11 +127,19 @@ class Step:
 
 
 def count(batch: Batch) -> dict[str, float]:
-    """What the losses of a batch [..., P] are divided by: its masked tokens and its examples."""
+    """What the losses of a batch [..., P] are divided by, masked tokens and examples, and its tokens."""
     return {
-        "masked": float(max(np.sum(batch["masked_lm_weights"]), 1.0)),
+        "masked": float(np.sum(batch["masked_lm_weights"])),
         "examples": float(np.size(batch["next_sentence_labels"])),
+        "tokens": float(np.sum(batch["input_mask"])),
     }
+
+
+def _totalled(
+    total: Callable[[npt.ArrayLike], npt.NDArray[np.float64]], numbers: Mapping[str, float]
+) -> dict[str, float]:
+    """The numbers added up over all processes."""
+    return dict(zip(numbers, map(float, total(list(numbers.values()))), strict=True))
 
 
 def raised(loss_scale: float, micro_batches: int) -> float:

@@ -1,42 +1,31 @@
-"""One step on one device: accumulation, recomputation and evaluation give the gradients they should."""
+"""Accumulation, recomputation, evaluation, stopping: what a step does on the devices it has."""
+
+import threading
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from layouts import NO_DROPOUT, P, S, V, assert_close, built, gradients, settings_of
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
-from bert_cli.config.schema import BertConfig
-from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.trace import Trace, seconds_together
 from bert_cli.train.step import count, raised
 
-S, P, V = 16, 3, 50
-SHAPE = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": S,
-    "initializer_range": 0.2,
-}
-DROPOUT = BertConfig(**SHAPE)
-NO_DROPOUT = BertConfig(**SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+KEY = np.array([3, 0], np.int32)
 
 
-NAMES = list(named_weights(build_blocks(DROPOUT, seed=0, policy="float32")))
-
-
-def examples(number: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Examples with padding and with different numbers of masked places."""
+def examples(number: int, micro_batches: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
+    """Examples [M, B, ...] with padding and with different numbers of masked places."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(8, S + 1, number)
     mask = (np.arange(S) < lengths[:, None]).astype(np.int32)
     masked = generator.integers(1, P + 1, number)
     weights = (np.arange(P) < masked[:, None]).astype(np.float32)
-    return {
+    columns = {
         "input_ids": (generator.integers(5, V, (number, S)) * mask).astype(np.int32),
         "input_mask": mask,
         "segment_ids": (mask * (np.arange(S) > 6)).astype(np.int32),
@@ -45,132 +34,135 @@ def examples(number: int, seed: int = 0) -> dict[str, np.ndarray]:
         "masked_lm_weights": weights,
         "next_sentence_labels": generator.integers(0, 2, number).astype(np.int32),
     }
+    return {n: c.reshape(micro_batches, -1, *c.shape[1:]) for n, c in columns.items()}
 
 
-def engine(config: BertConfig, *, recompute: bool = False, policy: str = "float32") -> Engine:
-    blocks = build_blocks(config, seed=3, policy=policy)
-    *body, head = [block for _, block in blocks]
-    return Engine(body, head, named_weights(blocks), seed=3, recompute=recompute)
+def engine_of(layout: str = "1x1", **changes):
+    return built(settings_of(layout, **changes), moves=False)[0]
 
 
-def gradients(player: Engine, batch: dict[str, np.ndarray], micro_batches: int, first: int = 0):
-    """The accumulated gradients of a batch cut into micro-batches, and the sums."""
-    player.clear()
-    counts = count(batch)
-    sums: dict[str, float] = {}
-    cut = {name: np.split(column, micro_batches) for name, column in batch.items()}
-    for number in range(micro_batches):
-        piece = {name: pieces[number] for name, pieces in cut.items()}
-        for name, value in player.accumulate(piece, first + number, counts, 1.0).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return [accumulator.numpy() for accumulator in player.accumulators], sums
+def played(engine, batch, position: int = 0, scale: float = 1.0):
+    """Sums and gradients of a batch from a clean start."""
+    engine.clear()
+    sums = engine.play(batch, position, count(batch), scale)
+    engine.reduce(1.0)
+    return sums, gradients(engine)
 
 
-def assert_equal(a, b, tolerance: float) -> None:
-    """Equal relative to the norm of each tensor.
-
-    The true gradient of an attention key's bias is zero: what is there is rounding, compared with
-    the norm of the whole gradient.
-    """
-    whole = np.sqrt(sum(np.sum(np.square(right)) for right in b))
-    for name, left, right in zip(NAMES, a, b, strict=True):
-        scale = whole if name.endswith("attention/key/bias") else np.linalg.norm(right)
-        assert np.linalg.norm(left - right) <= tolerance * scale, name
+@pytest.fixture(scope="module")
+def plain():
+    """One device without dropout."""
+    return engine_of(model=NO_DROPOUT)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_micro_batches_give_the_gradient_of_the_one_big_batch(recompute):
-    player, batch = engine(NO_DROPOUT, recompute=recompute), examples(8)
-    whole, sums = gradients(player, batch, 1)
+@pytest.fixture(scope="module")
+def dropping():
+    """One device with dropout."""
+    return engine_of()
+
+
+def test_micro_batches_give_the_gradient_of_the_one_big_batch(plain):
+    sums, whole = played(plain, examples(8))
     for micro_batches in (2, 4, 8):
-        pieces, piece_sums = gradients(player, batch, micro_batches)
-        assert_equal(pieces, whole, 1e-6)
+        piece_sums, pieces = played(plain, examples(8, micro_batches))
+        assert_close(pieces, whole, 1e-6)
         assert piece_sums["mlm_loss"] == pytest.approx(sums["mlm_loss"], rel=1e-6)
 
 
 def test_a_mean_of_means_would_be_another_gradient():
     """The batch has uneven numbers of masked places, so the test above can fail."""
-    batch = examples(8)
-    counts = [np.sum(piece) for piece in np.split(batch["masked_lm_weights"], 4)]
+    counts = [np.sum(piece) for piece in examples(8, 4)["masked_lm_weights"]]
     assert len(set(counts)) > 1
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_recomputation_draws_the_same_dropout_and_gives_the_same_gradients(policy):
+def test_recomputation_in_16_bits_gives_the_same_gradients():
+    batch = examples(4, 2)
+    _, kept = played(engine_of(precision="mixed_bfloat16"), batch)
+    _, again = played(engine_of(precision="mixed_bfloat16", parallel={"recompute": True}), batch)
+    assert_close(again, kept, 1e-6)
+
+
+def test_dropout_depends_on_the_position_of_the_micro_batch_and_on_nothing_else(dropping):
     batch = examples(4)
-    plain, _ = gradients(engine(DROPOUT, policy=policy), batch, 2)
-    again, _ = gradients(engine(DROPOUT, recompute=True, policy=policy), batch, 2)
-    assert_equal(again, plain, 1e-6)
+    _, first = played(dropping, batch, position=5)
+    _, same = played(dropping, batch, position=5)
+    _, other = played(dropping, batch, position=6)
+    for name, gradient in first.items():
+        np.testing.assert_array_equal(gradient, same[name])
+    assert any(np.abs(gradient - other[name]).max() > 1e-4 for name, gradient in first.items())
 
 
-def test_dropout_depends_on_the_position_of_the_micro_batch_and_on_nothing_else():
-    player, batch = engine(DROPOUT), examples(4)
-    first, _ = gradients(player, batch, 1, first=5)
-    same, _ = gradients(player, batch, 1, first=5)
-    other, _ = gradients(player, batch, 1, first=6)
-    for left, right in zip(first, same, strict=True):
-        np.testing.assert_array_equal(left, right)
-    assert any(np.abs(left - right).max() > 1e-4 for left, right in zip(first, other, strict=True))
+def products_of(function, *arguments) -> int:
+    """Matrix products left in a function's graph after the graph optimizer has merged what it can."""
+    graph = function.get_concrete_function(*arguments).graph
+    meta = export_meta_graph(graph=graph, graph_def=graph.as_graph_def())
+    kept = [op.name for op in graph.get_operations() if op.type == "AssignAddVariableOp"]
+    meta.collection_def["train_op"].node_list.value.extend(kept)
+    optimized = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), meta)
+    return sum("MatMul" in node.op for node in optimized.node)
 
 
-def test_recomputation_really_runs_the_forward_pass_again():
+def test_recomputation_within_a_turn_really_runs_the_forward_pass_again(plain):
     """If the graph optimizer merged the two passes, all activations would be kept after all."""
 
-    def products(recompute: bool) -> int:
-        player, batch = engine(NO_DROPOUT, recompute=recompute), examples(2)
-        gradients(player, batch, 1)
-        function = player._accumulate.get_concrete_function(
-            {name: tf.TensorSpec(c.shape, c.dtype) for name, c in batch.items()},
-            tf.TensorSpec([2], tf.int32),
-            {name: tf.TensorSpec([], tf.float32) for name in ("masked", "examples")},
-            tf.TensorSpec([], tf.float32),
-        )
-        graph = function.graph
-        meta = export_meta_graph(graph=graph, graph_def=graph.as_graph_def())
-        kept = [op.name for op in graph.get_operations() if op.type == "AssignAddVariableOp"]
-        meta.collection_def["train_op"].node_list.value.extend(kept)
-        optimized = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), meta)
-        return sum("MatMul" in node.op for node in optimized.node)
+    def products(engine) -> int:
+        (stage,) = engine.replicas[0]
+        batch = {name: column[0] for name, column in examples(2).items()}
+        counts = {name: tf.constant(1.0) for name in ("masked", "examples", "tokens")}
+        given = None, stage.columns(batch), KEY, counts, tf.constant(1.0)
+        return products_of(stage._turn, *given)
 
-    plain, recomputed = products(False), products(True)
-    # One more forward pass of every block but the last: the products of two layers and the pooler.
-    assert recomputed - plain >= 2 * 6
+    again = engine_of(model=NO_DROPOUT, parallel={"recompute": True})
+    # One more forward pass of every block but the last: the products of three layers and the pooler.
+    assert products(again) - products(plain) >= 3 * 6
 
 
-def test_evaluation_has_no_dropout_and_leaves_no_gradient():
-    player, batch = engine(DROPOUT), examples(4)
-    player.clear()
-    a = {name: float(value) for name, value in player.evaluate(batch).items()}
-    b = {name: float(value) for name, value in engine(NO_DROPOUT).evaluate(batch).items()}
-    assert a == b
-    assert all(not accumulator.numpy().any() for accumulator in player.accumulators)
+def test_what_a_stage_keeps_is_its_input_or_those_of_its_layers():
+    kept = {}
+    for by in ("stage", "layer"):
+        engine = engine_of("1x2", parallel={"recompute": True, "recompute_by": by})
+        middle = engine.replicas[0][1]
+        batch = {name: column[0] for name, column in examples(2).items()}
+        hidden = tf.zeros([2, S, 16])
+        _, kept[by] = middle.forward(hidden, middle.columns(batch), KEY)
+    assert [tuple(value.shape) for value in kept["stage"]] == [(2, S, 16)]
+    assert [tuple(value.shape) for value in kept["layer"]] == [(2, S, 16)] * 3
 
 
-def test_the_loss_scale_multiplies_the_gradients():
-    player, batch = engine(NO_DROPOUT), examples(2)
-    plain, _ = gradients(player, batch, 1)
-    player.clear()
-    player.accumulate(batch, 0, count(batch), 1024.0)
-    scaled = [accumulator.numpy() / 1024.0 for accumulator in player.accumulators]
-    assert_equal(scaled, plain, 1e-6)
+def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, dropping):
+    batch = {name: column[0] for name, column in examples(4).items()}
+    plain.clear()
+    dropping.clear()
+    assert dropping.evaluate(batch) == plain.evaluate(batch)
+    spread = engine_of("2x2")
+    assert spread.evaluate(batch) == pytest.approx(plain.evaluate(batch), rel=1e-6)
+    for stage in dropping.replicas[0] + spread.replicas[0]:
+        assert all(not accumulator.numpy().any() for accumulator in stage.accumulators.values())
+
+
+def test_the_loss_scale_multiplies_the_gradients(plain):
+    _, once = played(plain, examples(2))
+    _, scaled = played(plain, examples(2), scale=1024.0)
+    assert_close({name: value / 1024.0 for name, value in scaled.items()}, once, 1e-6)
 
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy):
+def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy, plain):
     """A micro-batch's share of such a step is small: the step's scaling has to make up for it."""
-    batch = {name: column[None] for name, column in examples(4).items()}
-    exact, _ = gradients(engine(NO_DROPOUT), examples(4), 1)
+    batch = examples(4)
+    _, exact = played(plain, batch)
+    engine = engine_of(model=NO_DROPOUT, precision=policy)
 
     def error(micro_batches: int, scale: float) -> float:
         """The largest relative error of a kernel's gradient in a step of so many micro-batches."""
-        player = engine(NO_DROPOUT, policy=policy)
         counts = {name: value * micro_batches for name, value in count(batch).items()}
-        player.clear()
-        player.accumulate({n: c[0] for n, c in batch.items()}, 0, counts, scale)
-        found = [a.numpy() * micro_batches / scale for a in player.accumulators]
+        engine.clear()
+        engine.play(batch, 0, counts, scale)
+        engine.reduce(1.0)
         return max(
-            np.linalg.norm(left - right) / np.linalg.norm(right)
-            for name, left, right in zip(NAMES, found, exact, strict=True)
+            np.linalg.norm(found * micro_batches / scale - exact[name])
+            / np.linalg.norm(exact[name])
+            for name, found in gradients(engine).items()
             if name.endswith("kernel")
         )
 
@@ -180,8 +172,120 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy):
     assert error(2048, 1.0) > 0.02
 
 
-def test_a_function_is_traced_once_however_many_micro_batches_there_are():
-    player, batch = engine(DROPOUT), examples(8)
-    gradients(player, batch, 8)
-    gradients(player, batch, 8, first=8)
-    assert player._accumulate.experimental_get_tracing_count() == 1
+@pytest.mark.parametrize("layout", ["1x1", "5 stages on 4 devices"])
+def test_functions_are_traced_once_however_many_micro_batches_there_are(layout):
+    engine = engine_of(layout)
+    names = ("_turn", "_forward_only", "_forward_inputs", "_backward_again", "_add")
+
+    def traces() -> list[int]:
+        return [
+            getattr(stage, name).experimental_get_tracing_count()
+            for stage in engine.replicas[0]
+            for name in names
+        ]
+
+    before = traces()
+    assert sum(before) >= len(engine.replicas[0])
+    for micro_batches in (1, 8, 64):
+        played(engine, examples(2 * micro_batches, micro_batches))
+    assert traces() == before
+
+
+def test_a_wish_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient():
+    engine = engine_of("2x2")
+    asked = threading.Event()
+    threading.Timer(0.5, asked.set).start()
+    # Minutes of work.
+    batch = examples(2 * 40_000, 40_000)
+    began = time.monotonic()
+    with pytest.raises(StoppedBetweenMicroBatchesError):
+        engine.play(batch, 0, count(batch), 1.0, asked.is_set)
+    assert time.monotonic() - began < 15
+    for row in engine.replicas:
+        for stage in row:
+            assert all(not a.numpy().any() for a in stage.accumulators.values())
+    # And the engine is fit for the next step.
+    played(engine, examples(4, 2))
+
+
+def test_an_error_in_one_stage_ends_the_step_with_that_error():
+    engine = engine_of("1x4")
+    stage = engine.replicas[0][2]
+    backward, calls = stage.backward, []
+
+    def break_at_the_third(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise ValueError("a stage broke")
+        return backward(*arguments)
+
+    stage.backward = break_at_the_third
+    batch = examples(16, 8)
+    with pytest.raises(ValueError, match="a stage broke"):
+        engine.play(batch, 0, count(batch), 1.0)
+
+
+class Sleeper:
+    """A block that takes its time without using a core, as a device of its own would."""
+
+    READS = ("input_mask",)
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def __call__(self, hidden, batch, key):
+        def wait(value):
+            time.sleep(self.seconds)
+            return value
+
+        asleep = tf.numpy_function(wait, [tf.stop_gradient(hidden)], hidden.dtype)
+        asleep.set_shape(hidden.shape)
+        return hidden + 0.0 * asleep
+
+
+def test_stages_on_different_devices_work_at_the_same_time():
+    """Three sleeping stages: the step takes little more than the bubble and one stage's work."""
+    nap, micro_batches = 0.05, 8
+    trace = Trace(1)
+    settings = settings_of("gather alone", parallel={"recompute": True, "recompute_by": "stage"})
+    engine = built(settings, moves=False)[0]
+    first, *middle, _ = engine.replicas[0]
+    first.body.append(Sleeper(nap))
+    for stage in middle:
+        stage.body.append(Sleeper(nap))
+        stage.reads = [*stage.reads, "input_mask"]
+        stage.segments = [stage.body]
+        # Traced before it slept.
+        stage._forward_inputs = tf.function(stage._forward_and_inputs, autograph=False)
+        stage._backward_again = tf.function(stage._compute_again, autograph=False)
+    first.segments = [first.body]
+    first._forward_inputs = tf.function(first._forward_and_inputs, autograph=False)
+    first._backward_again = tf.function(first._compute_again, autograph=False)
+    batch = examples(2 * micro_batches, micro_batches)
+    engine.compile_stages(batch, count(batch))
+    engine.trace = trace
+    began = time.monotonic()
+    engine.play(batch, 0, count(batch), 1.0)
+    took = time.monotonic() - began
+    # Forward and again in the backward pass, three stages, one after the other.
+    in_series = 2 * 3 * nap * micro_batches
+    ideal = 2 * nap * (micro_batches + 2)
+    busy, together = seconds_together(trace.bars)
+    assert took < 0.6 * in_series, (took, ideal)
+    assert together > 0.5 * busy
+    assert {(bar.stage, bar.kind) for bar in trace.bars} == {
+        *((stage, kind) for stage in range(3) for kind in ("forward", "backward")),
+        (3, "turn"),
+    }
+
+
+def test_stages_that_compute_work_at_the_same_time_too():
+    """From the trace of real work: on two cores two stages are seen at work at once."""
+    wide = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4}
+    engine = engine_of("1x4", model=wide)
+    batch = examples(32 * 8, 8)
+    engine.compile_stages({name: column[:1] for name, column in batch.items()}, count(batch))
+    engine.trace = Trace(1)
+    engine.play(batch, 0, count(batch), 1.0)
+    busy, together = seconds_together(engine.trace.bars)
+    assert together > 0.3 * busy

@@ -20,6 +20,8 @@ from bert_cli.data.vocab import write_vocabulary
 from bert_cli.data.wordpiece import Encoder
 from bert_cli.errors import CheckpointError
 from bert_cli.optim.loss_scale import LossScale
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.mesh import open_mesh
 from bert_cli.tasks import assemble
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE
@@ -58,8 +60,10 @@ def settings_of(**changes) -> PretrainSettings:
 
 def build(settings: PretrainSettings):
     """(model, state, form) of a run that is about to start."""
-    model = assemble.build_model(settings)
-    state = assemble.build_state(model, settings.optimizer_opts)
+    mesh = open_mesh(settings, Processes(()))
+    model = assemble.build_model(settings, mesh)
+    engine = assemble.build_engine(model, settings, mesh)
+    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
     return model, state, assemble.disk_format(settings, model)
 
 
@@ -80,7 +84,7 @@ def save(folder: Path, state: State, form: checkpoint.Format) -> Path:
 
 
 def bytes_of(state: State) -> dict[str, bytes]:
-    arrays = {name: np.asarray(weight.value) for name, weight in state.weights.items()}
+    arrays = {name: weight.numpy() for name, weight in state.weights.items()}
     for name, pair in state.moments.items():
         arrays |= {f"{name} {number}": moment.numpy() for number, moment in enumerate(pair)}
     return {name: array.tobytes() + str(array.dtype).encode() for name, array in arrays.items()}
@@ -122,9 +126,10 @@ def test_transformers_opens_a_checkpoint_and_computes_what_we_compute(tiny, save
         assert not told[kind], (kind, told[kind])
     model, batch = tiny[0], batch_of()
     hidden = None
-    for block in model.body:
+    (stage,) = model.replicas[0]
+    for block in stage.body:
         hidden = block(hidden, batch, None)
-    mlm, nsp = model.head.logits(hidden)
+    mlm, nsp = stage.head.logits(hidden)
     columns = {name: torch.tensor(column).long() for name, column in batch.items()}
     with torch.no_grad():
         out = theirs.eval()(

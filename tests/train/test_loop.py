@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 from bert_cli.optim.loss_scale import first_loss_scale
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train.loop import Every, StopRequest, train
-from bert_cli.train.step import State, StoppedBetweenMicroBatchesError
+from bert_cli.train.step import State
 
 
 def state_at(step: int) -> State:

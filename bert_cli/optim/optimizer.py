@@ -1,0 +1,70 @@
+"""The optimizer of a run: what happens to each weight, by its name, in two halves.
+
+First a direction from gradient and moments, element by element; then the move along it, for which
+LAMB needs the norms of whole weights. Between the halves those who hold only a part of a weight can
+add up what they have. Random rounding takes its bits from (seed, name, step, place), so a part is
+rounded as it would be in the whole, and no generator has a state that a checkpoint would lack.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from keras import ops
+
+from bert_cli.optim.adam import Adam, Array, Rule, direction, round_stochastically, trust_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW or LAMB with the rule of every weight."""
+
+    numbers: Adam
+    rules: Mapping[str, Rule]
+    seed: int
+    stochastic_rounding: bool = False
+
+    def direction(
+        self, name: str, weight: Array, gradient: Array, first: Array, second: Array, before: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return the direction of a weight or a part of it, and its new moments.
+
+        `before` counts the updates that were made before this one.
+        """
+        return direction(
+            weight, gradient, first, second, before, adam=self.numbers, rule=self.rules[name]
+        )
+
+    def moved(
+        self,
+        name: str,
+        weight: Array,
+        along: Array,
+        squared: tuple[Array, Array],
+        learning_rate: Array,
+        step: Array,
+        start: int = 0,
+    ) -> Array:
+        """Return the new weight, or the new part of it that starts at place `start`, in its format.
+
+        `squared` are the squared norms of the whole weight and of its whole direction.
+        """
+        scale = ops.cast(learning_rate, "float32")
+        if self.rules[name].adapts:
+            scale = scale * trust_ratio(*squared)
+        value = ops.cast(weight, "float32") - scale * along
+        if not self.stochastic_rounding:
+            return ops.cast(value, weight.dtype)
+        return round_stochastically(value, self._bits(name, step, value.shape, start), "float16")
+
+    def _bits(self, name: str, step: Any, shape: tuple[int, ...], start: int) -> Any:
+        """Uniform uint32 of a shape: those that the whole weight has from place `start` on."""
+        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
+        key = tf.stack([tf.constant(int.from_bytes(digest, "little") % 2**31, tf.int32), step])
+        count = tf.TensorShape(shape).num_elements()
+        bits = tf.random.stateless_uniform(
+            [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+        )
+        return tf.reshape(bits[start:], shape)

@@ -1,0 +1,206 @@
+"""A stage: consecutive blocks on one device, as two functions, forward and backward.
+
+`forward` gives the hidden values for the next stage and what has to be kept for the way back;
+`backward` takes that and the gradient from the next stage, adds the gradients of the weights to
+accumulators on the stage's own device, and gives the gradient for the stage before. The last stage's
+is one function, forward, loss and backward: a turn. Each is traced once, whatever the number of
+micro-batches. Kept is either everything (a tape), or only inputs, of each block or of the stage, from
+which the backward pass computes the rest again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy.typing as npt
+import tensorflow as tf
+
+Columns = Mapping[str, npt.NDArray[Any]]
+Tensors = dict[str, tf.Tensor]
+Keeps = Literal["all", "layer", "stage"]
+
+
+def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str]]:
+    """The names of the model's blocks by stage: `hid` becomes hid_0, hid_1 and so on, in order.
+
+    `blocks` are all names of the model in running order. Raises ValueError when the stages do not
+    list them all.
+    """
+    rest = iter(blocks)
+    found = [[next(rest, "") for _ in stage] for stage in stages]
+    asked = [name for stage in stages for name in stage]
+    if [name.split("_")[0] if name.startswith("hid") else name for name in blocks] != asked:
+        raise ValueError(f"stages ({stages}): do not list the blocks {', '.join(blocks)} in order")
+    return found
+
+
+class Stage:
+    """The blocks of a stage, their gradient accumulators, and the functions that run them.
+
+    `body` are blocks `block(hidden, batch, key) -> hidden`; `head`, in the last stage, is
+    `head(hidden, labels, counts, key) -> loss, sums`. `weights` are the variables by name.
+    """
+
+    def __init__(
+        self,
+        body: Sequence[Any],
+        head: Any | None,
+        weights: Mapping[str, Any],
+        *,
+        device: str,
+        keeps: Keeps,
+    ) -> None:
+        self.body, self.head, self.device = list(body), head, device
+        self.weights = {name: _tensorflow_variable(weight) for name, weight in weights.items()}
+        blocks = [*body, head] if head is not None else list(body)
+        self.reads = sorted({column for block in blocks for column in block.READS})
+        with tf.device(device):
+            self.accumulators = {
+                name: tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False)
+                for name, weight in self.weights.items()
+            }
+        self.keeps = keeps
+        # What is run again under one tape.
+        self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
+        self.sum_names: list[str] = []
+        self._forward_only = tf.function(self._run_body, autograph=False)
+        self._forward_inputs = tf.function(self._forward_and_inputs, autograph=False)
+        self._backward_again = tf.function(self._compute_again, autograph=False)
+        self._add = tf.function(self._add_to_accumulators, autograph=False)
+        self._turn = tf.function(self._forward_and_backward, autograph=False)
+        self._sums = tf.function(self._evaluate_head, autograph=False)
+
+    def columns(self, micro_batch: Columns) -> Tensors:
+        """The columns that this stage reads, on its device."""
+        with tf.device(self.device):
+            return {name: tf.convert_to_tensor(micro_batch[name]) for name in self.reads}
+
+    def forward(self, hidden: Any, columns: Tensors, key: tf.Tensor) -> tuple[Any, Any]:
+        """Hidden values for the next stage, and what `backward` needs; not for the last stage."""
+        with tf.device(self.device):
+            hidden = _here(hidden)
+            if self.keeps != "all":
+                return self._forward_inputs(hidden, columns, key)
+            with tf.GradientTape() as tape:
+                if hidden is not None:
+                    tape.watch(hidden)
+                onward = self._forward_only(hidden, columns, key)
+            return onward, (tape, hidden, onward)
+
+    def backward(self, kept: Any, columns: Tensors, key: tf.Tensor, above: Any) -> Any:
+        """Add the gradients of one micro-batch; the gradient for the stage before, or None."""
+        with tf.device(self.device):
+            above = _here(above)
+            if self.keeps != "all":
+                return self._backward_again(kept, columns, key, above)
+            tape, hidden, onward = kept
+            below, found = self._pull(tape, onward, hidden, above)
+            self._add(found)
+            return below
+
+    def turn(
+        self, hidden: Any, columns: Tensors, key: tf.Tensor, counts: Tensors, scale: tf.Tensor
+    ) -> tuple[Any, tf.Tensor]:
+        """Forward, loss and backward of the last stage; the gradient below and the head's sums."""
+        with tf.device(self.device):
+            return self._turn(_here(hidden), columns, key, counts, scale)
+
+    def look(self, hidden: Any, columns: Tensors) -> Any:
+        """Forward without dropout and gradients: hidden values, or in the last stage the sums."""
+        with tf.device(self.device):
+            hidden = _here(hidden)
+            if self.head is None:
+                return self._forward_only(hidden, columns, None)
+            return self._sums(hidden, columns)
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for accumulator in self.accumulators.values():
+            accumulator.assign(tf.zeros_like(accumulator))
+
+    def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:
+        for block in self.body:
+            hidden = block(hidden, columns, key)
+        return hidden
+
+    def _forward_and_inputs(self, hidden: Any, columns: Tensors, key: Any) -> tuple[Any, list[Any]]:
+        inputs = []
+        for segment in self.segments:
+            inputs.append(hidden)
+            for block in segment:
+                hidden = block(hidden, columns, key)
+        return hidden, inputs
+
+    def _compute_again(
+        self, inputs: Sequence[Any], columns: Tensors, key: Any, above: Any, below: Any = None
+    ) -> Any:
+        for segment, given in zip(reversed(self.segments), reversed(inputs), strict=True):
+            # Without the dependency all segments would be run again at once, and within a turn the
+            # graph optimizer would see that this is the forward pass once more: either way every
+            # activation would be alive after all.
+            with tf.control_dependencies([above]):
+                given = _held(given)
+                held = {name: tf.identity(column) for name, column in columns.items()}
+            with tf.GradientTape() as tape:
+                if given is not None:
+                    tape.watch(given)
+                hidden = given
+                for block in segment:
+                    hidden = block(hidden, held, key)
+            above, found = self._pull(tape, hidden, given, above)
+            self._add_to_accumulators(found)
+        return above
+
+    def _forward_and_backward(
+        self, hidden: Any, columns: Tensors, key: Any, counts: Tensors, scale: Any
+    ) -> tuple[Any, tf.Tensor]:
+        again = self.keeps == "layer" and bool(self.body)
+        inputs: list[Any] = []
+        if again:
+            hidden, inputs = self._forward_and_inputs(hidden, columns, key)
+        with tf.GradientTape() as tape:
+            if hidden is not None:
+                tape.watch(hidden)
+            last = hidden if again else self._run_body(hidden, columns, key)
+            loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
+            scaled = loss * scale
+        below, found = self._pull(tape, scaled, hidden, None)
+        self._add_to_accumulators(found)
+        if again:
+            below = self._compute_again(inputs, columns, key, below)
+        return below, self._stacked(sums)
+
+    def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
+        ones = {"masked": tf.constant(1.0), "examples": tf.constant(1.0)}
+        last = self._run_body(hidden, columns, None)
+        _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
+        return self._stacked(sums)
+
+    def _stacked(self, sums: Mapping[str, Any]) -> tf.Tensor:
+        self.sum_names = sorted(sums)
+        return tf.stack([sums[name] for name in self.sum_names])
+
+    def _pull(self, tape: Any, target: Any, source: Any, above: Any) -> tuple[Any, list[Any]]:
+        """Gradients of the input, and of every weight (None where it has no part)."""
+        weights = list(self.weights.values())
+        sources = weights if source is None else [source, *weights]
+        found = tape.gradient(target, sources, output_gradients=above)
+        return (None, found) if source is None else (found[0], found[1:])
+
+    def _add_to_accumulators(self, found: Sequence[Any]) -> None:
+        for accumulator, gradient in zip(self.accumulators.values(), found, strict=True):
+            if gradient is not None:
+                accumulator.assign_add(tf.cast(tf.convert_to_tensor(gradient), tf.float32))
+
+
+def _tensorflow_variable(weight: Any) -> tf.Variable:
+    """The variable of TensorFlow in a variable of Keras."""
+    return weight.value if hasattr(weight, "path") else weight
+
+
+def _here(tensor: Any) -> Any:
+    """The tensor on the current device: a copy that nobody waits for."""
+    return None if tensor is None else tf.identity(tensor)
+
+
+def _held(tensor: Any) -> Any:
+    return None if tensor is None else tf.identity(tensor)

@@ -1,0 +1,305 @@
+"""The end of a step on one device of one replica: add up over replicas, measure, move.
+
+A device holds the weights of its stages. Their accumulated gradients are added up over the replicas
+in buckets, once a step; from then on every replica has the same ones, so what is asked of the whole
+gradient (its norm, whether it is finite) needs no second exchange. The moments lie beside the
+weights, or in host memory, where the move is then computed (offloaded), or cut into one share a
+replica (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each moves its share of every weight,
+and the moved shares are gathered.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from bert_cli.optim.adam import squared_norm
+from bert_cli.optim.optimizer import Optimizer
+from bert_cli.parallel.collectives import Group
+from bert_cli.parallel.stages import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """Where the optimizer's moments are, and how gradients travel."""
+
+    sharded: bool = False
+    offloaded: bool = False
+    host: str = "CPU:0"
+    reduce_precision: str = "float32"
+    bucket_bytes: int = 64_000_000
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Weights whose gradients, or moved shares, travel together."""
+
+    names: tuple[str, ...]
+    sum: Any
+    gather: Any
+    pack: Any
+    unpack: Any
+    move: Any
+    take: Any
+
+
+class DeviceUpdate:
+    """The weights of one device, their gradients, their moments, and how they move."""
+
+    def __init__(
+        self, stages: Sequence[Stage], group: Group, optimizer: Optimizer, keeping: Keeping
+    ) -> None:
+        self.group, self.optimizer, self.keeping = group, optimizer, keeping
+        self.device = group.device
+        self.weights: dict[str, tf.Variable] = {}
+        self.accumulators: dict[str, list[tf.Variable]] = {}
+        for stage in stages:
+            self.weights |= stage.weights
+            for name, accumulator in stage.accumulators.items():
+                self.accumulators.setdefault(name, []).append(accumulator)
+        self.sharded = keeping.sharded and group.size > 1
+        with tf.device(keeping.host if keeping.offloaded else self.device):
+            self.moments = {
+                name: (_zeros(self._kept_shape(name)), _zeros(self._kept_shape(name)))
+                for name in self.weights
+            }
+        sizes = {name: 4 * _size(weight) for name, weight in self.weights.items()}
+        self.buckets = [
+            self._bucket(number, names)
+            for number, names in enumerate(buckets(sizes, keeping.bucket_bytes))
+        ]
+        # The buckets have taken the first numbers, two each.
+        self._sum_squares = group.summing(2 * len(self.buckets))
+        self._join = tf.function(self._join_stages, autograph=False)
+        self._squared = tf.function(self._squared_gradient, autograph=False)
+        self._clear = tf.function(self._zero_accumulators, autograph=False)
+        self._move_all = tf.function(self._move_whole, autograph=False)
+        self._directions = tf.function(self._directions_of_shares, autograph=False)
+        self._measure = tf.function(lambda: squared_norm(self._values()), autograph=False)
+
+    def compile(self) -> None:
+        """Trace all functions; nothing is computed and nothing is exchanged."""
+        number, whole = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
+        with tf.device(self.device):
+            for function in (self._join, self._squared, self._clear, self._measure):
+                function.get_concrete_function()
+            if self.group.size > 1:
+                for bucket in self.buckets:
+                    self._compile_bucket(bucket, number, whole)
+            if self.sharded:
+                self._directions.get_concrete_function(number, whole)
+                self._sum_squares.get_concrete_function(_vector(len(self.weights), tf.float32))
+            else:
+                self._move_all.get_concrete_function(number, number, whole, whole)
+
+    def _compile_bucket(self, bucket: Bucket, number: Any, whole: Any) -> None:
+        travels = tf.as_dtype(self.keeping.reduce_precision)
+        packed = _vector(sum(_size(self.weights[name]) for name in bucket.names), travels)
+        bucket.pack.get_concrete_function(number)
+        bucket.sum.get_concrete_function(packed)
+        bucket.unpack.get_concrete_function(packed, number)
+        if self.sharded:
+            lengths = {name: self._share_length(name) for name in bucket.names}
+            parts = {name: _vector(length, tf.float32) for name, length in lengths.items()}
+            dtype = self.weights[bucket.names[0]].dtype
+            squares = _vector(len(self.weights), tf.float32)
+            bucket.move.get_concrete_function(parts, squares, number, whole)
+            bucket.gather.get_concrete_function(_vector(sum(lengths.values()), dtype))
+            everyone = sum(lengths.values()) * self.group.size
+            bucket.take.get_concrete_function(_vector(everyone, dtype))
+
+    def reduce(self, shrink: float) -> tf.Tensor:
+        """Add up the gradients over the stages of the device and over the replicas; their squared norm.
+
+        In 16 bits they travel multiplied by `shrink`, a power of two.
+        """
+        with tf.device(self.device):
+            factor = tf.constant(shrink, tf.float32)
+            if any(len(held) > 1 for held in self.accumulators.values()):
+                self._join()
+            if self.group.size > 1:
+                for bucket in self.buckets:
+                    bucket.unpack(bucket.sum(bucket.pack(factor)), factor)
+            return self._squared()
+
+    def move(self, factor: float, learning_rate: float, before: int, step: int) -> tf.Tensor:
+        """Move the weights by their gradients times `factor`, forget these; the weights' squared norm."""
+        with tf.device(self.device):
+            gradient_factor = tf.constant(factor, tf.float32)
+            rate = tf.constant(learning_rate, tf.float32)
+            updates, now = tf.constant(before, tf.int32), tf.constant(step, tf.int32)
+            if not self.sharded:
+                return self._move_all(gradient_factor, rate, updates, now)
+            directions, squares = self._directions(gradient_factor, updates)
+            squares = self._sum_squares(squares)
+            for bucket in self.buckets:
+                parts = {name: directions[name] for name in bucket.names}
+                bucket.take(bucket.gather(bucket.move(parts, squares, rate, now)))
+            self._clear()
+            return self._measure()
+
+    def measure(self) -> tf.Tensor:
+        """The squared norm of the weights."""
+        with tf.device(self.device):
+            return self._measure()
+
+    def _bucket(self, number: int, names: Sequence[str]) -> Bucket:
+        def pack(shrink: tf.Tensor) -> tf.Tensor:
+            flat = [tf.reshape(self.accumulators[name][0], [-1]) for name in names]
+            return self._to_travel(tf.concat(flat, axis=0), shrink)
+
+        def unpack(packed: tf.Tensor, shrink: tf.Tensor) -> None:
+            flat = self._from_travel(packed, shrink)
+            parts = tf.split(flat, [_size(self.weights[name]) for name in names])
+            for name, part in zip(names, parts, strict=True):
+                accumulator = self.accumulators[name][0]
+                accumulator.assign(tf.reshape(part, accumulator.shape))
+
+        def move(parts: Mapping[str, Any], squares: Any, rate: Any, step: Any) -> tf.Tensor:
+            return self._move_shares(names, parts, squares, rate, step)
+
+        def take(gathered: tf.Tensor) -> None:
+            self._take_shares(names, gathered)
+
+        return Bucket(
+            tuple(names),
+            self.group.summing(2 * number),
+            self.group.gathering(2 * number + 1),
+            *(tf.function(f, autograph=False) for f in (pack, unpack, move, take)),
+        )
+
+    def _to_travel(self, flat: tf.Tensor, shrink: tf.Tensor) -> tf.Tensor:
+        if self.keeping.reduce_precision == "float32":
+            return flat
+        return tf.cast(flat * shrink, self.keeping.reduce_precision)
+
+    def _from_travel(self, flat: tf.Tensor, shrink: tf.Tensor) -> tf.Tensor:
+        if self.keeping.reduce_precision == "float32":
+            return flat
+        return tf.cast(flat, tf.float32) / shrink
+
+    def _join_stages(self) -> None:
+        """Add up what stages on this device found for a weight that they share."""
+        for first, *others in self.accumulators.values():
+            for other in others:
+                with tf.control_dependencies([first.assign_add(other.read_value())]):
+                    other.assign(tf.zeros_like(other))
+
+    def _squared_gradient(self) -> tf.Tensor:
+        return squared_norm([held[0].read_value() for held in self.accumulators.values()])
+
+    def _zero_accumulators(self) -> None:
+        for held in self.accumulators.values():
+            for accumulator in held:
+                accumulator.assign(tf.zeros_like(accumulator))
+
+    def _values(self) -> list[tf.Tensor]:
+        return [weight.read_value() for weight in self.weights.values()]
+
+    def _move_whole(
+        self, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        done = []
+        for name, weight in self.weights.items():
+            gradient = self.accumulators[name][0] * factor
+            first, second = self.moments[name]
+            with tf.device(first.device):
+                value = tf.identity(weight)
+                along, *moments = self.optimizer.direction(
+                    name, value, gradient, first, second, before
+                )
+                whole = tf.cast(value, tf.float32)
+                squared = squared_norm([whole]), squared_norm([along])
+                new = self.optimizer.moved(name, value, along, squared, rate, step)
+            done += [weight.assign(new), first.assign(moments[0]), second.assign(moments[1])]
+        with tf.control_dependencies(done):
+            self._zero_accumulators()
+            return squared_norm(self._values())
+
+    def _directions_of_shares(
+        self, factor: tf.Tensor, before: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Return this replica's share of every direction, and their squared norms [weights]."""
+        directions, squares = {}, []
+        for name, weight in self.weights.items():
+            gradient = self._share(name, self.accumulators[name][0]) * factor
+            first, second = self.moments[name]
+            with tf.device(first.device):
+                along, *moments = self.optimizer.direction(
+                    name, self._share(name, weight), gradient, first, second, before
+                )
+                squares.append(squared_norm([along]))
+            first.assign(moments[0])
+            second.assign(moments[1])
+            directions[name] = along
+        return directions, tf.stack(squares)
+
+    def _move_shares(
+        self,
+        names: Sequence[str],
+        directions: Mapping[str, tf.Tensor],
+        squares: tf.Tensor,
+        rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return this replica's share of the new weights, one behind the other."""
+        order = list(self.weights)
+        shares = []
+        for name in names:
+            weight = self.weights[name]
+            with tf.device(self.moments[name][0].device):
+                value = self._share(name, weight)
+                squared = squared_norm([tf.cast(weight, tf.float32)]), squares[order.index(name)]
+                start = self.group.place * self._share_length(name)
+                along = directions[name]
+                shares.append(self.optimizer.moved(name, value, along, squared, rate, step, start))
+        return tf.concat(shares, axis=0)
+
+    def _take_shares(self, names: Sequence[str], gathered: tf.Tensor) -> None:
+        lengths = [self._share_length(name) for name in names]
+        parts = tf.split(tf.reshape(gathered, [self.group.size, sum(lengths)]), lengths, axis=1)
+        for name, part in zip(names, parts, strict=True):
+            weight = self.weights[name]
+            weight.assign(tf.reshape(tf.reshape(part, [-1])[: _size(weight)], weight.shape))
+
+    def _share(self, name: str, whole: Any) -> tf.Tensor:
+        """Return this replica's part of a weight or gradient, flat, with zeros behind the last element."""
+        length = self._share_length(name)
+        start = self.group.place * length
+        flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
+        end = min(start + length, _size(whole))
+        part = flat[min(start, end) : end]
+        return tf.reshape(tf.pad(part, [[0, length - max(0, end - start)]]), [length])
+
+    def _share_length(self, name: str) -> int:
+        return math.ceil(_size(self.weights[name]) / self.group.size)
+
+    def _kept_shape(self, name: str) -> list[int]:
+        return [self._share_length(name)] if self.sharded else list(self.weights[name].shape)
+
+
+def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Names cut into runs of at most so many bytes; a weight that is larger travels alone."""
+    found: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not found or size > room:
+            found.append([])
+            room = most
+        found[-1].append(name)
+        room -= size
+    return found
+
+
+def _vector(length: int, dtype: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([length], dtype)
+
+
+def _zeros(shape: Sequence[int]) -> tf.Variable:
+    return tf.Variable(tf.zeros(shape, tf.float32), trainable=False)
+
+
+def _size(variable: Any) -> int:
+    return int(math.prod(variable.shape))
