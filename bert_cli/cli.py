@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from bert_cli.errors import BertError, ConfigError, DataError
@@ -139,9 +140,12 @@ def dispatch(arguments: Sequence[str]) -> None:
     # What follows -- is another command's, and not for us to read.
     cut = rest.index("--") if "--" in rest else len(rest)
     rest, inner = rest[:cut], rest[cut + 1 :]
+    if name == "launch" and not inner:
+        _refuse_without_dashes(rest)
     settings, loaded = load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
     if inner:
         settings = _with_command(settings, inner, name)
+        loaded = replace(loaded, origins={**loaded.origins, "command": "after --"})
     if getattr(settings, "dry_run", False):
         print(f"settings of bert {name}:\n{describe(settings, loaded)}")
     for where, reason in loaded.no_effect.items():
@@ -149,6 +153,14 @@ def dispatch(arguments: Sequence[str]) -> None:
     with quietly():
         run = importlib.import_module(module).run
     run(settings)
+
+
+def _refuse_without_dashes(words: Sequence[str]) -> None:
+    for word in words:
+        if word in COMMANDS:
+            raise ConfigError(
+                f"bert launch ({word}): the command stands after --, as `bert launch -- {word} ...`"
+            )
 
 
 def _with_command(settings: Any, inner: list[str], name: str) -> Any:

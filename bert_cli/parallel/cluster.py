@@ -16,10 +16,10 @@ from bert_cli.errors import ConfigError
 
 # Set by `bert launch`: this process' number and the number of those that share the host, `0/2`.
 SHARE = "BERT_SHARE"
-# Ports of the tasks of a SLURM step, chosen by its number so that two steps on a host do not meet:
-# a step may have so many tasks on a host, a job so many steps. All are below those that Linux gives
-# to whoever does not ask for one (from 32,768 on).
-SLURM_PORTS = range(20_000, 32_000)
+# Below those that Linux gives to whoever does not ask for one (from 32,768 on).
+PORTS = range(20_000, 32_000)
+# A SLURM step's ports follow from its number, so that two steps on a host do not meet: a step may
+# have so many tasks on a host, a job so many steps.
 PORTS_OF_STEP, STEPS_OF_JOB = 64, 8
 SCONTROL_SECONDS = 60
 
@@ -154,7 +154,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
             f"{places[rank][0]}; use `srun --distribution=block`"
         )
     offset = (job * STEPS_OF_JOB + step) * PORTS_OF_STEP
-    first = SLURM_PORTS[offset % (len(SLURM_PORTS) - max(counts))]
+    first = PORTS[offset % (len(PORTS) - max(counts))]
     workers = [f"{hosts[host]}:{first + number}" for host, number in places]
     return _checked(workers, rank, "SLURM")
 

@@ -145,8 +145,9 @@ def naming_the_lost() -> Iterator[None]:
 
 def lost(message: str) -> DeviceError:
     """The error for what TensorFlow says when a process is gone."""
-    ranks = sorted({int(rank) for rank in re.findall(r"task:(\d+)", message)})
-    who = f"rank {' and rank '.join(map(str, ranks))}" if ranks else "another process"
+    # The first one is where it began; others only passed the news on.
+    found = re.search(r"task:(\d+)", message)
+    who = f"rank {found[1]}" if found else "another process"
     return DeviceError(
         f"cluster: {who} is gone, so this process ends too; what it said last is why. Start the same "
         "command again to continue from the last checkpoint"

@@ -97,7 +97,9 @@ def _cores() -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a program as one of a host's processes; its exit code, 128 + N for signal N."""
-    parser = argparse.ArgumentParser(prog="python -m bert_cli.tasks.launched", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m bert_cli.parallel.launched", allow_abbrev=False
+    )
     parser.add_argument("--share", required=True, help="K/N: process K of N on this host, from 0")
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("program", nargs="+", help="after --")
@@ -175,4 +177,7 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    # At once: the launcher takes the order in which processes end for the order in which they failed.
+    sys.stderr.flush()
+    os._exit(ended)

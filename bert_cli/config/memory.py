@@ -1,0 +1,265 @@
+"""What each device of a pipeline holds during a step, in bytes: pure arithmetic from the settings.
+
+Weights, gradient accumulators and moments are there all the time. On top of them stand the
+activations: stashes, kept between a micro-batch's forward and backward pass, what the micro-batch at
+work needs, and its logits; or, at the end of a step, the temporaries of the update. `KEPT` lists the
+tensors that the gradient of a block reads, found by walking the traced functions of the blocks; what
+comes and goes was measured, and a test of `bert plan` measures again.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from bert_cli.config.schema import BertConfig, PretrainSettings
+
+# Bytes of an element of a weight, and of what goes into a matrix product.
+WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
+COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
+FLOAT32 = 4
+
+Stages = Sequence[Sequence[str]]
+
+
+class Kept(NamedTuple):
+    """Equal tensors that a block keeps for its gradient."""
+
+    what: str
+    shape: str
+    """In the shape letters of the model; P with the place of [CLS]."""
+    in_turn: int
+    """How many, where forward and backward are one function, which drops what nobody reads."""
+    stashed: int
+    """How many, where they are two: then also what only the gradients of constants read."""
+    form: Literal["float32", "compute"] = "float32"
+    """Format: between two products everything is float32 in every precision."""
+    only: str = ""
+    """Only with dropout of the "hidden" values or of attention's "shares", or when what is multiplied
+    with the values is not the softmax itself ("new shares")."""
+
+
+KEPT: dict[str, tuple[Kept, ...]] = {
+    "emb": (
+        Kept("LayerNorm: centred values, their scale", "BSD", 2, 2),
+        Kept("dropout: mask", "BSD", 1, 1, only="hidden"),
+        Kept("dropout: what goes in", "BSD", 0, 1, only="hidden"),
+    ),
+    "hid": (
+        Kept("what goes into both halves; query, key, value, what was read", "BSD", 6, 6, "compute"),
+        Kept("query before it is scaled", "BSD", 0, 1),
+        Kept("softmax", "BNSS", 1, 1),
+        Kept("dropout of the shares: mask", "BNSS", 1, 1, only="shares"),
+        Kept("shares as multiplied with the values", "BNSS", 1, 1, "compute", only="new shares"),
+        Kept("both LayerNorms: centred values, their scale", "BSD", 4, 4),
+        Kept("both dropouts: masks", "BSD", 2, 2, only="hidden"),
+        Kept("both dropouts: what goes in", "BSD", 0, 2, only="hidden"),
+        Kept("GELU: x / 2, -x / sqrt(2), erfc of it; x and -x", "BSF", 3, 5),
+        Kept("GELU: result", "BSF", 1, 1, "compute"),
+    ),
+    "enc_out": (),
+    "pool": (Kept("what goes in, what comes out", "BPD", 1, 2, "compute"),),
+    "heads": (
+        Kept("transform: what goes in, what comes out", "BPD", 2, 2, "compute"),
+        Kept("GELU", "BPD", 3, 3),
+        Kept("LayerNorm", "BPD", 2, 2),
+    ),
+}
+# What comes into a block, in the compute dtype: all that recomputation keeps of it.
+INPUT = {"emb": "", "hid": "BSD", "enc_out": "BSD", "pool": "BPD", "heads": "BPD"}
+# What the backward pass of a layer makes and drops, at its most, around GELU; float32, measured.
+PASSING = (("BSF", 3), ("BSD", 2))
+# Copies of the logits in float32, measured: the scores, what the search for the best word makes of
+# them, log-softmax, and the gradient's way through it. Deterministic operations make more.
+LOGITS = {True: 8, False: 6}
+# Float32 temporaries of the update at its most, measured: of the largest weight, and of each other.
+UPDATE_LARGEST, UPDATE_OTHERS = 7, 1.6
+# Copies of a bucket on its way: packed, added up, cut into weights again.
+BUCKETS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes on one device of a replica, by kind."""
+
+    weights: int
+    """In the format of the precision; the word table, which emb and heads share, once."""
+    accumulators: int
+    """Float32 sums of gradients; heads has a word table of its own in a stage without emb."""
+    moments: int
+    """Two in float32 for each weight: none where they are offloaded, a share where sharded."""
+    stashes: int
+    """What micro-batches keep between forward and backward, at the schedule's most."""
+    working: int
+    """Activations and gradients of the micro-batch at work, without its logits."""
+    logits: int
+    """Scores of every word for every masked place, and what becomes of them."""
+    update: int
+    """Temporaries at the end of a step, when stashes, working and logits are gone."""
+
+    @property
+    def total(self) -> int:
+        """The most at any time."""
+        most = max(self.stashes + self.working + self.logits, self.update)
+        return self.weights + self.accumulators + self.moments + most
+
+
+def weights_of(config: BertConfig) -> dict[str, int]:
+    """Elements of the weights of each kind of block; `heads` without the word table it shares."""
+    width, inner = config.hidden_size, config.intermediate_size
+    dense, norm = width * width + width, 2 * width
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    return {
+        "emb": rows * width + norm,
+        "hid": 4 * dense + norm + (2 * width * inner + inner + width) + norm,
+        "enc_out": 0,
+        "pool": dense,
+        "heads": dense + norm + config.vocab_size + 2 * width + 2,
+    }
+
+
+def stages_of(settings: PretrainSettings) -> tuple[list[list[str]], list[int]]:
+    """The blocks of each stage, and its device; one stage where none are given."""
+    parallel = settings.parallel
+    if parallel.pipeline_stages is None or parallel.pipeline_device_mapping is None:
+        layers = ["hid"] * settings.bert_config.num_hidden_layers
+        return [["emb", *layers, "enc_out", "pool", "heads"]], [0]
+    return parallel.pipeline_stages, parallel.pipeline_device_mapping
+
+
+def estimate(settings: PretrainSettings) -> list[Estimate]:
+    """What each pipeline device of a replica holds."""
+    stages, mapping = stages_of(settings)
+    return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
+
+
+def on_device(
+    settings: PretrainSettings, stages: Stages, mapping: Sequence[int], device: int
+) -> Estimate:
+    """What one device holds under this cut into stages, whatever cut the settings have."""
+    config, parallel = settings.bert_config, settings.parallel
+    here = [number for number, on in enumerate(mapping) if on == device]
+    blocks = [block for number in here for block in stages[number]]
+    elements = weights_of(config)
+    table = config.vocab_size * config.hidden_size
+    count = sum(elements[block] for block in blocks)
+    largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
+    tables = sum("emb" in stages[number] or "heads" in stages[number] for number in here)
+    replicas = settings.global_batch.replicas
+    shares = replicas if parallel.replicated_tensor_sharding else 1
+    moved = math.ceil(count / shares), math.ceil(min(largest, count) / shares)
+    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * moved[1])
+    reduced = BUCKETS * min(bucket, FLOAT32 * count) if replicas > 1 else 0
+    moving = FLOAT32 * (UPDATE_LARGEST * moved[1] + UPDATE_OTHERS * (moved[0] - moved[1]))
+    return Estimate(
+        weights=WEIGHT_BYTES[settings.precision] * count,
+        accumulators=FLOAT32 * (count + table * max(0, tables - 1)),
+        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * moved[0],
+        stashes=sum(_stashes(settings, stages, number) for number in here),
+        # Stages that share a device may be at work at once.
+        working=sum(_working(settings, stages, number) for number in here),
+        logits=sum(_logits(settings) for number in here if "heads" in stages[number]),
+        update=max(reduced, int(moving)),
+    )
+
+
+def _stashes(settings: PretrainSettings, stages: Stages, number: int) -> int:
+    """Bytes between forward and backward of a stage, of all micro-batches that are on their way."""
+    parallel, blocks = settings.parallel, stages[number]
+    if number == len(stages) - 1:
+        # It takes each micro-batch forward and at once backward.
+        return 0
+    micro_batches = settings.global_batch.grad_acc_steps_per_replica
+    most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
+    if not parallel.recompute:
+        onward = _input(settings, stages[number + 1][0])
+        each = sum(_kept(settings, block, stashed=True) for block in blocks) + onward
+        each += _sixteen_bit_kernels(settings, blocks)
+    elif parallel.recompute_by == "layer":
+        each = sum(_input(settings, block) for block in blocks)
+    else:
+        each = _input(settings, blocks[0])
+    return min(micro_batches, most) * each
+
+
+def _working(settings: PretrainSettings, stages: Stages, number: int) -> int:
+    """The most that a stage has of one micro-batch at once, beyond its stash and the logits."""
+    parallel, blocks = settings.parallel, stages[number]
+    kept = [_kept(settings, block, stashed=False) for block in blocks]
+    passing = _bytes(settings, PASSING) if "hid" in blocks else 0
+    gradients = [WEIGHT_BYTES[settings.precision] * _gradient(settings, name) for name in blocks]
+    kernels = _sixteen_bit_kernels(settings, blocks)
+    if "heads" in blocks:
+        # Either the heads are at work or, later, a layer; without recomputation on top of all layers.
+        *body, heads = kept
+        below, layer = sum(body), 0
+        if parallel.recompute and parallel.recompute_by == "layer":
+            below, layer = sum(_input(settings, name) for name in blocks[:-1]), max(body, default=0)
+        logits = _logits(settings)
+        return below + kernels + gradients[-1] + max(heads, layer + passing - logits)
+    if not parallel.recompute:
+        # The backward function hands over the gradients of all weights at once.
+        return passing + sum(gradients)
+    again = max(kept) if parallel.recompute_by == "layer" else sum(kept)
+    return again + passing + max(gradients) + kernels
+
+
+def _gradient(settings: PretrainSettings, block: str) -> int:
+    """Elements of the gradients of a block's weights, the word table's for both its users."""
+    config = settings.bert_config
+    table = config.vocab_size * config.hidden_size if block == "heads" else 0
+    return weights_of(config)[block] + table
+
+
+def _sixteen_bit_kernels(settings: PretrainSettings, blocks: Sequence[str]) -> int:
+    """Bytes of the kernels as the products read them, where that is a copy."""
+    if not settings.precision.startswith("mixed"):
+        return 0
+    config = settings.bert_config
+    table = config.vocab_size * config.hidden_size if "heads" in blocks else 0
+    cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
+    return COMPUTE_BYTES[settings.precision] * (cast + table)
+
+
+def _logits(settings: PretrainSettings) -> int:
+    return LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
+
+
+def _kept(settings: PretrainSettings, block: str, *, stashed: bool) -> int:
+    """Bytes that the gradient of a block reads, of one micro-batch."""
+    config = settings.bert_config
+    shares = config.attention_probs_dropout_prob > 0.0
+    there = {
+        "": True,
+        "hidden": config.hidden_dropout_prob > 0.0,
+        "shares": shares,
+        "new shares": shares or settings.precision != "float32",
+    }
+    return sum(
+        _bytes(settings, ((one.shape, one.stashed if stashed else one.in_turn),), one.form)
+        for one in KEPT[block]
+        if there[one.only]
+    )
+
+
+def _input(settings: PretrainSettings, block: str) -> int:
+    return _bytes(settings, ((INPUT[block], 1),), "compute") if INPUT[block] else 0
+
+
+def _bytes(
+    settings: PretrainSettings, tensors: Sequence[tuple[str, int]], form: str = "float32"
+) -> int:
+    config = settings.bert_config
+    sizes = {
+        "B": settings.global_batch.micro_batch_size,
+        "S": settings.max_seq_length,
+        "P": settings.max_predictions_per_seq + 1,
+        "N": config.num_attention_heads,
+        "D": config.hidden_size,
+        "F": config.intermediate_size,
+        "V": config.vocab_size,
+    }
+    each = FLOAT32 if form == "float32" else COMPUTE_BYTES[settings.precision]
+    return each * sum(
+        number * math.prod(sizes[letter] for letter in shape) for shape, number in tensors
+    )
