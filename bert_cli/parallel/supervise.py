@@ -80,8 +80,8 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
                 child.close()
     if culprit is not None:
         raise KINDS.get(culprit.code, DeviceError)(
-            f"{culprit.child.process.name}: {_how_it_ended(culprit.code)}; mend what it said last, then run the "
-            "same command again, which continues"
+            f"{culprit.child.process.name}: {_how_it_ended(culprit.code)}; when that is mended the same command "
+            "continues"
         )
 
 

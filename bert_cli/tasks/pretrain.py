@@ -50,6 +50,7 @@ def run(settings: PretrainSettings) -> None:
             say(f"{settings.about.what}\n{settings.about.expect}")
         settings = _laid_out(settings, processes)
         mesh = open_mesh(settings, processes)
+        stop.listen()
         part = processes.rank, processes.count
         reader = assemble.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
         held_out = assemble.open_held_out(settings)

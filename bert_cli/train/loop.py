@@ -78,14 +78,23 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Take the signals; once more when something else has taken them since.
+
+        TensorFlow's runtime of several processes makes SIGTERM a note to itself.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
-        return self
+                before = signal.signal(number, self._note)
+                self._before.setdefault(number, before)
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None stands for a handler that was not set from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __call__(self) -> bool:
         """Whether someone asked to stop."""
