@@ -260,23 +260,25 @@ class PlanSettings(PretrainSettings):
     devices: Positive | None = None
     """Devices that there are, in all; by default what the layout asks for."""
     memory: str | None = None
-    """Memory of a device, as 80GB, 24GiB or 640MB; without it nothing is said about fitting."""
+    """Memory of a device, as 80GB, 24GiB, 640MB or 16e9; without it nothing is said about fitting."""
     processes: Positive = 1
     """Processes that the devices are divided among; a replica lives in one."""
 
-    @field_validator("memory")
+    @field_validator("memory", mode="before")
     @classmethod
-    def _is_a_size(cls, text: str | None) -> str | None:
-        if text is not None:
-            bytes_of(text)
-        return text
+    def _is_a_size(cls, given: object) -> str | None:
+        if given is not None:
+            bytes_of(str(given))
+        return None if given is None else str(given)
 
 
 def bytes_of(text: str) -> int:
-    """80GB, 24GiB, 640MB -> bytes. Raises ValueError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B", text.strip())
-    if not found or not float(found[1]):
-        raise ValueError(f"{text!r} is no size; write it as 80GB, 24GiB or 640MB")
-    unit = found[2] or ""
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(found[1]) * base ** " kMGT".index(unit[:1] or " "))
+    """80GB, 24GiB, 640MB, 16e9 -> bytes. Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
+    size = 0
+    if found:
+        base = 1024 if found[3] else 1000
+        size = int(float(found[1]) * base ** " kMGT".index(found[2] or " "))
+    if size < 1:
+        raise ValueError(f"{text!r} is no size; write it as 80GB, 24GiB, 640MB or 16e9")
+    return size

@@ -8,7 +8,7 @@ micro-batches. Kept is either everything (a tape), or only inputs, of each block
 which the backward pass computes the rest again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -31,6 +31,18 @@ def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str
     if [name.split("_")[0] if name.startswith("hid") else name for name in blocks] != asked:
         raise ValueError(f"stages ({stages}): do not list the blocks {', '.join(blocks)} in order")
     return found
+
+
+def traced(method: Callable[..., Any]) -> Any:
+    """A function of TensorFlow's own for one object's method.
+
+    TensorFlow takes the methods of two objects for one function, and warns that it is traced often.
+    """
+
+    def once(*arguments: Any) -> Any:
+        return method(*arguments)
+
+    return tf.function(once, autograph=False)
 
 
 class Stage:
@@ -62,12 +74,12 @@ class Stage:
         # What is run again under one tape.
         self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
         self.sum_names: list[str] = []
-        self._forward_only = tf.function(self._run_body, autograph=False)
-        self._forward_inputs = tf.function(self._forward_and_inputs, autograph=False)
-        self._backward_again = tf.function(self._compute_again, autograph=False)
-        self._add = tf.function(self._add_to_accumulators, autograph=False)
-        self._turn = tf.function(self._forward_and_backward, autograph=False)
-        self._sums = tf.function(self._evaluate_head, autograph=False)
+        self._forward_only = traced(self._run_body)
+        self._forward_inputs = traced(self._forward_and_inputs)
+        self._backward_again = traced(self._compute_again)
+        self._add = traced(self._add_to_accumulators)
+        self._turn = traced(self._forward_and_backward)
+        self._sums = traced(self._evaluate_head)
 
     def columns(self, micro_batch: Columns) -> Tensors:
         """The columns that this stage reads, on its device."""

@@ -77,7 +77,7 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
         finally:
             _kill([child for child in children if child.waiter.is_alive()])
             for child in children:
-                child.close()
+                child.drain()
     if culprit is not None:
         raise KINDS.get(culprit.code, DeviceError)(
             f"{culprit.child.process.name}: {_how_it_ended(culprit.code)}; when that is mended the same command "
@@ -113,6 +113,7 @@ class Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        self.line = threading.Lock()
         self.tell(HELLO[0])
         streams = ((self.popen.stdout, sys.stdout), (self.popen.stderr, sys.stderr))
         self.readers = [_thread(self._print, *pair) for pair in streams]
@@ -121,8 +122,9 @@ class Child:
     def tell(self, number: int) -> None:
         """Send a signal's number down the line; to one that has ended, nothing happens."""
         assert self.popen.stdin is not None
-        with suppress(OSError):
-            os.write(self.popen.stdin.fileno(), bytes([number]))
+        with self.line, suppress(OSError):
+            if not self.popen.stdin.closed:
+                os.write(self.popen.stdin.fileno(), bytes([number]))
 
     def drain(self) -> None:
         """Wait until all it wrote is printed; not for what it left behind with its output in hand."""
@@ -130,34 +132,27 @@ class Child:
         for reader in self.readers:
             reader.join(max(0.0, until - time.monotonic()))
 
-    def close(self) -> None:
-        """Let go of it, after its end."""
-        self.drain()
-        streams = (self.popen.stdout, self.popen.stderr)
-        free = [pipe for pipe, by in zip(streams, self.readers, strict=True) if not by.is_alive()]
-        for pipe in (self.popen.stdin, *free):
-            assert pipe is not None
-            pipe.close()
-
     def _wait(self) -> None:
         code = self.popen.wait()
+        assert self.popen.stdin is not None
+        with self.line:
+            # When ssh was killed, what it stood for hears it by this.
+            self.popen.stdin.close()
         self.events.put(Ended(self, code if code >= 0 else 128 - code))
 
     def _print(self, source: IO[bytes], target: TextIO) -> None:
-        hung_up = False
-        for line in source:
-            text = line.decode("utf-8", "replace").rstrip("\r\n")
-            if target is sys.stderr and text.strip():
-                self.last_lines.append(text)
-            try:
-                with Child.printing:
-                    if not hung_up:
+        with source:
+            for line in source:
+                text = line.decode("utf-8", "replace").rstrip("\r\n")
+                if target is sys.stderr and text.strip():
+                    self.last_lines.append(text)
+                try:
+                    with Child.printing:
                         target.write(f"[{self.process.rank}] {text}\n")
                         target.flush()
-            except BrokenPipeError:
-                # Read on: a process that nobody listens to waits for ever.
-                hung_up = True
-                self.events.put(signal.SIGPIPE)
+                except BrokenPipeError:
+                    # Read on: a process that nobody listens to waits for ever.
+                    self.events.put(signal.SIGPIPE)
 
 
 def _thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:

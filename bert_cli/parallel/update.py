@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_cli.optim.adam import squared_norm
 from bert_cli.optim.optimizer import Optimizer
 from bert_cli.parallel.collectives import Group
-from bert_cli.parallel.stages import Stage
+from bert_cli.parallel.stages import Stage, traced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class DeviceUpdate:
         ]
         # The buckets have taken the first numbers, two each.
         self._sum_squares = group.summing(2 * len(self.buckets))
-        self._join = tf.function(self._join_stages, autograph=False)
-        self._squared = tf.function(self._squared_gradient, autograph=False)
-        self._clear = tf.function(self._zero_accumulators, autograph=False)
-        self._move_all = tf.function(self._move_whole, autograph=False)
-        self._directions = tf.function(self._directions_of_shares, autograph=False)
-        self._measure = tf.function(lambda: squared_norm(self._values()), autograph=False)
+        self._join = traced(self._join_stages)
+        self._squared = traced(self._squared_gradient)
+        self._clear = traced(self._zero_accumulators)
+        self._move_all = traced(self._move_whole)
+        self._directions = traced(self._directions_of_shares)
+        self._measure = traced(lambda: squared_norm(self._values()))
 
     def compile(self) -> None:
         """Trace all functions; nothing is computed and nothing is exchanged."""
@@ -167,7 +167,7 @@ class DeviceUpdate:
             tuple(names),
             self.group.summing(2 * number),
             self.group.gathering(2 * number + 1),
-            *(tf.function(f, autograph=False) for f in (pack, unpack, move, take)),
+            *map(traced, (pack, unpack, move, take)),
         )
 
     def _to_travel(self, flat: tf.Tensor, shrink: tf.Tensor) -> tf.Tensor:
@@ -201,11 +201,13 @@ class DeviceUpdate:
     def _move_whole(
         self, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        done = []
+        done: list[Any] = []
         for name, weight in self.weights.items():
-            gradient = self.accumulators[name][0] * factor
+            # One weight after the other: all at once would hold several copies of the model.
+            with tf.control_dependencies(done):
+                gradient = self.accumulators[name][0] * factor
             first, second = self.moments[name]
-            with tf.device(first.device):
+            with tf.device(first.device), tf.control_dependencies([gradient]):
                 value = tf.identity(weight)
                 along, *moments = self.optimizer.direction(
                     name, value, gradient, first, second, before
@@ -213,7 +215,7 @@ class DeviceUpdate:
                 whole = tf.cast(value, tf.float32)
                 squared = squared_norm([whole]), squared_norm([along])
                 new = self.optimizer.moved(name, value, along, squared, rate, step)
-            done += [weight.assign(new), first.assign(moments[0]), second.assign(moments[1])]
+            done = [weight.assign(new), first.assign(moments[0]), second.assign(moments[1])]
         with tf.control_dependencies(done):
             self._zero_accumulators()
             return squared_norm(self._values())

@@ -25,6 +25,7 @@ from bert_cli.parallel.supervise import Process, attended, supervise
 
 # Commands that can be spread over processes, with their settings.
 SPREAD = {"pretrain": PretrainSettings}
+PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
 PASSED = ("DATASETS_DIR",)
 
@@ -85,7 +86,7 @@ def commands(settings: LaunchSettings, environment: Mapping[str, str]) -> list[P
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-        program = (sys.executable, "-m", "bert_cli", *settings.command)
+        program = (*PROGRAM, *settings.command)
         words = attended(program, rank % of, of, settings.grace_seconds)
         process = Process(rank, "this host", words, variables)
         if settings.hosts:

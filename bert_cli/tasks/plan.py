@@ -1,138 +1,154 @@
-"""`bert plan`: what a layout costs, whether it fits, and which one to take instead.
+"""`bert plan`: what a layout costs, whether it fits, and which one to take.
 
-Nothing is built and TensorFlow is not loaded: it is arithmetic on the settings, so a cluster's worth
-of layouts can be compared on a laptop in a second. The estimates are those that `bert pretrain`
-prints and that `parallel.layout auto` decides by.
+Nothing is built and TensorFlow is not loaded: it is arithmetic on the settings, so the layouts of a
+cluster are compared on a laptop in a second. The estimates are those that `bert pretrain` prints and
+that `parallel.layout auto` decides by.
 """
+
+import json
 
 from bert_cli.config.layout import (
     USABLE,
-    Estimate,
-    bubble,
-    describe_layout,
-    estimate,
+    blocks_on,
+    count,
+    fits,
+    fullest,
+    idle,
+    parameters,
     propose,
     reduced_bytes,
     short,
     size,
-    stages_of,
-    weights_of,
 )
+from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.schema import PlanSettings, PretrainSettings, bytes_of
 from bert_cli.errors import ConfigError
 
-COLUMNS = (
-    "weights",
-    "accumulators",
-    "moments",
-    "stashes",
-    "activations",
-    "logits",
-    "transients",
-    "total",
-)
+KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 
 
 def run(settings: PlanSettings) -> None:
-    """Print the costs of the layout.
+    """Print what the layout costs, the chosen one where the settings ask to choose.
 
-    Raises ConfigError when it does not fit, or when one should be chosen and it is not said for what.
+    Raises ConfigError when it does not fit, or when one is to be chosen and not said for what.
     """
-    memory = bytes_of(settings.memory) if settings.memory is not None else None
+    devices = settings.devices
+    memory = None if settings.memory is None else bytes_of(settings.memory)
+    chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":
-        if settings.devices is None or memory is None:
+        if devices is None or memory is None:
+            missing = "--devices" if devices is None else "--memory"
             raise ConfigError(
-                "parallel.layout (auto): is chosen for devices and their memory; give --devices and --memory"
+                "parallel.layout (auto): is chosen for a number of devices and the memory of each; "
+                f"give {missing}"
             )
-        chosen: PretrainSettings = propose(settings, settings.devices, memory, settings.processes)
-        print(_as_flags(chosen))
-    else:
-        chosen = settings
+        chosen = propose(settings, devices, memory, settings.processes)
     tell(chosen)
-    _refuse_what_does_not_fit(chosen, settings.devices, memory)
-    if settings.parallel.layout == "given" and settings.devices is not None and memory is not None:
-        _compare(chosen, propose(settings, settings.devices, memory, settings.processes))
+    if devices is not None:
+        _refuse_too_few(chosen, devices)
+    if memory is not None:
+        _judge(chosen, memory)
+    if chosen is not settings:
+        print(f"as flags:\n  {as_flags(chosen)}")
+    elif devices is not None and memory is not None:
+        _compare(settings, devices, memory)
 
 
 def tell(settings: PretrainSettings) -> None:
-    """Print the plan, the table of memory by device, and the other costs."""
-    elements = weights_of(settings.bert_config)
-    whole = sum(elements[name] for blocks, _ in stages_of(settings) for name in blocks)
-    print(f"{whole / 1e6:.1f} M parameters\n{describe(make_plan(settings, None))}")
-    for line in describe_layout(settings):
-        print(f"  {line}")
-    print(f"\n{table(settings)}\n")
-    replicas = settings.global_batch.replicas
-    print(f"idle time of the pipeline: {bubble(settings):.1%} of a step")
-    if replicas > 1:
-        sent = 2 * (replicas - 1) / replicas * reduced_bytes(settings)
+    """Print the plan, the table of memory by device, and the layout's other costs."""
+    batch, parallel = settings.global_batch, settings.parallel
+    stages, mapping = stages_of(settings)
+    pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
+    again = (
+        f"recomputing each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
+    )
+    print(
+        f"{parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
+        f"{describe(make_plan(settings, None))}\n"
+        f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
+        f"{batch.grad_acc_steps_per_replica:,} micro-batches of {batch.micro_batch_size} a step, {again}\n\n"
+        f"{table(settings)}\n"
+    )
+    print(
+        "total is weights, accumulators and moments, and the larger of stashes + working + logits and update"
+    )
+    if len(stages) > 1:
         print(
-            f"gradients: {size(reduced_bytes(settings))} a replica and step; a ring sends {size(sent)} from each"
+            f"schedule {parallel.schedule}: devices stand idle for {idle(settings):.1%} of a step"
+        )
+    if batch.replicas > 1:
+        whole = reduced_bytes(settings)
+        sent = 2 * (batch.replicas - 1) / batch.replicas * whole
+        print(
+            f"replicas add up {size(whole)} of gradients each once a step, in {parallel.reduce_precision}; in a "
+            f"ring each sends {size(sent)}"
         )
 
 
 def table(settings: PretrainSettings) -> str:
-    """The estimate, a device a row."""
-    rows: list[tuple[str, ...]] = [("device", *COLUMNS, "stages")]
-    for number, one in enumerate(estimate(settings)):
-        stages = " | ".join(short(blocks) for blocks, on in stages_of(settings) if on == number)
-        rows.append((str(number), *(size(_value(one, name)) for name in COLUMNS), stages))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column in (0, len(row) - 1) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+    """The estimate of a replica, a device a row."""
+    stages, mapping = stages_of(settings)
+    rows: list[tuple[str, ...]] = [("device", *KINDS, "stages")]
+    for device, one in enumerate(estimate(settings)):
+        figures = (size(getattr(one, kind)) for kind in KINDS)
+        rows.append((str(device), *figures, blocks_on(stages, mapping, device)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *cells, last in rows:
+        right = map(str.rjust, cells, widths[1:-1])
+        lines.append("  ".join([first.ljust(widths[0]), *right, last]))
+    return "\n".join(lines)
+
+
+def _refuse_too_few(settings: PretrainSettings, devices: int) -> None:
+    replicas, each = settings.global_batch.replicas, len(estimate(settings))
+    if replicas * each > devices:
+        raise ConfigError(
+            f"--devices ({devices}): the layout needs {replicas * each}, {count(replicas, 'replica')} of {each}; "
+            "give --parallel.layout auto to choose one with the same numbers"
+        )
+    if replicas * each < devices:
+        print(f"{count(devices - replicas * each, 'device')} of {devices} left over")
+
+
+def _judge(settings: PretrainSettings, memory: int) -> None:
+    device, one = fullest(settings)
+    if not fits(settings, memory):
+        raise ConfigError(
+            f"--memory ({size(memory)}): device {device} needs {size(one.total)}, and {size(USABLE * memory)} of it "
+            "can be filled; give --parallel.layout auto with --devices, --parallel.recompute, or a smaller "
+            "micro-batch"
+        )
+    print(
+        f"fits: device {device} needs {size(one.total)} of the {size(USABLE * memory)} that can be filled of "
+        f"{size(memory)}"
     )
 
 
-def _value(one: Estimate, name: str) -> int:
-    return int(getattr(one, name))
-
-
-def _refuse_what_does_not_fit(
-    settings: PretrainSettings, devices: int | None, memory: int | None
-) -> None:
-    found = estimate(settings)
-    needed = len(found) * settings.global_batch.replicas
-    if devices is not None and needed > devices:
-        raise ConfigError(
-            f"layout ({settings.global_batch.replicas} replicas x {len(found)} devices): needs {needed} devices, "
-            f"there are {devices}; give --parallel.layout auto to choose one that fits"
-        )
-    if memory is None:
+def _compare(settings: PlanSettings, devices: int, memory: int) -> None:
+    """Say what `auto` would take, where that is another layout."""
+    try:
+        other = propose(settings, devices, memory, settings.processes)
+    except ConfigError:
         return
-    fullest = max(range(len(found)), key=lambda number: found[number].total)
-    most = found[fullest].total
-    if most > USABLE * memory:
-        raise ConfigError(
-            f"layout (device {fullest}): needs about {size(most)}, and {USABLE:.0%} of {size(memory)} can be "
-            "filled; give --parallel.layout auto, --parallel.recompute, or a smaller micro-batch"
-        )
-    print(f"fits: at most {size(most)} of {size(memory)} on a device")
-
-
-def _compare(given: PretrainSettings, other: PretrainSettings) -> None:
-    here = given.global_batch.replicas, len(estimate(given))
-    there = other.global_batch.replicas, len(estimate(other))
-    if there != here:
+    shapes = [(one.global_batch.replicas, len(estimate(one))) for one in (settings, other)]
+    if shapes[0] != shapes[1]:
+        replicas, each = shapes[1]
         print(
-            f"{there[0]} x {there[1]} devices (replicas x pipeline) would fit too, with more replicas and fewer "
-            f"stages: {_as_flags(other)}"
+            f"--parallel.layout auto takes {count(replicas, 'replica')} of {count(each, 'device')}, with the same "
+            f"numbers:\n  {as_flags(other)}"
         )
 
 
-def _as_flags(settings: PretrainSettings) -> str:
-    batch, parallel = settings.global_batch, settings.parallel
+def as_flags(settings: PretrainSettings) -> str:
+    """The layout as flags of `bert pretrain`, to be pasted into a shell."""
+    batch, (stages, mapping) = settings.global_batch, stages_of(settings)
     flags = [
+        "--parallel.layout given",
         f"--global-batch.replicas {batch.replicas}",
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica}",
+        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}'",
+        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'",
     ]
-    if parallel.pipeline_stages is not None:
-        stages = [short(blocks).split() for blocks in parallel.pipeline_stages]
-        quoted = str(stages).replace("'", '"')
-        flags.append(f"--parallel.pipeline-stages '{quoted}'")
-        flags.append(f"--parallel.pipeline-device-mapping '{parallel.pipeline_device_mapping}'")
-    return "layout: " + " ".join(flags)
+    return " ".join(flags)

@@ -12,6 +12,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.stages import traced
 from bert_cli.parallel.trace import Trace, seconds_together
 from bert_cli.train.step import count, raised
 
@@ -256,11 +257,11 @@ def test_stages_on_different_devices_work_at_the_same_time():
         stage.reads = [*stage.reads, "input_mask"]
         stage.segments = [stage.body]
         # Traced before it slept.
-        stage._forward_inputs = tf.function(stage._forward_and_inputs, autograph=False)
-        stage._backward_again = tf.function(stage._compute_again, autograph=False)
+        stage._forward_inputs = traced(stage._forward_and_inputs)
+        stage._backward_again = traced(stage._compute_again)
     first.segments = [first.body]
-    first._forward_inputs = tf.function(first._forward_and_inputs, autograph=False)
-    first._backward_again = tf.function(first._compute_again, autograph=False)
+    first._forward_inputs = traced(first._forward_and_inputs)
+    first._backward_again = traced(first._compute_again)
     batch = examples(2 * micro_batches, micro_batches)
     engine.compile_stages(batch, count(batch))
     engine.trace = trace
