@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from bert_cli.config.parallel import Cluster
 from bert_cli.errors import ConfigError
 
-# Set by `bert launch`: this process' number and the number of those that share the host, `0/2`.
-SHARE = "BERT_SHARE"
 # Below those that Linux gives to whoever does not ask for one (from 32,768 on).
 PORTS = range(20_000, 32_000)
 # A SLURM step's ports follow from its number, so that two steps on a host do not meet: a step may

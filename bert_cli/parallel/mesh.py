@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_cli.config.parallel import Cluster
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.parallel.cluster import SHARE, Processes
+from bert_cli.parallel.cluster import Processes
 
 # How long processes wait for one another to be started.
 REGISTER_SECONDS = 300
@@ -86,8 +86,6 @@ def open_mesh(settings: PretrainSettings, processes: Processes) -> Mesh:
             f"layout ({local} replicas x {stages} devices in this process): needs {needed} GPUs, here are "
             f"{len(gpus)}; give --parallel.layout auto to choose one that fits, with the same numbers"
         )
-    if not gpus:
-        _take_cores()
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         _set_up(settings, bool(gpus), threads=needed + 2)
@@ -107,7 +105,7 @@ def _gpus_of(processes: Processes) -> list[Any]:
     """The GPUs that this process may use: all it sees, or its share when a host's processes see all."""
     gpus = list(tf.config.list_physical_devices("GPU"))
     of = processes.local_processes
-    if of == 1 or not gpus or (SHARE not in os.environ and "CUDA_VISIBLE_DEVICES" in os.environ):
+    if of == 1 or not gpus or "CUDA_VISIBLE_DEVICES" in os.environ:
         return gpus
     if len(gpus) % of:
         raise DeviceError(
@@ -116,17 +114,6 @@ def _gpus_of(processes: Processes) -> list[Any]:
         )
     share = len(gpus) // of
     return gpus[processes.local_rank * share : (processes.local_rank + 1) * share]
-
-
-def _take_cores() -> None:
-    """Keep to this process' share of the cores, so that a host's processes do not push one another."""
-    if SHARE not in os.environ or not hasattr(os, "sched_setaffinity"):
-        return
-    number, of = map(int, os.environ[SHARE].split("/"))
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // of
-    if share:
-        os.sched_setaffinity(0, cores[number * share : (number + 1) * share])
 
 
 def _gpu_memory() -> int:

@@ -1,7 +1,5 @@
 """Devices as replicas x stages, and what is refused."""
 
-import sys
-
 import pytest
 import tensorflow as tf
 from layouts import settings_of
@@ -58,27 +56,10 @@ def test_a_hosts_gpus_are_divided_among_its_processes(monkeypatch):
     # A scheduler has divided them already.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert mesh._gpus_of(Processes(WORKERS, 1)) == gpus
-    monkeypatch.setenv(mesh.SHARE, "1/2")
-    assert mesh._gpus_of(Processes(WORKERS, 1)) == gpus[2:]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     three = ("a:1", "a:2", "a:3")
     with pytest.raises(DeviceError, match="4 GPUs cannot be divided"):
         mesh._gpus_of(Processes(three, 0))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds processes to cores")
-def test_a_launched_process_keeps_to_its_share_of_the_cores(monkeypatch):
-    taken = []
-    monkeypatch.setattr(mesh.os, "sched_getaffinity", lambda process: {0, 1, 4, 5})
-    monkeypatch.setattr(mesh.os, "sched_setaffinity", lambda process, cores: taken.append(cores))
-    monkeypatch.delenv(mesh.SHARE, raising=False)
-    mesh._take_cores()
-    assert taken == []
-    monkeypatch.setenv(mesh.SHARE, "1/2")
-    mesh._take_cores()
-    # More processes than cores: let the system decide.
-    monkeypatch.setenv(mesh.SHARE, "1/8")
-    mesh._take_cores()
-    assert taken == [[4, 5]]
 
 
 def test_no_two_collectives_of_a_process_share_a_key():
