@@ -34,6 +34,8 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
     "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
+    "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
+    *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
 LONGEST_FILE = 400

@@ -105,7 +105,7 @@ def _gpus_of(processes: Processes) -> list[Any]:
     """The GPUs that this process may use: all it sees, or its share when a host's processes see all."""
     gpus = list(tf.config.list_physical_devices("GPU"))
     of = processes.local_processes
-    if of == 1 or not gpus or "CUDA_VISIBLE_DEVICES" in os.environ:
+    if of == 1 or not gpus or not _sees_all(len(gpus)):
         return gpus
     if len(gpus) % of:
         raise DeviceError(
@@ -114,6 +114,13 @@ def _gpus_of(processes: Processes) -> list[Any]:
         )
     share = len(gpus) // of
     return gpus[processes.local_rank * share : (processes.local_rank + 1) * share]
+
+
+def _sees_all(gpus: int) -> bool:
+    """Whether nobody has divided the host's GPUs: SLURM's `--gres=gpu:4` shows all four to each task."""
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return True
+    return "SLURM_PROCID" in os.environ and os.environ.get("SLURM_GPUS_ON_NODE") == str(gpus)
 
 
 def _gpu_memory() -> int:
@@ -175,6 +182,9 @@ def _join(processes: Processes, cluster: Cluster) -> None:
         task_id=processes.rank,
         rpc_layer="grpc",
     )
+    # A proxy of the site is for the way out, not for the way to the next host.
+    hosts = ",".join(worker.rpartition(":")[0] for worker in processes.workers)
+    os.environ.setdefault("no_grpc_proxy", hosts)
     try:
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except tf.errors.OpError as error:

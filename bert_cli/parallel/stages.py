@@ -9,6 +9,7 @@ which the backward pass computes the rest again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -36,13 +37,10 @@ def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str
 def traced(method: Callable[..., Any]) -> Any:
     """A function of TensorFlow's own for one object's method.
 
-    TensorFlow takes the methods of two objects for one function, and warns that it is traced often.
+    As a partial, because TensorFlow takes the methods of two objects for one function and warns that
+    it is traced often.
     """
-
-    def once(*arguments: Any) -> Any:
-        return method(*arguments)
-
-    return tf.function(once, autograph=False)
+    return tf.function(partial(method), autograph=False)
 
 
 class Stage:

@@ -167,7 +167,7 @@ class DeviceUpdate:
             tuple(names),
             self.group.summing(2 * number),
             self.group.gathering(2 * number + 1),
-            *map(traced, (pack, unpack, move, take)),
+            *(traced(function) for function in (pack, unpack, move, take)),
         )
 
     def _to_travel(self, flat: tf.Tensor, shrink: tf.Tensor) -> tf.Tensor:

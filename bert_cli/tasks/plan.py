@@ -6,6 +6,7 @@ that `parallel.layout auto` decides by.
 """
 
 import json
+from contextlib import suppress
 
 from bert_cli.config.layout import (
     USABLE,
@@ -51,8 +52,8 @@ def run(settings: PlanSettings) -> None:
         _judge(chosen, memory)
     if chosen is not settings:
         print(f"as flags:\n  {as_flags(chosen)}")
-    elif devices is not None and memory is not None:
-        _compare(settings, devices, memory)
+    if devices is not None and memory is not None:
+        _compare(settings, chosen, devices, memory)
 
 
 def tell(settings: PretrainSettings) -> None:
@@ -102,7 +103,7 @@ def table(settings: PretrainSettings) -> str:
 
 
 def _refuse_too_few(settings: PretrainSettings, devices: int) -> None:
-    replicas, each = settings.global_batch.replicas, len(estimate(settings))
+    replicas, each = _shape(settings)
     if replicas * each > devices:
         raise ConfigError(
             f"--devices ({devices}): the layout needs {replicas * each}, {count(replicas, 'replica')} of {each}; "
@@ -126,19 +127,26 @@ def _judge(settings: PretrainSettings, memory: int) -> None:
     )
 
 
-def _compare(settings: PlanSettings, devices: int, memory: int) -> None:
-    """Say what `auto` would take, where that is another layout."""
-    try:
-        other = propose(settings, devices, memory, settings.processes)
-    except ConfigError:
-        return
-    shapes = [(one.global_batch.replicas, len(estimate(one))) for one in (settings, other)]
-    if shapes[0] != shapes[1]:
-        replicas, each = shapes[1]
-        print(
-            f"--parallel.layout auto takes {count(replicas, 'replica')} of {count(each, 'device')}, with the same "
-            f"numbers:\n  {as_flags(other)}"
+def _compare(settings: PlanSettings, chosen: PretrainSettings, devices: int, memory: int) -> None:
+    """Say what `auto` would take where that is another layout, and what with recomputation."""
+    parallel = settings.parallel
+    ways = {"--parallel.layout auto": settings}
+    if not parallel.recompute:
+        again = settings.model_copy(
+            update={"parallel": parallel.model_copy(update={"recompute": True})}
         )
+        ways["--parallel.layout auto --parallel.recompute"] = again
+    told = {_shape(chosen)}
+    for flags, one in ways.items():
+        with suppress(ConfigError):
+            replicas, each = shape = _shape(propose(one, devices, memory, settings.processes))
+            if shape not in told:
+                print(f"{flags} takes {count(replicas, 'replica')} of {count(each, 'device')}")
+            told.add(shape)
+
+
+def _shape(settings: PretrainSettings) -> tuple[int, int]:
+    return settings.global_batch.replicas, len(estimate(settings))
 
 
 def as_flags(settings: PretrainSettings) -> str:

@@ -11,8 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bert_cli.config import layout
@@ -25,7 +23,6 @@ from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.parallel.collectives import Peers
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh, devices_here, open_mesh
-from bert_cli.parallel.trace import Trace
 from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks import assemble
 from bert_cli.train import checkpoint, report
@@ -261,20 +258,27 @@ def _hooks(
             agreed=lambda due: bool(peers.of_rank_0([due])[0]),
         )
         hooks.append((lambda info: save(), every))
-    if engine.trace is not None and settings.parallel.trace is not None:
-        path = settings.parallel.trace
-        path = path.with_stem(f"{path.stem}_rank{peers.rank}") if peers.count > 1 else path
-        steps = state.step + engine.trace.steps
-        traced = partial(_write_trace, engine.trace, path, peers.rank)
-        hooks.append((traced, Every(last_step=min(steps, last))))
+    hooks += _trace_hooks(settings, engine, state.step, last)
     # Saving and evaluating are not the pace of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
 
 
-def _write_trace(trace: Trace, path: Path, rank: int, info: Info) -> None:
-    trace.write(path, rank)
-    say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
+def _trace_hooks(
+    settings: PretrainSettings, engine: Engine, done: int, last: int
+) -> list[tuple[Hook, Every]]:
+    """Write the trace, when one is asked for, after the steps that it notes."""
+    trace, path, peers = engine.trace, settings.parallel.trace, engine.peers
+    if trace is None or path is None:
+        return []
+    if peers.count > 1:
+        path = path.with_stem(f"{path.stem}_rank{peers.rank}")
+
+    def write(info: Info) -> None:
+        trace.write(path, peers.rank)
+        say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
+
+    return [(write, Every(last_step=min(done + trace.steps, last)))]
 
 
 def _reports(settings: PretrainSettings, state: State) -> list[report.Report]:

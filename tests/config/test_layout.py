@@ -55,12 +55,12 @@ def test_two_stages_on_a_device_count_as_its_work():
 
 
 def test_the_busiest_device_sets_the_pace_of_the_shipped_layouts():
-    as_shipped = shipped("pretrain_base_128_phase1")
-    evened = propose(as_shipped, 4, 6 * GB)
-    assert len(estimate(as_shipped)) == 4
+    as_shipped = shipped("pretrain_base_128_phase1", "--parallel.recompute")
     # Nothing but embeddings and heads on device 0 leaves it idle most of the time.
     assert 0.15 < idle(as_shipped) < 0.25
-    assert idle(evened) < 0.15
+    evened = propose(as_shipped, 4, 12 * GB // 5)
+    assert len(estimate(evened)) == 2
+    assert idle(evened) < 0.1
 
 
 def test_gradients_are_reduced_once_between_replicas_in_the_chosen_format():
@@ -137,7 +137,7 @@ def test_a_replica_lives_in_one_process():
 
 
 def test_micro_batches_that_the_processes_cannot_share_are_refused():
-    with pytest.raises(ConfigError, match="600 micro-batches a step.*among 7 processes"):
+    with pytest.raises(ConfigError, match=r"600 micro-batches a step.*among 7 processes"):
         propose(shipped("pretrain_tiny_128_phase1"), 7, 80 * GB, processes=7)
     with pytest.raises(ConfigError, match="fewer than the 4 processes"):
         propose(shipped("pretrain_tiny_128_phase1"), 3, 80 * GB, processes=4)

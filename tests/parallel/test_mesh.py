@@ -56,6 +56,12 @@ def test_a_hosts_gpus_are_divided_among_its_processes(monkeypatch):
     # A scheduler has divided them already.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert mesh._gpus_of(Processes(WORKERS, 1)) == gpus
+    # But SLURM's --gres shows a node's GPUs to all its tasks.
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert mesh._gpus_of(Processes(WORKERS, 1)) == gpus[2:]
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    assert mesh._gpus_of(Processes(WORKERS, 1)) == gpus
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     three = ("a:1", "a:2", "a:3")
     with pytest.raises(DeviceError, match="4 GPUs cannot be divided"):

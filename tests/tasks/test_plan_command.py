@@ -1,0 +1,192 @@
+"""`bert plan` as a person has it, and its estimate of memory beside that of real runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_cli.cli import main
+from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.memory import estimate
+from bert_cli.config.schema import PretrainSettings, bytes_of
+
+BASE = ["plan", "--config", "pretrain_base_128_phase1"]
+SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.json"))
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the table, a device a row."""
+    lines = text.partition("\ndevice ")[2].partition("\n\n")[0].splitlines()[1:]
+    return [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config_has_a_plan(name, capsys):
+    assert main(["plan", "--config", name]) == 0
+    text = capsys.readouterr().out
+    settings = load(PretrainSettings, ["--config", name, "--generated-dataset"], "bert pretrain")[0]
+    assert [row[0] for row in rows(text)] == [str(n) for n in range(len(estimate(settings)))]
+    assert "heads" in text and "M parameters" in text and "fits" not in text
+
+
+def test_a_plan_needs_no_data_and_loads_no_tensorflow(monkeypatch):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    code = (
+        "import sys\nfrom bert_cli.cli import main\n"
+        f"assert main({[*BASE, '--devices', '16', '--memory', '16GB']!r}) == 0\n"
+        "print(sorted(set(sys.modules) & {'tensorflow', 'keras', 'numpy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_layout_that_fits_is_said_to_fit_and_a_better_one_named(capsys):
+    assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
+    text = capsys.readouterr().out
+    assert "fits: device 1 needs" in text and "14.4 GB that can be filled of 16.0 GB" in text
+    assert "--parallel.layout auto takes 15 replicas of 1 device" in text
+
+
+def test_a_layout_that_does_not_fit_is_refused_after_the_table(capsys):
+    assert main([*BASE, "--memory", "8GB"]) == 2
+    told = capsys.readouterr()
+    assert len(rows(told.out)) == 4
+    assert "--memory (8.0 GB): device 1 needs" in told.err and "7.2 GB of it" in told.err
+
+
+def test_too_few_devices_are_refused(capsys):
+    assert main([*BASE, "--devices", "15"]) == 2
+    assert "--devices (15): the layout needs 16, 4 replicas of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [(["--memory", "80GB"], "--devices"), (["--devices", "8"], "--memory")]
+)
+def test_a_layout_is_chosen_for_devices_and_memory_only(given, missing, capsys):
+    assert main([*BASE, "--parallel.layout", "auto", *given]) == 2
+    assert f"give {missing}" in capsys.readouterr().err
+
+
+def test_the_chosen_layout_as_flags_is_that_layout(capsys):
+    chosen = ["--parallel.layout", "auto", "--devices", "8", "--memory", "6GB"]
+    assert main([*BASE, *chosen]) == 0
+    text = capsys.readouterr().out
+    assert len(rows(text)) > 1
+    words = text.partition("as flags:\n")[2].splitlines()[0].strip()
+    code = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    line = f"{sys.executable} -c '{code}' {words}"
+    flags = json.loads(subprocess.run(line, shell=True, capture_output=True, check=True).stdout)
+    assert main([*BASE, *flags]) == 0
+    assert rows(capsys.readouterr().out) == rows(text)
+
+
+def test_devices_left_over_are_said(capsys):
+    flags = ["--parallel.layout", "auto", "--devices", "7", "--memory", "80GB"]
+    assert main([*BASE, *flags]) == 0
+    assert "6 replicas of 1 stage on 1 device" in (text := capsys.readouterr().out)
+    assert "1 device of 7 left over" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("80GB", 80 * 10**9),
+        ("24GiB", 24 * 2**30),
+        ("640MB", 640 * 10**6),
+        ("1.5 TB", 15 * 10**11),
+        ("16e9", 16 * 10**9),
+        ("16000000000", 16 * 10**9),
+        ("512B", 512),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text, bytes_):
+    assert bytes_of(text) == bytes_
+
+
+@pytest.mark.parametrize("text", ["80", "80GX", "GB", "-1GB", "0GB", "lots", "80gb"])
+def test_what_is_no_size_is_refused(text, capsys):
+    # A bare small number is bytes, and nothing fits in them.
+    assert main([*BASE, f"--memory={text}"]) == 2
+    told = capsys.readouterr().err
+    assert "is no size; write it as 80GB" in told or (text == "80" and "needs" in told)
+
+
+# What a process has at its most when it has run the command: its own account, for what a parent is
+# told of a child's memory includes the parent's.
+RUN = """
+import sys
+from bert_cli.cli import main
+assert main(sys.argv[1:]) == 0
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
+"""
+PLAIN = {
+    "max-seq-length": 128,
+    "max-predictions-per-seq": 20,
+    "bert-config.vocab-size": 2000,
+    "bert-config.hidden-size": 256,
+    "bert-config.num-hidden-layers": 4,
+    "bert-config.num-attention-heads": 4,
+    "bert-config.intermediate-size": 1024,
+    "global-batch.micro-batch-size": 32,
+    "optimizer-opts.name": "LAMB",
+    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
+    "total-num-train-samples": 64,
+}
+NOTHING = {
+    "bert-config.vocab-size": 64,
+    "bert-config.hidden-size": 16,
+    "bert-config.num-hidden-layers": 1,
+    "bert-config.num-attention-heads": 2,
+    "bert-config.intermediate-size": 16,
+    "max-seq-length": 16,
+    "max-predictions-per-seq": 2,
+    "global-batch.micro-batch-size": 1,
+}
+LAYOUTS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "recomputed": {"parallel.recompute": True},
+    "pipeline": {
+        "global-batch.micro-batch-size": 16,
+        "global-batch.grad-acc-steps-per-replica": 4,
+        "parallel.pipeline-stages": '[["emb"], ["hid*2"], ["hid*2", "enc_out", "pool", "heads"]]',
+        "parallel.pipeline-device-mapping": "[0, 1, 0]",
+    },
+}
+
+
+def flags(changes: dict[str, object]) -> list[str]:
+    values = {**PLAIN, **changes}
+    words = ["--generated-dataset"]
+    for name, value in values.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def peak(changes: dict[str, object]) -> int:
+    """Bytes of memory that a dry run has taken at its most."""
+    command = [sys.executable, "-c", RUN, "pretrain", "--dry-run", *flags(changes)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    return 1024 * int(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def without_a_model() -> int:
+    """What TensorFlow, the tool and a model of nothing take."""
+    return peak(NOTHING)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_estimate_is_near_the_memory_that_a_run_takes(layout, without_a_model):
+    settings, _ = load(PretrainSettings, flags(LAYOUTS[layout]), "bert pretrain")
+    estimated = sum(one.total for one in estimate(settings))
+    assert sum(one.stashes + one.working + one.logits for one in estimate(settings)) > (
+        0.8 * estimated
+    ), "activations have to dominate"
+    measured = peak(LAYOUTS[layout]) - without_a_model
+    print(layout, estimated / 1e6, measured / 1e6, estimated / measured)
+    assert estimated == pytest.approx(measured, rel=0.25)
