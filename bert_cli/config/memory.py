@@ -74,8 +74,8 @@ PASSING = (("BSF", 3), ("BSD", 2))
 # Copies of the logits in float32, measured: the scores, what the search for the best word makes of
 # them, log-softmax, and the gradient's way through it. Deterministic operations make more.
 LOGITS = {True: 7, False: 5}
-# Float32 temporaries of the update at its most, measured: of the largest weight, and of each other.
-UPDATE_LARGEST, UPDATE_OTHERS = 7, 1.6
+# Float32 temporaries of the update at its most, measured: of the largest weight, and of all others.
+UPDATE_LARGEST, UPDATE_OTHERS = 8, 0.3
 # Copies of a bucket on its way: packed, added up, cut into weights again.
 BUCKETS = 3
 # What the allocator takes for all that comes and goes, over what of it is alive: measured 1.05 to 1.3.

@@ -98,11 +98,17 @@ class Peers:
         mine = np.asarray(numbers, np.float64)
         if self.count == 1:
             return mine
+        with self.meeting():
+            return self._in_frames(mine.reshape(-1)).reshape(mine.shape)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Around whatever needs all processes, for the watchdog to see and for losses to be named."""
         self.arrived += 1
         self.waiting.set()
         try:
             with naming_the_lost():
-                return self._in_frames(mine.reshape(-1)).reshape(mine.shape)
+                yield
         finally:
             self.waiting.clear()
 
@@ -132,6 +138,13 @@ class Peers:
     def meet(self) -> None:
         """Wait until every process is here."""
         self.total([0.0])
+
+
+def end_collectives() -> None:
+    """Let everyone in this process who waits in a sum fail, because one will not come to it."""
+    from tensorflow.python.eager import context
+
+    context.context().abort_collective_ops(tf.errors.CANCELLED, "one of the devices failed")
 
 
 @contextmanager

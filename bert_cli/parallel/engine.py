@@ -1,7 +1,7 @@
 """Plays a step on the mesh: every micro-batch through the stages of every replica, then the update.
 
-Stages run at the same time, a thread each, and nothing on the host waits for a device but the end of
-the step; one stage alone is a plain loop over the same functions. Meanwhile the processes ask one
+Stages run at the same time, a thread each, and nothing on the host asks for a number before the end
+of the step; one stage alone is a plain loop over the same functions. Meanwhile the processes ask one
 another, once a second, whether all are done or one was asked to stop. Whatever the layout, the
 dropout of a micro-batch follows from its position in the stream and gradients are sums, so the
 numbers are those of one device.
@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.collectives import Peers, naming_the_lost
+from bert_cli.parallel.collectives import Peers, end_collectives
 from bert_cli.parallel.play import AbandonedError, Feed, Hop, Player
 from bert_cli.parallel.schedule import SCHEDULES
 from bert_cli.parallel.stages import Columns, Stage
@@ -216,10 +216,19 @@ class Engine:
     def _on_every_device(self, act: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
         """Act on all devices at once: what one adds up with the others waits for them."""
         flat = [update for row in self.updates for update in row]
-        with naming_the_lost():
+        with self.peers.meeting():
             if len(flat) == 1:
                 return [act(flat[0])]
-            return list(self._pool.map(act, flat))
+            futures = [self._pool.submit(act, update) for update in flat]
+            done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = [future for future in done if future.exception() is not None]
+            if failed and waiting:
+                # The others stand in a sum to which this one will not come.
+                end_collectives()
+                wait(futures)
+            for future in failed:
+                future.result()
+            return [future.result() for future in futures]
 
 
 def _play(player: Player, work: Sequence[Any], abandoned: threading.Event) -> None:

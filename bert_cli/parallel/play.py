@@ -1,8 +1,9 @@
 """One replica's micro-batches through its stages: a player a stage, each in a thread of its own.
 
 A player goes through the list of work that the schedule gives its stage and hands tensors on through
-the queues between neighbours. Nothing here waits for a device: a tensor that is handed on may still
-be in the making. When a step is given up every player leaves at its next piece of work.
+the queues between neighbours. Nobody asks a tensor for its numbers: on a GPU it may still be in the
+making when it is handed on, and only the player that takes it over waits, where TensorFlow's copy
+does. When a step is given up every player leaves at its next piece of work.
 """
 
 import threading

@@ -208,7 +208,7 @@ def _tensorflow_variable(weight: Any) -> tf.Variable:
 
 
 def _here(tensor: Any) -> Any:
-    """The tensor on the current device: a copy that nobody waits for."""
+    """The tensor on the current device: a copy where it comes from another one."""
     return None if tensor is None else tf.identity(tensor)
 
 

@@ -1,7 +1,10 @@
 """Accumulation, recomputation, evaluation, stopping: what a step does on the devices it has."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,6 +227,40 @@ def test_an_error_in_one_stage_ends_the_step_with_that_error():
     batch = examples(16, 8)
     with pytest.raises(ValueError, match="a stage broke"):
         engine.play(batch, 0, count(batch), 1.0)
+
+
+FAILING = """
+import sys, time
+import numpy as np
+from layouts import built, settings_of
+from bert_cli.train.step import count
+
+engine, _, _, reader = built(settings_of("2x1"), moves=False)
+batch = reader[0]
+engine.play(batch, 0, count(batch), 1.0)
+
+def fail(shrink):
+    time.sleep(1)  # the other one stands in the sum by now
+    raise MemoryError("no room")
+
+engine.updates[1][0].reduce = fail
+try:
+    engine.reduce(1.0)
+except MemoryError as error:
+    print("raised", error)
+"""
+
+
+def test_a_device_that_fails_in_the_update_does_not_leave_the_others_waiting():
+    """In a process of its own: the collectives of one that failed are of no more use."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "raised no room\n", done.stderr
 
 
 class Sleeper:
