@@ -177,15 +177,18 @@ def _nothing_fits(
     def least(tried: PretrainSettings) -> int:
         return min(fullest(_laid_out(tried, *shape, 0.0))[1].total for shape in shapes)
 
+    at_best = least(settings)
     text = (
         f"parallel.layout ({devices} devices of {size(memory)}): nothing fits; at best the fullest device needs "
-        f"{size(least(settings))}, and {USABLE:.0%} of its memory can be filled, so it takes devices of "
-        f"{size(least(settings) / USABLE)}"
+        f"{size(at_best)}, and {USABLE:.0%} of its memory can be filled, so it takes devices of "
+        f"{size(at_best / USABLE)}"
     )
     remedies = []
     for name in REMEDIES:
+        if getattr(settings.parallel, name):
+            continue
         needed = least(_changed(settings, parallel={name: True}))
-        if needed < least(settings):
+        if needed < at_best:
             word = "fits" if needed <= USABLE * memory else "does not fit either"
             flag = f"--parallel.{name.replace('_', '-')}"
             remedies.append(f"{flag} ({size(needed)}, which {word})")

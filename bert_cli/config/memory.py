@@ -71,9 +71,9 @@ KEPT: dict[str, tuple[Kept, ...]] = {
 INPUT = {"emb": "", "hid": "BSD", "enc_out": "BSD", "pool": "BPD", "heads": "BPD"}
 # What the backward pass of a layer makes and drops, at its most, around GELU; float32, measured.
 PASSING = (("BSF", 3), ("BSD", 2))
-# Copies of the logits in float32, measured: the scores, what the search for the best word makes of
-# them, log-softmax, and the gradient's way through it. Deterministic operations make more.
-LOGITS = {True: 7, False: 5}
+# Copies of the logits in float32, measured: the scores, log-softmax, and the gradient's way through
+# it. Deterministic operations make more.
+LOGITS = {True: 5, False: 4}
 # Float32 temporaries of the update at its most, measured: of the largest weight, and of all others.
 UPDATE_LARGEST, UPDATE_OTHERS = 8, 0.3
 # Copies of a bucket on its way: packed, added up, cut into weights again.
@@ -201,7 +201,7 @@ def _working(settings: PretrainSettings, stages: Stages, number: int) -> int:
         *body, heads = kept
         below, layer = sum(body), 0
         if parallel.recompute and parallel.recompute_by == "layer":
-            below = sum(_input(settings, name) for name in blocks[:-1]) + _masks(settings, blocks)
+            below = sum(_input(settings, name) for name in blocks[:-1])
             layer = max(body, default=0)
         logits = _logits(settings)
         return below + kernels + gradients[-1] + max(heads, layer + passing - logits)
@@ -210,7 +210,7 @@ def _working(settings: PretrainSettings, stages: Stages, number: int) -> int:
         return passing + sum(gradients)
     again = sum(kept)
     if parallel.recompute_by == "layer":
-        again = max(kept) + _masks(settings, blocks)
+        again = max(kept)
     return again + passing + max(gradients) + kernels
 
 
@@ -249,21 +249,6 @@ def _kept(settings: PretrainSettings, block: str, *, stashed: bool) -> int:
         _bytes(settings, ((one.shape, one.stashed if stashed else one.in_turn),), one.form)
         for one in KEPT[block]
         if there[one.only]
-    )
-
-
-def _masks(settings: PretrainSettings, blocks: Sequence[str]) -> int:
-    """Bytes of the dropout masks of a stage: they wait for no block, so all are drawn at its start."""
-    config = settings.bert_config
-    rates = {
-        "hidden": config.hidden_dropout_prob,
-        "shares": config.attention_probs_dropout_prob,
-    }
-    return sum(
-        _bytes(settings, ((one.shape, one.in_turn),))
-        for block in blocks
-        for one in KEPT[block]
-        if rates.get(one.only, 0.0) > 0.0
     )
 
 

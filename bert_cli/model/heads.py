@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from bert_cli.config.schema import BertConfig
-from bert_cli.model.fused import Tensor, gelu, product_with_table
+from bert_cli.model.fused import Tensor, gelu, largest, product_with_table
 from bert_cli.model.layers import Dense, LayerNorm, add_weight
 
 
@@ -103,7 +103,7 @@ def _summed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Ten
     logits = ops.reshape(logits, (-1, logits.shape[-1]))
     labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-    best = ops.cast(ops.argmax(logits, axis=-1), "int32")
+    best = largest(logits)
     correct = ops.cast(ops.equal(best, labels), "float32")
     if weights is not None:
         losses, correct = losses * weights, correct * weights
