@@ -25,11 +25,12 @@ from bert_cli.data.ledger import (
     MANIFEST,
     Ledger,
     Manifest,
+    Stats,
     claim,
     read_manifest,
     write_json_atomically,
 )
-from bert_cli.data.shards import Progress, Stats, summary
+from bert_cli.data.shards import Progress, summary
 from bert_cli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

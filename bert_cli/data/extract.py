@@ -24,7 +24,8 @@ from pathlib import Path
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data import shards
 from bert_cli.data.dump import NAMESPACE, TITLE, Chunk, Dump, find_dump
-from bert_cli.data.shards import Shard, Stats, run_shards
+from bert_cli.data.ledger import Shard, Stats
+from bert_cli.data.shards import run_shards
 from bert_cli.errors import DataError
 
 FILES_PER_FOLDER = 100

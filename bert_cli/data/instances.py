@@ -31,7 +31,6 @@ _PLACES, _REPLACEMENTS, _CUTS = (
 )
 _NOT_CHOSEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 _PLACE_BITS = np.uint64(0xFFFF)  # S is at most 65535
-_GOLDEN = np.uint64(GOLDEN)
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,13 @@ def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
     """Keys of examples [B]: their numbers and what else tells them apart (seed, copy, epoch)."""
     digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
     base = np.uint64(int.from_bytes(digest, "little"))
-    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * _GOLDEN) ^ base)
+    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * GOLDEN) ^ base)
 
 
 def _bits(keys_B: Keys, stream: np.uint64, places: Ints) -> Keys:
     """64 random bits for each place of each row: splitmix64 of the row's key, at that place."""
     start_B = mix(keys_B + stream)
-    return mix(start_B[:, None] + (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return mix(start_B[:, None] + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 # --- pairs
@@ -209,6 +208,47 @@ def gather(
 
 
 # --- masks
+
+
+def mask_examples(
+    tokens_BS: Ints,
+    lengths_B: Ints,
+    first_lengths_B: Ints,
+    labels_B: Ints | npt.NDArray[np.bool_],
+    keys_B: Keys,
+    *,
+    special: SpecialIds,
+    vocab_size: int,
+    predictions: int,
+    masked_lm_prob: float = 0.15,
+    is_continuation: npt.NDArray[np.bool_] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Mask rows of tokens, as `mask_tokens` does; return all that an example has, by its name.
+
+    `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. The arrays
+    are int32, the weights float32.
+    """
+    masked = mask_tokens(
+        tokens_BS,
+        lengths_B,
+        keys_B,
+        special=special,
+        vocab_size=vocab_size,
+        predictions=predictions,
+        masked_lm_prob=masked_lm_prob,
+        is_continuation=is_continuation,
+    )
+    places = np.arange(tokens_BS.shape[1])
+    is_token_BS = places < lengths_B[:, None]
+    return {
+        "input_ids": masked.input_ids,
+        "input_mask": is_token_BS.astype(np.int32),
+        "segment_ids": (is_token_BS & (places >= first_lengths_B[:, None])).astype(np.int32),
+        "masked_lm_positions": masked.positions,
+        "masked_lm_ids": masked.ids,
+        "masked_lm_weights": masked.weights,
+        "next_sentence_labels": labels_B.astype(np.int32),
+    }
 
 
 def mask_tokens(

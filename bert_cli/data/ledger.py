@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -212,13 +213,22 @@ class Ledger:
 def claim(
     out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
 ) -> Iterator[Ledger]:
-    """Open the ledger of OUT for this process alone; the claim ends with the process, however."""
+    """Open the ledger of OUT for this process alone; the claim ends with the process, however.
+
+    Some network file systems have no locks: there it is said in one line that nobody keeps a second
+    process out. Raises DataError while another process has the claim.
+    """
     (out / ".done").mkdir(parents=True, exist_ok=True)
     with open(out / ".done" / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise DataError(f"out ({out}): another process is at work in it; wait for it") from None
+        except OSError as error:
+            print(
+                f"{step}: {out} cannot be locked ({error.strerror}); let no other process work in it",
+                file=sys.stderr,
+            )
         ledger = Ledger(out, step, settings, packages)
         try:
             yield ledger

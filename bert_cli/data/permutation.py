@@ -16,7 +16,7 @@ Bits = npt.NDArray[np.uint64]
 ROUNDS = 8
 """Four suffice for large corpora; the small ones of tests and demos have halves of a few bits."""
 
-GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio, made odd: steps of it visit all 64-bit numbers far apart."""
 
 
@@ -45,7 +45,7 @@ def permute(
     assert size >= 1
     assert numbers.size == 0 or int(numbers.max()) < size
     epochs = np.broadcast_to(np.asarray(epoch, np.uint64), numbers.shape)
-    keys = mix(_seed_key(seed) + epochs * np.uint64(GOLDEN))
+    keys = mix(_seed_key(seed) + epochs * GOLDEN)
     bits = (size - 1).bit_length()
     numbers = _feistel(numbers, keys, bits)
     outside = np.flatnonzero(numbers >= size)
@@ -68,7 +68,7 @@ def record_at(
 
 def _seed_key(seed: int) -> Bits:
     # An array, since NumPy warns when a scalar overflows, and 64-bit overflow is meant here.
-    return mix(np.array([(seed + 1) * GOLDEN % 2**64], np.uint64))
+    return mix(np.array([(seed + 1) * int(GOLDEN) % 2**64], np.uint64))
 
 
 def _feistel(numbers: Bits, keys: Bits, bits: int) -> Bits:
@@ -76,8 +76,8 @@ def _feistel(numbers: Bits, keys: Bits, bits: int) -> Bits:
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
     left, right = numbers >> low, numbers & low_mask
-    for turn in range(0, ROUNDS, 2):
-        first, second = (np.uint64(GOLDEN * (turn + n) % 2**64) for n in (1, 2))
+    steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
+    for first, second in steps.reshape(-1, 2):
         left ^= mix(keys + first + right) & high_mask
         right ^= mix(keys + second + left) & low_mask
     return (left << low) | right

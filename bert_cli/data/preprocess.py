@@ -6,18 +6,20 @@ memory. Of each document: the first line, its title, is dropped; &amp;, &lt; and
 stand where a formula or code was, and brackets that were left empty are taken out; white space
 becomes single spaces. A line is split by itself, so no sentence runs over two paragraphs. Headings
 stay, as lines such as `History.`: nothing in the text tells them from short paragraphs. Documents
-without a sentence are left out and counted.
+without a sentence are left out and counted, and so are lines outside documents; a file with text and
+no document is refused.
 """
 
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.ledger import recorded_settings
+from bert_cli.data.ledger import Shard, Stats, finished_files, recorded_settings
 from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, punkt, sentencex
-from bert_cli.data.shards import Shard, Stats, finished_files, run_shards
+from bert_cli.data.shards import run_shards
 from bert_cli.errors import DataError
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
@@ -27,10 +29,18 @@ EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 NO_WORD = re.compile(r"[\W_]*")
 
+Kind = Literal["document", "body", "outside"]
+"""What a line is: the <doc> that begins a document, text of its body, or text outside documents."""
+
 
 def run(settings: PreprocessSettings) -> None:
-    """Split a folder of extracted text. Raises DataError if not one sentence came out of it."""
+    """Split a folder of extracted text.
+
+    Raises DataError for a file in another format, and if not one sentence came out of the folder.
+    """
     files = finished_files(settings.input)
+    for path in files:
+        refuse_other_formats(path)
     root = settings.input if settings.input.is_dir() else settings.input.parent
     shards = [Shard((path,), Path(f"{path.relative_to(root)}.txt")) for path in files]
     notes: list[str] = []
@@ -74,13 +84,15 @@ def split_file(
 ) -> Stats:
     """Write the sentences of one extracted file."""
     split: Split = punkt(language, parameters) if splitter == "punkt" else sentencex(language)
-    found = documents = sentences = 0
+    found = documents = sentences = outside = 0
     fresh = False  # whether the document at hand has no sentence yet
     with open(output, "w", encoding="utf-8", newline="\n") as file:
-        for line in body_lines(inputs[0]):
-            if line is None:
+        for kind, line in marked_lines(inputs[0]):
+            if kind == "document":
                 found += 1
                 fresh = True
+            if kind != "body":
+                outside += kind == "outside"
                 continue
             for sentence in split(line):
                 text = " ".join(sentence.split())  # U+2028 and its like would break the line
@@ -92,11 +104,32 @@ def split_file(
                     fresh = False
                 file.write(text + "\n")
                 sentences += 1
-    return Stats(documents, sentences, extra={"documents_without_text": found - documents})
+    extra = {"documents_without_text": found - documents, "lines_outside_documents": outside}
+    left_out = f"{inputs[0]}: left out is text outside <doc ...> ... {CLOSE}, lines: {outside}"
+    return Stats(documents, sentences, extra=extra, notes=(left_out,) if outside else ())
 
 
-def body_lines(path: Path) -> Iterator[str | None]:
-    """Give None where a document begins, then the lines of its body, cleaned.
+def refuse_other_formats(path: Path) -> None:
+    """Raise DataError for a file that holds text but no document, such as plain text.
+
+    A file of documents is looked at only as far as the first of them.
+    """
+    strange = ""
+    for kind, line in marked_lines(path):
+        if kind == "document":
+            return
+        strange = strange or line
+    if strange:
+        raise DataError(
+            f"{path} ({strange[:60]!r}): holds no document; `bert preprocess` reads what `bert extract` "
+            f'writes: <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}. '
+            "Plain text with one sentence a line and a blank line between documents needs no "
+            "`bert preprocess`: give it to `bert tokenize`"
+        )
+
+
+def marked_lines(path: Path) -> Iterator[tuple[Kind, str]]:
+    """Give the lines that say something, each with its kind; those of bodies are cleaned.
 
     DataError naming the byte that is not UTF-8.
     """
@@ -113,15 +146,17 @@ def body_lines(path: Path) -> Iterator[str | None]:
             place += len(raw)
             if OPEN.fullmatch(line):
                 inside = title_is_next = True
-                yield None
+                yield "document", line
             elif line == CLOSE:
                 inside = False
-            elif not line or not inside:
+            elif not line:
                 continue
+            elif not inside:
+                yield "outside", line
             elif title_is_next:
                 title_is_next = False
             else:
-                yield clean(line)
+                yield "body", clean(line)
 
 
 def clean(line: str) -> str:
@@ -133,4 +168,4 @@ def clean(line: str) -> str:
 
 def _corpus(files: list[Path]) -> Iterator[str]:
     for path in files:
-        yield from (line for line in body_lines(path) if line)
+        yield from (line for kind, line in marked_lines(path) if kind == "body" and line)

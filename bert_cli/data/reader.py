@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.index import OFFSETS, read_corpus
-from bert_cli.data.instances import Keys, SpecialIds, mask_tokens, row_keys
+from bert_cli.data.instances import Keys, SpecialIds, mask_examples, row_keys
 from bert_cli.data.permutation import GOLDEN, mix, record_at
 from bert_cli.data.records import parse_dynamic, parse_static, read_payload
 from bert_cli.data.vocab import read_vocabulary
@@ -88,16 +88,15 @@ class Reader:
         micro_batch_size: int,
         sequence_length: int | None = None,
         predictions: int | None = None,
-        whole_word_masking: bool | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         """Open a corpus; what is left out is as the corpus says.
 
-        Static records fix S, P and the masking. Dynamic ones can be read with any P and with an S
-        that is not smaller. Of each step's micro-batches the reader gives those of one part of
-        `parts`, in the order of the stream. Raises DataError for lengths or files that do not fit,
-        ConfigError for a step that is no whole number of micro-batches in each part.
+        Static records fix S and P. Dynamic ones can be read with any P and with an S that is not
+        smaller. Of each step's micro-batches the reader gives those of part `part` of `parts`, in
+        the order of the stream. Raises DataError for lengths or files that do not fit, ConfigError
+        for a step that is no whole number of micro-batches in each part.
         """
         self.folder, self.seed = folder, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
@@ -116,7 +115,7 @@ class Reader:
         self._offsets = self._map_offsets()
         self._check_files()
         self._special = SpecialIds(**self.corpus["special_ids"])
-        self._is_continuation = self._continuations(whole_word_masking)
+        self._is_continuation = self._continuations()
 
     def __len__(self) -> int:
         """Records of the corpus, which are the examples of an epoch."""
@@ -152,11 +151,17 @@ class Reader:
         stops = np.where(is_last, np.array(self._sizes)[files], following)
         first_of_file = np.flatnonzero(np.diff(files, prepend=-1))
         for begin, end in zip(first_of_file, [*first_of_file[1:], len(numbers)], strict=True):
-            path = self._paths[files[begin]]
+            path, size = self._paths[files[begin]], self._sizes[files[begin]]
             opened = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
             try:
                 for place in range(begin, end):
                     start, stop = int(starts[place]), int(stops[place])
+                    if not 0 <= start < stop <= size:
+                        raise DataError(
+                            f"{self.folder / OFFSETS} (record {numbers[place]}): names byte {start} of "
+                            f"{path} and its end at {stop}, which cannot be; it is damaged or of another "
+                            f"corpus, run `bert index {self.folder}`"
+                        )
                     frame = _Frame(os.pread(opened, stop - start, start), start)
                     payloads[order[place]] = read_payload(frame, start, path)
             finally:
@@ -183,7 +188,7 @@ class Reader:
         places = np.arange(self.sequence_length)
         tokens_BS = np.full((len(payloads), self.sequence_length), self._special.pad, np.int32)
         tokens_BS[places < pairs.lengths[:, None]] = pairs.tokens
-        return _mask(
+        return mask_examples(
             tokens_BS,
             pairs.lengths,
             pairs.first_lengths,
@@ -231,17 +236,9 @@ class Reader:
                     f"says {size} bytes; bring the file back or run `bert index {self.folder}`"
                 )
 
-    def _continuations(self, whole_word_masking: bool | None) -> npt.NDArray[np.bool_] | None:
+    def _continuations(self) -> npt.NDArray[np.bool_] | None:
         """Which words continue another one [V], when whole words are masked here."""
-        made = self.corpus["whole_word_masking"]
-        if not self.is_dynamic:
-            if whole_word_masking is not None and whole_word_masking != made:
-                raise DataError(
-                    f"whole_word_masking ({whole_word_masking}): the static records in "
-                    f"{self.folder} were masked when made, with {made}; leave it out"
-                )
-            return None
-        if not (made if whole_word_masking is None else whole_word_masking):
+        if not (self.is_dynamic and self.corpus["whole_word_masking"]):
             return None
         vocabulary = read_vocabulary(self.folder / "vocab.txt")
         if vocabulary.sha256 != self.corpus["vocab_sha256"]:
@@ -299,7 +296,7 @@ class GeneratedReader:
         length, special, first_word = self.sequence_length, self._special, np.uint64(5)
         places = np.arange(length)
         # The places' own bits, and four more for what a row has one of.
-        steps = np.arange(length + 4, dtype=np.uint64) * np.uint64(GOLDEN)
+        steps = np.arange(length + 4, dtype=np.uint64) * GOLDEN
         bits_BS = mix(keys_B[:, None] + steps) >> np.uint64(1)
         words_BS = first_word + bits_BS[:, :length] % (np.uint64(self.vocab_size) - first_word)
         is_short_B, short_B, cut_B, label_B = bits_BS[:, length:].astype(np.int64).T
@@ -310,7 +307,7 @@ class GeneratedReader:
         tokens_BS[:, 0] = special.cls
         for ends_B in (first_lengths_B, lengths_B):
             tokens_BS[np.arange(len(keys_B)), ends_B - 1] = special.sep
-        return _mask(
+        return mask_examples(
             tokens_BS,
             lengths_B,
             first_lengths_B,
@@ -332,44 +329,6 @@ class _Frame:
         return self._data[place.start - self._start : place.stop - self._start]
 
 
-def _mask(
-    tokens_BS: npt.NDArray[np.int32],
-    lengths_B: npt.NDArray[np.integer],
-    first_lengths_B: npt.NDArray[np.integer],
-    labels_B: npt.NDArray[np.integer],
-    keys_B: Keys,
-    *,
-    special: SpecialIds,
-    vocab_size: int,
-    predictions: int,
-    masked_lm_prob: float = 0.15,
-    is_continuation: npt.NDArray[np.bool_] | None = None,
-) -> Batch:
-    """Mask rows of tokens and put the batch's arrays together."""
-    masked = mask_tokens(
-        tokens_BS,
-        lengths_B,
-        keys_B,
-        special=special,
-        vocab_size=vocab_size,
-        predictions=predictions,
-        masked_lm_prob=masked_lm_prob,
-        is_continuation=is_continuation,
-    )
-    places = np.arange(tokens_BS.shape[1])
-    is_token_BS = places < lengths_B[:, None]
-    arrays = (
-        masked.input_ids,
-        is_token_BS.astype(np.int32),
-        (is_token_BS & (places >= first_lengths_B[:, None])).astype(np.int32),
-        masked.positions,
-        masked.ids,
-        masked.weights,
-        labels_B.astype(np.int32),
-    )
-    return dict(zip(FIELDS, arrays, strict=True))
-
-
 def _check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> None:
     if examples_per_step < 1 or examples_per_step % micro_batch_size:
         raise ConfigError(
@@ -379,7 +338,7 @@ def _check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> No
     if (examples_per_step // micro_batch_size) % parts:
         raise ConfigError(
             f"global_batch ({examples_per_step // micro_batch_size} micro-batches a step): cannot be "
-            f"divided among {parts} processes; change the number of one of them"
+            f"divided among {parts} processes; change one of the two numbers"
         )
 
 

@@ -249,7 +249,7 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
     if masked_crc(head[:8]) != head[8:]:
         raise DataError(
             f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
-            "run `bert index` again if the index is another file's, else rebuild the file"
+            "if its .index is another file's, remove that and run `bert index`, else rebuild the file"
         )
     end = offset + 12 + int.from_bytes(head[:8], "little")
     payload = bytes(buffer[offset + 12 : end])

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_cli.data.shards import write_json_atomically
+from bert_cli.data.ledger import write_json_atomically
 from bert_cli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -30,24 +30,8 @@ from bert_cli.data.ledger import (
     Shard,
     Stats,
     claim,
-    finished_files,
-    read_manifest,
-    write_json_atomically,
 )
 from bert_cli.errors import DataError
-
-__all__ = [
-    "JSON",
-    "Manifest",
-    "Progress",
-    "Shard",
-    "Stats",
-    "finished_files",
-    "read_manifest",
-    "run_shards",
-    "summary",
-    "write_json_atomically",
-]
 
 Convert = Callable[[tuple[Path, ...], Path], Stats]
 Result = tuple[Shard, Stats | None]  # None: the shard was whole before
@@ -77,9 +61,11 @@ def run_shards(
 
     `convert(inputs, output)` must be picklable; it writes `output` and whatever else it wants
     beside it. With one process it is called in this process, unless `own_process`; more are
-    spawned. `settings` are those that change the bytes written, `versions` the packages that do.
-    `total`, the sum of the weights, is needed only when `shards` is a generator. `notes` is read at
-    the end, so a generator may still add to it. `counted` names the count that must not stay 0.
+    spawned. Spawned ones import the main module again, so a script that calls this needs
+    `if __name__ == "__main__":` around what it does. `settings` are those that change the bytes
+    written, `versions` the packages that do. `total`, the sum of the weights, is needed only when
+    `shards` is a generator. `notes` is read at the end, so a generator may still add to it.
+    `counted` names the count that must not stay 0.
 
     Raises DataError when OUT was made with other settings or from other inputs, when a worker is
     killed, when nothing was produced; SystemExit(130) on Ctrl-C.

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.index import write_corpus
 from bert_cli.data.instances import (
-    Masked,
     Pairs,
     gather,
-    mask_tokens,
+    mask_examples,
     pair_sentences,
     row_keys,
     truncate_pairs,
 )
+from bert_cli.data.ledger import Shard, Stats, finished_files, read_manifest
 from bert_cli.data.records import (
     DynamicRecords,
     RecordWriter,
@@ -36,7 +36,7 @@ from bert_cli.data.records import (
     static_payloads,
     token_bytes,
 )
-from bert_cli.data.shards import Shard, Stats, finished_files, read_manifest, run_shards
+from bert_cli.data.shards import run_shards
 from bert_cli.data.vocab import (
     Vocabulary,
     find_vocabulary,
@@ -96,16 +96,18 @@ def run(settings: TokenizeSettings) -> None:
         random_seed=settings.random_seed,
         vocab_sha256=vocabulary.sha256,
     )
+    groups, notes = plan_groups(settings.input, settings.group_files)
     kept = settings.model_dump(mode="json", exclude={"input", "out", "vocab", "processes"})
     run_shards(
         "tokenize",
-        plan_groups(settings.input, settings.group_files),
+        groups,
         partial(convert, recipe=recipe),
         out=settings.out,
         processes=settings.processes,
         settings=kept | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
         versions=("numpy", "tokenizers", "google-crc32c"),
         counted="records",
+        notes=notes,
     )
     write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
     write_corpus(settings.out, describe(recipe, vocabulary))
@@ -127,12 +129,13 @@ def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def plan_groups(folder: Path, group_files: int) -> list[Shard]:
-    """Make every N input files, in their order, the inputs of one record file.
+def plan_groups(folder: Path, group_files: int) -> tuple[list[Shard], list[str]]:
+    """Make every N input files, in their order, the inputs of one record file; tell what to note.
 
     Empty files are left out. The tail of a dump is often one file with one article, which cannot
-    make pairs: where the manifest beside the files tells so, it joins the group before it. Any
-    other group of one document is a DataError: better said now than after hours of work.
+    make pairs: where the manifest beside the files tells so, it joins the group before it, and a
+    note says so. Any other group of one document is a DataError: better said now than after hours
+    of work.
     """
     files = [path for path in finished_files(folder) if path.stat().st_size]
     if not files:
@@ -144,26 +147,36 @@ def plan_groups(folder: Path, group_files: int) -> list[Shard]:
     ]
     documents: dict[Path, int] = {}
     if (folder / "manifest.json").exists():
-        shards = read_manifest(folder).get("shards", [])
-        documents = {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
-    if len(groups) > 1 and sum(documents.get(path, 2) for path in groups[-1]) < 2:
-        groups[-2:] = [groups[-2] + groups[-1]]
+        told = read_manifest(folder).get("shards", [])
+        documents = {folder / shard["output"]: shard.get("documents", 0) for shard in told}
+    last = groups[-1]
+    joins = len(groups) > 1 and sum(documents.get(path, 2) for path in last) < 2
+    if joins:
+        groups[-2:] = [groups[-2] + last]
     for inputs in groups:
         if all(path in documents for path in inputs):
             _check_documents(sum(documents[path] for path in inputs), inputs)
     width = max(3, len(str(len(groups) - 1)))
-    return [
+    shards = [
         Shard(inputs, Path(f"wiki_{number:0{width}d}.tfrecord"))
         for number, inputs in enumerate(groups)
     ]
+    notes = [
+        f"{_span(last)}: holds fewer than two documents, which cannot make pairs, so it went into "
+        f"the group before it, {shards[-1].output}"
+    ]
+    return shards, notes if joins else []
+
+
+def _span(inputs: Sequence[Path]) -> str:
+    return str(inputs[0]) if len(inputs) == 1 else f"{inputs[0]} to {inputs[-1].name}"
 
 
 def _check_documents(count: int, inputs: Sequence[Path]) -> None:
     if count >= 2:
         return
-    names = str(inputs[0]) if len(inputs) == 1 else f"{inputs[0]} to {inputs[-1].name}"
     raise DataError(
-        f"{names} ({count} document{'' if count == 1 else 's'} in the group): a random next "
+        f"{_span(inputs)} ({count} document{'' if count == 1 else 's'} in the group): a random next "
         "sentence must come from another document; raise --group-files so that every group holds "
         "several, and see that documents are separated by blank lines"
     )
@@ -258,9 +271,11 @@ def blocks(
         if recipe.masking == "dynamic":
             yield _dynamic_block(tokens_BS, lengths_B, block, token_bytes(size))
             continue
-        masked = mask_tokens(
+        examples = mask_examples(
             tokens_BS,
             lengths_B,
+            block.first_length + 2,
+            block.is_random,
             keys[rows],
             special=special,
             vocab_size=size,
@@ -268,25 +283,7 @@ def blocks(
             masked_lm_prob=recipe.masked_lm_prob,
             is_continuation=continuation,
         )
-        yield _static_block(masked, lengths_B, block)
-
-
-def _static_block(
-    masked: Masked, lengths_B: npt.NDArray[np.int64], block: Pairs
-) -> Iterator[bytes]:
-    places = np.arange(masked.input_ids.shape[1])
-    held_BS = places < lengths_B[:, None]
-    return static_payloads(
-        {
-            "input_ids": masked.input_ids,
-            "input_mask": held_BS.view(np.uint8),
-            "segment_ids": (held_BS & (places > block.first_length[:, None] + 1)).view(np.uint8),
-            "masked_lm_positions": masked.positions,
-            "masked_lm_ids": masked.ids,
-            "masked_lm_weights": masked.weights,
-            "next_sentence_labels": block.is_random.view(np.uint8),
-        }
-    )
+        yield static_payloads(examples)
 
 
 def _dynamic_block(

@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.instances import SpecialIds
-from bert_cli.data.ledger import claim, versions_of
-from bert_cli.data.shards import (
-    Progress,
+from bert_cli.data.ledger import (
     Stats,
+    claim,
     finished_files,
-    summary,
+    versions_of,
     write_json_atomically,
 )
+from bert_cli.data.shards import Progress, summary
 from bert_cli.data.wordpiece import text_pieces
 from bert_cli.errors import ConfigError, DataError
 

@@ -208,3 +208,51 @@ def test_duplication_of_dynamic_records_is_refused_because_it_would_do_nothing()
     arguments = ["in", "out", "--vocab", "v", "--masking", "dynamic", "--duplication-factor", "5"]
     with pytest.raises(ConfigError, match="has no effect"):
         load(TokenizeSettings, arguments, "bert tokenize")
+
+
+# What the original's own configs have, so that a run here is a run there: places / predictions,
+# micro-batch x replicas x accumulation, loss scale, learning rate and warm-up, blocks of each stage,
+# device of each stage. The vocabulary alone differs: Google's 30,522 words for their 30,400.
+PHASE_1, PHASE_2 = (0.006, 0.28), (0.002828, 0.129)
+BASE, LARGE, TINY = (1, 4, 4, 4, 3), (4, 7, 7, 7, 3), (1, 3, 2)
+FOUR, TWO = (0, 1, 2, 3, 0), (0, 1, 0)
+THE_ORIGINAL_S_NUMBERS = {
+    "pretrain_base_128_phase1": ((128, 20), (32, 4, 510), 4096, PHASE_1, BASE, FOUR),
+    "pretrain_base_128_phase1_pod4": ((128, 20), (32, 1, 2040), 4096, PHASE_1, BASE, FOUR),
+    "pretrain_base_128_phase1_POD64": ((128, 20), (32, 16, 130), 4096, PHASE_1, BASE, FOUR),
+    "pretrain_base_384_phase2": ((384, 56), (8, 4, 510), 4096, PHASE_2, BASE, FOUR),
+    "pretrain_base_512_phase2": ((512, 76), (8, 4, 510), 4096, PHASE_2, BASE, FOUR),
+    "pretrain_large_128_phase1": ((128, 20), (8, 4, 2040), 32768, PHASE_1, LARGE, FOUR),
+    "pretrain_large_384_phase2": ((384, 56), (2, 4, 2040), 32768, PHASE_2, LARGE, FOUR),
+    "pretrain_large_512_phase2": (
+        (512, 76), (2, 4, 2040), 32768, PHASE_2, (3, 7, 7, 8, 3), FOUR,
+    ),
+    "pretrain_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, PHASE_1, TINY, TWO),
+}  # fmt: skip
+WIDTHS_AND_LAYERS = {"base": (768, 12), "large": (1024, 24), "tiny": (128, 2)}
+
+
+@pytest.mark.parametrize("name", THE_ORIGINAL_S_NUMBERS)
+def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    settings, _ = pretrain("--config", name)
+    batch, options, layout = settings.global_batch, settings.optimizer_opts, settings.parallel
+    rate = options.learning_rate
+    assert (
+        (settings.max_seq_length, settings.max_predictions_per_seq),
+        (batch.micro_batch_size, batch.replicas, batch.grad_acc_steps_per_replica),
+        options.loss_scaling,
+        (rate.max_learning_rate, rate.warmup_frac),
+        tuple(len(stage) for stage in layout.pipeline_stages),
+        tuple(layout.pipeline_device_mapping),
+    ) == THE_ORIGINAL_S_NUMBERS[name]
+    config = settings.bert_config
+    widths = (config.hidden_size, config.num_hidden_layers)
+    assert widths == WIDTHS_AND_LAYERS[name.split("_")[1]]
+    assert (config.vocab_size, config.attention_probs_dropout_prob) == (30522, 0.0)
+    assert (options.name, options.weight_decay_rate, rate.schedule_name) == (
+        "LAMB", 0.01, "up_down",
+    )  # fmt: skip
+    phase_1 = name.split("_")[3] == "phase1"
+    assert settings.total_num_train_samples == (460_849_152 if phase_1 else 34_239_360)
+    assert settings.seed == 1984

@@ -19,7 +19,7 @@ import pytest
 import bert_cli
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data import download
-from bert_cli.data.shards import finished_files, read_manifest
+from bert_cli.data.ledger import finished_files, read_manifest
 from bert_cli.errors import ConfigError, DataError
 
 KIND = "pages-articles-multistream.xml.bz2"

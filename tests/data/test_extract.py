@@ -18,7 +18,7 @@ import bert_cli
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data import extract
 from bert_cli.data.dump import Dump, find_dump
-from bert_cli.data.shards import Manifest, read_manifest
+from bert_cli.data.ledger import Manifest, read_manifest
 from bert_cli.errors import DataError
 
 HEADER = """<mediawiki xml:lang="fr">

@@ -158,6 +158,23 @@ def test_an_index_that_does_not_fit_its_file_is_of_no_use(tmp_path: Path) -> Non
     assert read_index(path) is None, "it is missing"
 
 
+def test_an_index_does_not_fit_a_file_that_grew_or_shrank_and_kept_its_time(tmp_path: Path) -> None:
+    """As copies do that keep times: only the sizes tell."""
+    path, index = tmp_path / "x.tfrecord", tmp_path / "x.index"
+    write_records(path, 5)
+    good, time_kept = path.read_bytes(), path.stat().st_mtime_ns
+    more = RecordWriter(tmp_path / "more.tfrecord")
+    with more:
+        more.write(b"one more")
+    for changed in (good + (tmp_path / "more.tfrecord").read_bytes(), good[:-24]):
+        path.write_bytes(changed)
+        os.utime(path, ns=(time_kept, time_kept))
+        assert index.stat().st_mtime_ns >= time_kept
+        assert read_index(path) is None
+        with pytest.raises(DataError, match="does not fit it"):
+            write_corpus(tmp_path, DESCRIBED)
+
+
 def test_a_corpus_lists_its_files_by_name_and_every_place(tmp_path: Path) -> None:
     counts = {"b.tfrecord": 4, "a.tfrecord": 3, "sub/c.tfrecord": 5}
     (tmp_path / "sub").mkdir()

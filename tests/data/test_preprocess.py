@@ -15,7 +15,7 @@ import pytest
 import bert_cli
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data import preprocess, sentences
-from bert_cli.data.shards import Manifest, read_manifest
+from bert_cli.data.ledger import Manifest, Stats, read_manifest
 from bert_cli.errors import ConfigError, DataError
 
 WORDS = [
@@ -88,7 +88,7 @@ def run(source: Path, out: Path, processes: int = 1, **settings: Any) -> Manifes
     return read_manifest(out)
 
 
-def split(tmp_path: Path, text: str | bytes, at: str = ". ") -> tuple[preprocess.Stats, str]:
+def split(tmp_path: Path, text: str | bytes, at: str = ". ") -> tuple[Stats, str]:
     """Convert one file with a splitter that needs no data: after every `at`."""
     (tmp_path / "in").write_bytes(text if isinstance(text, bytes) else text.encode())
 
@@ -116,7 +116,31 @@ def test_documents_without_text_vanish_and_are_counted(tmp_path: Path) -> None:
     stats, lines = split(tmp_path, empty + doc("A", "One.") + empty + doc("B", "Two.") + empty)
     assert lines == "One.\n\nTwo.\n"
     assert stats.documents == 2
-    assert stats.extra == {"documents_without_text": 9}
+    assert stats.extra == {"documents_without_text": 9, "lines_outside_documents": 0}
+    assert stats.notes == ()
+
+
+def test_text_outside_documents_is_left_out_and_counted(tmp_path: Path) -> None:
+    text = "tail of a document\n\n</doc>\n" + doc("A", "One.") + "Stray.\n  \n" + doc("B", "Two.")
+    stats, lines = split(tmp_path, text + "last\n")
+    assert lines == "One.\n\nTwo.\n"
+    assert stats.extra == {"documents_without_text": 0, "lines_outside_documents": 3}
+    assert stats.notes == (
+        f"{tmp_path / 'in'}: left out is text outside <doc ...> ... </doc>, lines: 3",
+    )
+
+
+def test_text_outside_documents_is_told_in_the_manifest_and_on_the_terminal(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = corpus(
+        bare / "in", wiki_00=doc("A", prose(9000)) + "stray\n", wiki_01=doc("B", "Two.")
+    )
+    manifest = run(source, bare / "out")
+    note = f"{source / 'AA/wiki_00'}: left out is text outside <doc"
+    assert [text.startswith(note) for text in manifest["notes"]] == [False, True]
+    assert manifest["counts"]["lines_outside_documents"] == 1
+    assert f"preprocess: {note}" in capsys.readouterr().out
 
 
 def test_escapes_are_undone_once_and_cannot_make_a_document(tmp_path: Path) -> None:
@@ -268,13 +292,36 @@ def test_sentencex_splits_too_and_wants_a_language_it_can_name(tmp_path: Path) -
         run(source, tmp_path / "other", splitter="sentencex", language="klingon")
 
 
-def test_an_input_without_documents_is_an_error(bare: Path) -> None:
-    source = corpus(bare / "in", wiki_00="plain text, no documents\n")
+def test_an_input_without_sentences_is_an_error(bare: Path) -> None:
+    source = corpus(bare / "in", wiki_00=doc("A", "..."), wiki_01="\n \n")
     with pytest.raises(DataError, match="gave no sentences"):
         run(source, bare / "out")
     with pytest.raises(DataError, match="does not exist"):
         run(bare / "absent", bare / "out")
     assert not (bare / "out/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "A sentence of plain text.\nAnother one.\n",
+        '{"id": "1", "url": "u", "title": "T", "text": "As WikiExtractor writes with --json."}\n',
+        '<doc id="1">\nA document without a title in its first line.\n</doc>\n',
+    ],
+)
+def test_a_file_in_another_format_is_refused_by_name_before_the_work(
+    bare: Path, strange: str
+) -> None:
+    source = corpus(bare / "in", wiki_00=doc("A", prose(9000)), wiki_01="\n" + strange)
+    with pytest.raises(DataError) as caught:
+        run(source, bare / "out")
+    told = str(caught.value)
+    assert told.startswith(f"{source / 'AA/wiki_01'} (")
+    assert strange.splitlines()[0][:40] in told
+    assert "holds no document" in told
+    assert '<doc id="1" url="..." title="...">' in told
+    assert "give it to `bert tokenize`" in told
+    assert not (bare / "out").exists()
 
 
 def test_real_articles_give_the_same_text_for_any_number_of_processes(

@@ -176,6 +176,29 @@ def test_a_replica_can_read_its_share_alone(corpus: Path) -> None:
         assert_equal(got, {name: array[3::5] for name, array in whole.items()})
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+def test_the_parts_of_a_step_put_together_are_the_step(corpus: Path, parts: int) -> None:
+    for folder in (corpus, None):
+        whole = open_reader(folder, examples=24, micro=4)
+        readers = [
+            open_reader(folder, examples=24, micro=4, part=part, parts=parts)
+            for part in range(parts)
+        ]
+        for step in (0, 10, 57):  # step 10 lies in two epochs of the 250 records
+            shares = [reader[step] for reader in readers]
+            assert all(len(share["input_ids"]) == 6 // parts for share in shares)
+            joined = {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
+            assert_equal(joined, whole[step])
+
+
+def test_a_step_that_cannot_be_divided_among_the_parts_is_refused(corpus: Path) -> None:
+    for folder in (corpus, None):
+        with pytest.raises(
+            ConfigError, match=r"\(4 micro-batches a step\): cannot be divided among 3 processes"
+        ):
+            open_reader(folder, examples=16, micro=4, part=0, parts=3)
+
+
 def test_every_epoch_reads_every_record_once(tmp_path: Path) -> None:
     folder = make_corpus(tmp_path / "c", "static", [100, 7, 0, 142, 1])
     reader = open_reader(folder, examples=25, micro=25)
@@ -254,13 +277,13 @@ def test_a_dynamic_corpus_is_read_with_other_lengths_and_a_static_one_is_not(
         open_reader(corpus, sequence_length=12)
 
 
-def test_whole_words_are_masked_whole_when_asked_for(tmp_path: Path) -> None:
-    folder = make_corpus(tmp_path / "c", "dynamic", [200], mask_tokens=8, masked_lm_prob=0.5)
-    got = open_reader(folder, whole_word_masking=True).rows(np.arange(200))
-    plain = open_reader(folder).rows(np.arange(200))
+def test_whole_words_are_masked_whole_when_the_corpus_says_so(tmp_path: Path) -> None:
+    changes = {"mask_tokens": 8, "masked_lm_prob": 0.5}
+    plain_folder = make_corpus(tmp_path / "plain", "dynamic", [200], **changes)
+    folder = make_corpus(tmp_path / "c", "dynamic", [200], **changes, whole_word_masking=True)
+    got = open_reader(folder).rows(np.arange(200))
+    plain = open_reader(plain_folder).rows(np.arange(200))
     assert not np.array_equal(got["masked_lm_positions"], plain["masked_lm_positions"])
-    again = open_reader(folder, whole_word_masking=False).rows(np.arange(200))
-    np.testing.assert_array_equal(again["masked_lm_positions"], plain["masked_lm_positions"])
     for row in range(200):
         ids = got["input_ids"][row].copy()
         real = got["masked_lm_weights"][row] == 1.0
@@ -269,13 +292,6 @@ def test_whole_words_are_masked_whole_when_asked_for(tmp_path: Path) -> None:
         for place in range(2, S):
             continues = PIECES[ids[place]].startswith("##") and ids[place - 1] not in (2, 3)
             assert not continues or (place in places) == (place - 1 in places)
-
-
-def test_the_masking_of_static_records_cannot_be_chosen_when_read(tmp_path: Path) -> None:
-    folder = make_corpus(tmp_path / "c", "static", [5])
-    assert len(open_reader(folder, whole_word_masking=False)[0]) == 7
-    with pytest.raises(DataError, match=r"whole_word_masking \(True\)"):
-        open_reader(folder, whole_word_masking=True)
 
 
 def test_a_changed_vocabulary_is_noticed_where_it_decides_the_masks(tmp_path: Path) -> None:
@@ -333,6 +349,31 @@ def test_files_that_are_missing_or_changed_are_refused_when_opening(tmp_path: Pa
     (folder / "corpus.json").unlink()
     with pytest.raises(DataError, match=r"corpus\.json: does not exist"):
         open_reader(folder)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_offsets_of_another_corpus_give_an_error_and_no_examples(tmp_path: Path, kind: str) -> None:
+    """As many records, so that only the records themselves can tell."""
+    folder = make_corpus(tmp_path / "c", kind, [20, 10])
+    other = make_corpus(tmp_path / "other", kind, [10, 20], sequence_length=S)
+    strange = (other / "corpus.offsets").read_bytes()
+    assert len(strange) == (folder / "corpus.offsets").stat().st_size
+    (folder / "corpus.offsets").write_bytes(strange)
+    with pytest.raises(DataError, match=r"damaged or of another|no record starts here"):
+        open_reader(folder, examples=32, micro=32)[0]
+
+
+@pytest.mark.parametrize("place", [0, 7, 29])
+@pytest.mark.parametrize("offset", [2**63 + 5, 2**40, 1])
+def test_an_offset_that_cannot_be_is_an_error_and_no_crash(
+    tmp_path: Path, place: int, offset: int
+) -> None:
+    folder = make_corpus(tmp_path / "c", "dynamic", [20, 10])
+    offsets = np.fromfile(folder / "corpus.offsets", "<u8")
+    offsets[place] = offset
+    offsets.tofile(folder / "corpus.offsets")
+    with pytest.raises(DataError, match=r"run `bert index"):
+        open_reader(folder, examples=30, micro=30)[0]
 
 
 def test_a_file_cut_while_the_run_goes_on_is_an_error_and_no_crash(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Shards: whole or absent, whatever kills the run."""
 
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -14,15 +16,15 @@ import pytest
 
 import bert_cli
 from bert_cli.data import shards as module
-from bert_cli.data.shards import (
-    Progress,
+from bert_cli.data.ledger import (
+    Manifest,
     Shard,
     Stats,
     finished_files,
     read_manifest,
-    run_shards,
     write_json_atomically,
 )
+from bert_cli.data.shards import Progress, run_shards
 from bert_cli.errors import DataError
 
 Start = Callable[[int, float], "subprocess.Popen[str]"]
@@ -31,7 +33,8 @@ Start = Callable[[int, float], "subprocess.Popen[str]"]
 SCRIPT = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from bert_cli.data.shards import Shard, Stats, run_shards
+from bert_cli.data.ledger import Shard, Stats
+from bert_cli.data.shards import run_shards
 from bert_cli.errors import BertError
 
 def convert(inputs, output, pause):
@@ -94,7 +97,7 @@ def run(
     processes: int = 1,
     convert: module.Convert = shout,
     **settings: str,
-) -> module.Manifest:
+) -> Manifest:
     return run_shards("shout", shards, convert, out=out, processes=processes, settings=settings)
 
 
@@ -328,6 +331,26 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path, start: Start) -> Non
         run(shards, tmp_path / "out", loud="yes")
     process.kill()
     process.communicate()
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_folder_that_cannot_be_locked_is_worked_in_and_that_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reason: int,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    manifest = run(make_inputs(tmp_path), tmp_path / "out")
+    assert manifest["counts"]["documents"] == 4
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"shout: {tmp_path / 'out'} cannot be locked ({os.strerror(reason)}); "
+        "let no other process work in it"
+    ]
 
 
 def test_json_is_written_whole_or_not_at_all(

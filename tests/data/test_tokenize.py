@@ -16,8 +16,8 @@ from bert_cli.config.data import TokenizeSettings
 from bert_cli.data import tokenize
 from bert_cli.data.index import read_corpus
 from bert_cli.data.instances import mask_tokens, row_keys
+from bert_cli.data.ledger import read_manifest
 from bert_cli.data.records import parse_dynamic, parse_static, read_payload
-from bert_cli.data.shards import read_manifest
 from bert_cli.data.tokenize import encode_group, plan_groups
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary
 from bert_cli.data.wordpiece import Encoder
@@ -482,15 +482,36 @@ def test_a_last_file_of_one_document_joins_the_group_before_it(tmp_path):
     counts = {"text_00": 2, "text_01": 2, "text_02": 1}
     shards = [{"output": name, "documents": count} for name, count in counts.items()]
     (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
-    groups = [[path.name for path in shard.inputs] for shard in plan_groups(folder, 1)]
+    planned, notes = plan_groups(folder, 1)
+    groups = [[path.name for path in shard.inputs] for shard in planned]
     assert groups == [["text_00"], ["text_01", "text_02"]]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{folder / 'text_02'}: holds fewer than two documents")
+    assert notes[0].endswith("wiki_001.tfrecord")
+    assert plan_groups(folder, 2)[1] == [
+        f"{folder / 'text_02'}: holds fewer than two documents, which cannot make pairs, so it went "
+        "into the group before it, wiki_000.tfrecord"
+    ]
+    assert plan_groups(folder, 3)[1] == []
+
+
+def test_the_note_on_a_joined_file_is_in_the_manifest_and_on_the_terminal(home, tmp_path, capsys):
+    folder = write_text(tmp_path / "sentences", files=2, documents=3)
+    (folder / "text_01").write_text("ba ke lo.\nmi nu ra.\n")
+    counts = {"text_00": 3, "text_01": 1}
+    shards = [{"output": name, "documents": count} for name, count in counts.items()]
+    (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
+    note = f"{folder / 'text_01'}: holds fewer than two documents"
+    notes = read_manifest(make(home, tmp_path / "out", input=folder))["notes"]
+    assert [text.startswith(note) for text in notes] == [True]
+    assert f"tokenize: {note}" in capsys.readouterr().out
 
 
 def test_empty_files_are_left_out_and_no_text_at_all_is_refused(home, tmp_path):
     folder = write_text(tmp_path / "sentences", files=1)
     (folder / "empty").write_text("")
     (folder / "zzz").write_text("")
-    assert [shard.inputs for shard in plan_groups(folder, 1)] == [(folder / "text_00",)]
+    assert [shard.inputs for shard in plan_groups(folder, 1)[0]] == [(folder / "text_00",)]
     make(home, tmp_path / "out", input=folder)
     (folder / "text_00").write_text("")
     with pytest.raises(DataError, match="holds no text"):
@@ -504,11 +525,11 @@ def test_the_names_of_many_groups_sort_in_their_order(tmp_path):
     folder.mkdir()
     for number in range(1001):
         (folder / f"{number:04d}").write_text("x")
-    names = [shard.output.name for shard in plan_groups(folder, 1)]
+    names = [shard.output.name for shard in plan_groups(folder, 1)[0]]
     assert names[0] == "wiki_0000.tfrecord"
     assert names[-1] == "wiki_1000.tfrecord"
     assert sorted(names) == names
-    assert plan_groups(folder, 2)[-1].output == Path("wiki_500.tfrecord")
+    assert plan_groups(folder, 2)[0][-1].output == Path("wiki_500.tfrecord")
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(home, tmp_path):
