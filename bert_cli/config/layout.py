@@ -254,3 +254,20 @@ def count(number: int, what: str) -> str:
 def size(number: float) -> str:
     """Bytes as a person says them, in GB or MB of powers of ten."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def without_effect(settings: PretrainSettings) -> list[str]:
+    """What was asked for and does nothing in this layout, a line each."""
+    parallel = settings.parallel
+    found = []
+    if settings.global_batch.replicas == 1:
+        if parallel.replicated_tensor_sharding:
+            found.append("replicated_tensor_sharding has no effect here: there is one replica")
+        if parallel.reduce_precision != "float32":
+            found.append("reduce_precision has no effect here: there is one replica")
+    if len(stages_of(settings)[0]) == 1:
+        if parallel.schedule != "1F1B":
+            found.append("schedule has no effect here: there is one stage")
+        if parallel.recompute and parallel.recompute_by == "stage":
+            found.append("recompute_by stage has no effect here: one stage needs all it would keep")
+    return [f"parallel.{line}" for line in found]

@@ -1,16 +1,17 @@
 """Settings of how a run is spread: stages over devices, replicas, processes, hosts.
 
 What stands here decides where and in which order the work is done, how much memory it takes and
-what is sent, and nothing about the numbers: a run may go on with other ones. `pipeline_stages` lists
-blocks by their names, `hid` for one encoder layer and `hid*7` for seven; the word table is in the
-first and in the last stage, so those two share a device.
+what is sent, and nothing about the numbers, but for the rounding of gradients that travel in 16 bits:
+a run may go on with other ones. `pipeline_stages` lists blocks by their names, `hid` for one encoder
+layer and `hid*7` for seven; the word table is in the first and in the last stage, so those two share
+a device.
 """
 
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliSuppress
 
 Positive = Annotated[int, Field(ge=1)]
@@ -68,12 +69,14 @@ class Parallel(Settings):
             blocks: list[str] = []
             for entry in stage:
                 name, star, times = entry.partition("*")
-                if name not in BLOCKS or (star and not times.isdigit()):
+                if name not in BLOCKS or (star and not (times.isdigit() and int(times))):
                     raise ValueError(
                         f"stage {number} names {entry!r}; blocks are {', '.join(BLOCKS)}, "
                         "and hid*7 stands for seven of hid"
                     )
                 blocks += [name] * (int(times) if star else 1)
+            if not blocks:
+                raise ValueError(f"stage {number} has no block; leave it out, and its device")
             written.append(blocks)
         return written
 
@@ -102,16 +105,24 @@ class Parallel(Settings):
             raise ValueError(
                 f"pipeline_device_mapping {devices} leaves a device out; number them from 0"
             )
-        where = {
-            name: (number, devices[number]) for number, stage in enumerate(stages) for name in stage
-        }
-        first, last = where.get("emb"), where.get("heads")
-        if first and last and first[1] != last[1]:
-            raise ValueError(
-                f'stage {first[0]} "emb" and stage {last[0]} "heads" share the word table, so they need '
-                f"one device; got {first[1]} and {last[1]}"
-            )
         return self
+
+    @field_validator("pipeline_device_mapping")
+    @classmethod
+    def _the_word_table_is_on_one_device(
+        cls, devices: list[int] | None, info: ValidationInfo
+    ) -> list[int] | None:
+        stages = info.data.get("pipeline_stages")
+        if stages is None or devices is None or len(stages) != len(devices):
+            return devices
+        where = {name: number for number, stage in enumerate(stages) for name in stage}
+        first, last = where.get("emb"), where.get("heads")
+        if first is not None and last is not None and devices[first] != devices[last]:
+            raise ValueError(
+                f'stage {first} "emb" and stage {last} "heads" share the word table, so they need one '
+                f"device; got {devices[first]} and {devices[last]}"
+            )
+        return devices
 
 
 class Cluster(Settings):

@@ -107,7 +107,7 @@ class Peers:
         self.arrived += 1
         self.waiting.set()
         try:
-            with naming_the_lost():
+            with naming_the_lost(self.rank):
                 yield
         finally:
             self.waiting.clear()
@@ -147,20 +147,32 @@ def end_collectives() -> None:
     context.context().abort_collective_ops(tf.errors.CANCELLED, "one of the devices failed")
 
 
+SIGNS_OF_LOSS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+"""What TensorFlow calls it when those who should be in a sum are gone."""
+
+
 @contextmanager
-def naming_the_lost() -> Iterator[None]:
-    """Turn the runtime's error about a lost process into ours."""
+def naming_the_lost(rank: int) -> Iterator[None]:
+    """Turn the runtime's error about a lost process into ours; `rank` is the one that is here."""
     try:
         yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        raise lost(str(error)) from error
+    except SIGNS_OF_LOSS as error:
+        raise lost(str(error), rank) from error
 
 
-def lost(message: str) -> DeviceError:
+def lost(message: str, rank: int) -> DeviceError:
     """The error for what TensorFlow says when a process is gone."""
     # The first one is where it began; others only passed the news on.
-    found = re.search(r"task:(\d+)", message)
-    who = f"rank {found[1]}" if found else "another process"
+    found = [name for name in re.findall(r"task:(\d+)", message) if int(name) != rank]
+    who = f"rank {found[0]}" if found else "another process"
     return DeviceError(
         f"cluster: {who} is gone, so this process ends too; what it said last is why. Start the same "
         "command again to continue from the last checkpoint"

@@ -9,9 +9,9 @@ numbers are those of one device.
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -72,19 +72,14 @@ class Engine:
         flat = [player for row in players for player in row]
         alone = len(flat) == 1 and self.peers.count == 1
         try:
-            if alone:
-                self._play_alone(flat[0], asked_to_stop)
-            else:
-                self._play_together(players, abandoned, asked_to_stop)
+            with telling_what_does_not_fit():
+                if alone:
+                    self._play_alone(flat[0], asked_to_stop)
+                else:
+                    self._play_together(players, abandoned, asked_to_stop)
         except (AbandonedError, StoppedBetweenMicroBatchesError):
             self.clear()
             raise StoppedBetweenMicroBatchesError from None
-        except tf.errors.ResourceExhaustedError as error:
-            size = len(batch["input_ids"][0])
-            raise DeviceError(
-                f"global_batch.micro_batch_size ({size}): does not fit the device's memory; lower it and raise "
-                "grad_acc_steps_per_replica, or set --parallel.recompute"
-            ) from error
         self.most_kept = [max(row[s].most_kept for row in players) for s in range(len(players[0]))]
         if self.trace is not None:
             self.trace.steps -= 1
@@ -147,8 +142,9 @@ class Engine:
             ]
             way_up = [pair for pair in work if pair[1].kind != "backward"]
             way_down = [pair for pair in reversed(work) if pair[1].kind == "backward"]
-            for player, piece in way_up + way_down:
-                player.play([piece], lambda: False)
+            with telling_what_does_not_fit():
+                for player, piece in way_up + way_down:
+                    player.play([piece], lambda: False)
         self.clear()
 
     def _players(
@@ -188,23 +184,22 @@ class Engine:
             for number, player in enumerate(row):
                 work = self.schedule(number, len(row), player.feed.micro_batches)
                 futures.append(self._pool.submit(_play, player, work, abandoned))
-        while True:
-            done, waiting = wait(futures, ASK_SECONDS, FIRST_EXCEPTION)
-            failed = [future for future in done if future.exception() is not None]
-            if failed:
-                wait(futures)
-                raise _cause(futures)
-            try:
+        try:
+            while True:
+                done, waiting = wait(futures, ASK_SECONDS, FIRST_EXCEPTION)
+                if any(future.exception() is not None for future in done):
+                    wait(futures)
+                    raise _cause(futures)
                 wishes, ready = self.peers.total([asked_to_stop(), not waiting])
-            except DeviceError:
-                abandoned.set()
-                raise
-            if wishes:
-                abandoned.set()
-                wait(futures)
-                raise StoppedBetweenMicroBatchesError
-            if ready == self.peers.count:
-                return
+                if wishes:
+                    raise StoppedBetweenMicroBatchesError
+                if ready == self.peers.count:
+                    return
+        except BaseException:
+            # Also a second Ctrl-C: players that go on would keep the process alive.
+            abandoned.set()
+            wait(futures)
+            raise
 
     def _span(
         self, replica: int, stage: int, kind: str, micro_batch: int
@@ -216,19 +211,32 @@ class Engine:
     def _on_every_device(self, act: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
         """Act on all devices at once: what one adds up with the others waits for them."""
         flat = [update for row in self.updates for update in row]
-        with self.peers.meeting():
+        with self.peers.meeting(), telling_what_does_not_fit():
             if len(flat) == 1:
                 return [act(flat[0])]
             futures = [self._pool.submit(act, update) for update in flat]
-            done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [future for future in done if future.exception() is not None]
-            if failed and waiting:
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            except BaseException:
                 # The others stand in a sum to which this one will not come.
                 end_collectives()
                 wait(futures)
-            for future in failed:
-                future.result()
+                raise
             return [future.result() for future in futures]
+
+
+@contextmanager
+def telling_what_does_not_fit() -> Iterator[None]:
+    """Turn the runtime's error about memory into ours."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise DeviceError(
+            "global_batch.micro_batch_size: the run does not fit the device's memory; lower it and raise "
+            "grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout"
+        ) from error
 
 
 def _play(player: Player, work: Sequence[Any], abandoned: threading.Event) -> None:

@@ -57,8 +57,10 @@ def share_of_host(place: int, of: int, environment: Mapping[str, str]) -> Share:
     cores = _cores()
     if len(cores) < of:
         return Share(note=f"{of} processes share {len(cores)} cores; none has cores of its own")
-    first, end = (number * len(cores) // of for number in (place, place + 1))
-    return Share(cores=tuple(cores[first:end]))
+    # Equal ones, though a core may stand idle: a sum over two threads rounds otherwise than over three,
+    # and replicas have to stay equal to the bit.
+    each = len(cores) // of
+    return Share(cores=tuple(cores[place * each : (place + 1) * each]))
 
 
 def _gpus(environment: Mapping[str, str]) -> list[str]:

@@ -78,9 +78,14 @@ def open_mesh(settings: PretrainSettings, processes: Processes) -> Mesh:
             f"--global-batch.replicas {processes.count} or a multiple of it, and so much less accumulation"
         )
     local = replicas // processes.count
-    stages = max(settings.parallel.pipeline_device_mapping or [0]) + 1
+    mapping = settings.parallel.pipeline_device_mapping or [0]
+    stages = max(mapping) + 1
     needed = local * stages
     gpus = _gpus_of(processes)
+    if gpus and settings.parallel.reduce_precision == "bfloat16":
+        raise ConfigError(
+            "parallel.reduce_precision (bfloat16): NCCL's sums in TensorFlow are not known to take it; give float16"
+        )
     if gpus and len(gpus) < needed:
         raise DeviceError(
             f"layout ({local} replicas x {stages} devices in this process): needs {needed} GPUs, here are "
@@ -88,7 +93,7 @@ def open_mesh(settings: PretrainSettings, processes: Processes) -> Mesh:
         )
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
-        _set_up(settings, bool(gpus), threads=needed + 2)
+        _set_up(settings, bool(gpus), threads=2 + local * len(mapping))
         if processes.count > 1:
             _join(processes, settings.cluster)
     except RuntimeError as error:
@@ -126,6 +131,8 @@ def _sees_all(gpus: int) -> bool:
 def _gpu_memory() -> int:
     """Bytes of the smallest visible GPU, as its driver says."""
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        asked += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
         return min(int(line) for line in told.split()) * 2**20

@@ -144,15 +144,13 @@ class Stage:
                 hidden = block(hidden, columns, own)
         return hidden, inputs
 
-    def _compute_again(
-        self, inputs: Sequence[Any], columns: Tensors, key: Any, above: Any, below: Any = None
-    ) -> Any:
+    def _compute_again(self, inputs: Sequence[Any], columns: Tensors, key: Any, above: Any) -> Any:
         for segment, given in zip(reversed(self.segments), reversed(inputs), strict=True):
             # Without the dependency all segments would be run again at once, and within a turn the
             # graph optimizer would see that this is the forward pass once more: either way every
             # activation would be alive after all.
             with tf.control_dependencies([above]):
-                given = _held(given)
+                given = _here(given)
                 held = {name: tf.identity(column) for name, column in columns.items()}
                 own = tf.identity(key)
             with tf.GradientTape() as tape:
@@ -214,8 +212,4 @@ def _tensorflow_variable(weight: Any) -> tf.Variable:
 
 def _here(tensor: Any) -> Any:
     """The tensor on the current device: a copy where it comes from another one."""
-    return None if tensor is None else tf.identity(tensor)
-
-
-def _held(tensor: Any) -> Any:
     return None if tensor is None else tf.identity(tensor)

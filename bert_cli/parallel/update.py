@@ -225,16 +225,17 @@ class DeviceUpdate:
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Return this replica's share of every direction, and their squared norms [weights]."""
         directions, squares = {}, []
+        done: list[Any] = []
         for name, weight in self.weights.items():
-            gradient = self._share(name, self.accumulators[name][0]) * factor
+            with tf.control_dependencies(done):
+                gradient = self._share(name, self.accumulators[name][0]) * factor
             first, second = self.moments[name]
-            with tf.device(first.device):
+            with tf.device(first.device), tf.control_dependencies([gradient]):
                 along, *moments = self.optimizer.direction(
                     name, self._share(name, weight), gradient, first, second, before
                 )
                 squares.append(squared_norm([along]))
-            first.assign(moments[0])
-            second.assign(moments[1])
+            done = [first.assign(moments[0]), second.assign(moments[1])]
             directions[name] = along
         return directions, tf.stack(squares)
 

@@ -52,9 +52,8 @@ class Watchdog:
                 if peers.waiting.is_set() and waited - said_at >= self.say_after_seconds:
                     said_at = waited
                     print(_waiting_for(peers, waited), flush=True)
-            except (
-                Exception
-            ):  # the store is gone with the rank that keeps it; the run's own error says so
+            # The store is gone with the rank that keeps it; the run's own error says so.
+            except Exception:
                 return
 
 

@@ -40,7 +40,7 @@ TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
 
-# Steps that are noted when a trace is asked for: the first is not like the others.
+# Steps that are noted when a trace is asked for: the first one still warms up.
 TRACED_STEPS = 3
 
 

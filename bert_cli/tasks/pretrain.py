@@ -9,9 +9,12 @@ import hashlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+
+import numpy as np
 
 from bert_cli.config import layout
 from bert_cli.config.plan import Plan, describe, make_plan
@@ -63,6 +66,7 @@ def run(settings: PretrainSettings) -> None:
         sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
         if settings.compile_only:
             _compile(step, sample, began)
+            peers.meet()
             return
         form = assemble.disk_format(settings, model)
         fixed = checkpoint.fixed_settings(
@@ -76,6 +80,7 @@ def run(settings: PretrainSettings) -> None:
         _start(settings, peers, state, form, fixed)
         if state.step >= plan.total_steps:
             say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
+            peers.meet()
             return
         save = _saving(settings, state, form, fixed, peers) if saves else None
         last = plan.total_steps if saves else min(state.step + DRY_RUN_STEPS, plan.total_steps)
@@ -115,7 +120,7 @@ def _laid_out(settings: PretrainSettings, processes: Processes) -> PretrainSetti
 
 
 def _where(settings: PretrainSettings, mesh: Mesh) -> str:
-    lines = list(layout.describe_layout(settings))
+    lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
     processes = mesh.processes
     if processes.count > 1:
         lines.append(f"{processes.count} processes, as {processes.source} says; this is rank 0")
@@ -140,8 +145,34 @@ def _refuse_differences(peers: Peers, fixed: dict[str, Any]) -> None:
     others = [rank for rank, number in enumerate(numbers) if number != numbers[0]]
     if others:
         raise ConfigError(
-            f"rank {others[0]}: was started with other settings, or reads another corpus, than rank 0; start "
-            "every process with the same command and the same files"
+            f"rank {others[0]}: was started with other settings, has another layout, or reads another corpus than "
+            "rank 0; start every process with the same command and the same files"
+        )
+
+
+def _meetings(settings: PretrainSettings) -> dict[str, Any]:
+    """The settings that decide when the processes meet: with others they would wait for ever."""
+    told = settings.model_dump(mode="json")
+    names = ("evaluate_every_steps", "evaluation_examples", "validation_dir", "max_skipped_steps")
+    return {
+        **{name: told[name] for name in (*names, "global_batch", "dry_run")},
+        "parallel": {**told["parallel"], "trace": None},
+    }
+
+
+def _refuse_other_weights(peers: Peers, state: State) -> None:
+    """Weights that differ by a bit between processes would go apart in silence."""
+    if peers.count == 1:
+        return
+    digest = 0
+    for weight in state.weights.values():
+        digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
+    found = peers.each(float(digest))
+    others = [rank for rank, number in enumerate(found) if number != found[0]]
+    if others:
+        raise CheckpointError(
+            f"step {state.step}: the weights of rank {others[0]} are not those of rank 0; let all start from the "
+            "same files, on machines of one kind"
         )
 
 
@@ -153,9 +184,10 @@ def _start(
     fixed: dict[str, Any],
 ) -> None:
     """Put the first values into the state, the same on all processes."""
-    _refuse_differences(peers, fixed)
+    _refuse_differences(peers, {**fixed, **_meetings(settings)})
     say(f"run: {assemble.start(settings, state, form, fixed)}")
     _refuse_other_starts(peers, state)
+    _refuse_other_weights(peers, state)
 
 
 def _refuse_other_starts(peers: Peers, state: State) -> None:
@@ -183,12 +215,28 @@ def _saving(
     """How this process saves: rank 0 writes, the others give what they alone hold."""
     folder, told = settings.save_ckpt_path, settings.model_dump(mode="json")
     assert folder is not None
+    # Of the step that a run continues from there is a checkpoint; rank 0 has seen it.
+    there = (folder / checkpoint.name_of(state.step)).exists()
+    saved = state.step if peers.of_rank_0([there])[0] else -1
+
+    def save() -> None:
+        # Decided by what every process knows: a file may show later on another host.
+        nonlocal saved
+        if saved == state.step:
+            return
+        _refuse_other_weights(peers, state)
+        if peers.rank == 0:
+            write()
+        else:
+            checkpoint.give_shares(state)
+        saved = state.step
+
     if peers.rank > 0:
-        return lambda: checkpoint.give_shares(folder, state)
+        return save
     # Only now: a start that was refused must not leave its settings beside another run's steps.
     write_json_atomically(folder / "settings.json", told)
 
-    def save() -> None:
+    def write() -> None:
         checkpoint.save(
             folder, state, form, fixed=fixed, settings=told, versions=assemble.versions()
         )

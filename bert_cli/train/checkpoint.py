@@ -183,10 +183,8 @@ def _moments(state: State) -> Iterator[tuple[str, npt.NDArray[Any]]]:
             yield f"{name}/moment{number}", moment.numpy()
 
 
-def give_shares(folder: Path, state: State) -> None:
+def give_shares(state: State) -> None:
     """Take part in another process' save: give the parts of the moments that only this one holds."""
-    if (folder / name_of(state.step) / STATE).is_file():
-        return
     for pair in state.moments.values():
         for moment in pair:
             if isinstance(moment, Shares):

@@ -88,9 +88,9 @@ def test_a_process_alone_is_its_own_total():
     ("message", "who"),
     [
         ("aborted by: Error reported from /job:worker/task:2: The following tasks are", "rank 2"),
-        ("reset by peer from target /job:worker/replica:0/task:1 while calling task:0", "rank 1"),
+        ("reset by peer from target /job:worker/replica:0/task:1 while calling task:2", "rank 1"),
         ("Socket closed", "another process"),
     ],
 )
 def test_the_error_of_a_lost_process_names_its_rank(message, who):
-    assert f"cluster: {who} is gone" in str(lost(message))
+    assert f"cluster: {who} is gone" in str(lost(message, rank=0))
