@@ -29,6 +29,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
     "1x1": (1, None, None),
     "2x1": (2, None, None),
+    "4x1": (4, None, None),
     "1x2": (1, [["emb"], ["hid*3"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
     "2x2": (2, [["emb", "hid"], ["hid*2"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
     "1x4": (1, [["emb"], ["hid"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0, 0]),
