@@ -63,6 +63,36 @@ COMMANDS = {
         "PretrainSettings",
         "pre-train BERT",
     ),
+    "squad": (
+        "bert_cli.tasks.squad",
+        "bert_cli.config.finetune",
+        "SquadSettings",
+        "fine-tune on questions about paragraphs",
+    ),
+    "squad-score": (
+        "bert_cli.data.squad_score",
+        "bert_cli.config.finetune",
+        "SquadScoreSettings",
+        "score a file of answers as the official scripts do",
+    ),
+    "glue": (
+        "bert_cli.tasks.glue",
+        "bert_cli.config.finetune",
+        "GlueSettings",
+        "fine-tune on a task of GLUE or CLUE",
+    ),
+    "ner": (
+        "bert_cli.tasks.ner",
+        "bert_cli.config.finetune",
+        "NerSettings",
+        "fine-tune on labelled tokens",
+    ),
+    "classify": (
+        "bert_cli.tasks.classify",
+        "bert_cli.config.finetune",
+        "ClassifySettings",
+        "fine-tune on labelled texts of your own",
+    ),
     "plan": (
         "bert_cli.tasks.plan",
         "bert_cli.config.schema",

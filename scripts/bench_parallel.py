@@ -169,9 +169,13 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
         return loss
 
     def bare(batch: dict[str, Any], number: int) -> None:
+        from bert_cli.model.heads import PretrainingHeads
         from bert_cli.train.step import count
 
-        counts = {name: tf.constant(value, tf.float32) for name, value in count(batch).items()}
+        counts = {
+            name: tf.constant(value, tf.float32)
+            for name, value in count(batch, PretrainingHeads.COUNTS).items()
+        }
         losses = []
         for micro_batch in range(len(batch["input_ids"])):
             key = tf.constant(np.array([1984, micro_batch], np.int32))

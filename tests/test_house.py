@@ -19,8 +19,8 @@ from bert_cli.config import data as data_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config.load import load, shipped_configs
-from bert_cli.config.plan import make_plan
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config import finetune as finetune_settings
+from bert_cli.config.plan import plan_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
@@ -33,7 +33,7 @@ FLOORS = {
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
-    "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
+    "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
@@ -110,7 +110,7 @@ def test_the_light_files_load_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pretrain", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pretrain", "--help"], ["squad", "--help"]])
 def test_help_and_version_load_nothing_heavy(arguments):
     code = (
         "import sys\nfrom bert_cli.cli import main\n"
@@ -153,7 +153,7 @@ def test_every_file_opens_with_its_idea():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_file_of_the_same_name(name):
     module, home, kind, _ = COMMANDS[name]
-    assert module.rpartition(".")[2] == name
+    assert module.rpartition(".")[2] == name.replace("-", "_")
     assert name in help_text()
     assert issubclass(getattr(importlib.import_module(home), kind), BaseModel)
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def test_a_command_is_the_file_of_the_same_name(name):
 def settings_classes() -> list[type[BaseModel]]:
     return [
         kind
-        for module in (schema, data_settings, parallel_settings)
+        for module in (schema, data_settings, parallel_settings, finetune_settings)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     ]
@@ -186,11 +186,15 @@ def shipped() -> list[Path]:
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_says_what_it_is(path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    settings, loaded = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
+    command = path.stem.partition("_")[0]
+    _, home, kind, _ = COMMANDS[command]
+    settings_class = getattr(importlib.import_module(home), kind)
+    settings, loaded = load(settings_class, ["--config", str(path)], f"bert {command}")
     assert settings.about is not None
-    assert f"configs/{path.name}" in settings.about.command
+    assert settings.about.command.startswith(f"bert {command} --config configs/{path.name}")
     assert loaded.no_effect == {}
-    assert make_plan(settings, 10**6).total_steps > 0
+    assert plan_of(settings, 10**6, 10**6).total_steps > 0
+    assert settings.knows_its_model
 
 
 def test_configs_are_shipped_and_found():

@@ -8,10 +8,21 @@ device 0, for they share the word table; each layer goes to the least busy devic
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import TypeVar
 
-from bert_cli.config.memory import Estimate, estimate, on_device, stages_of, weights_of
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.memory import (
+    LABELS,
+    TASK_HEADS,
+    Estimate,
+    estimate,
+    on_device,
+    stages_of,
+    weights_of,
+)
+from bert_cli.config.schema import TrainSettings
 from bert_cli.errors import ConfigError
+
+Asked = TypeVar("Asked", bound=TrainSettings)
 
 # Share of a device's memory that a run may fill: the rest is the runtime's, its kernels', and the
 # error of an estimate.
@@ -21,19 +32,20 @@ REDUCE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 REMEDIES = ("recompute", "replicated_tensor_sharding", "optimizer_state_offload")
 
 
-def work_of(settings: PretrainSettings) -> dict[str, float]:
+def work_of(settings: TrainSettings) -> dict[str, float]:
     """Multiplications and additions of each kind of block, one micro-batch forward."""
     config, batch = settings.bert_config, settings.global_batch
     width, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
     places = batch.micro_batch_size * settings.max_seq_length
-    masked = batch.micro_batch_size * settings.max_predictions_per_seq
+    read = batch.micro_batch_size * settings.places_read
     return {
         # Lookup, sum, LayerNorm and dropout: element by element.
         "emb": 10.0 * places * width,
         "hid": 2.0 * places * (4 * width + 2 * inner + 2 * settings.max_seq_length) * width,
-        "enc_out": 1.0 * masked * width,
+        "enc_out": 1.0 * read * width,
         "pool": 2.0 * batch.micro_batch_size * width * width,
-        "heads": 2.0 * masked * width * (width + words),
+        "heads": 2.0 * read * width * (width + words),
+        **dict.fromkeys(TASK_HEADS, 2.0 * read * width * LABELS),
     }
 
 
@@ -52,39 +64,37 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
     return max(0.0, 1.0 - micro_batches * sum(times) / (devices * step))
 
 
-def idle(settings: PretrainSettings) -> float:
+def idle(settings: TrainSettings) -> float:
     """The bubble of the settings' layout."""
     work, (stages, mapping) = work_of(settings), stages_of(settings)
     times = [sum(work[block] for block in stage) for stage in stages]
     return bubble(times, mapping, settings.global_batch.grad_acc_steps_per_replica)
 
 
-def parameters(settings: PretrainSettings) -> int:
+def parameters(settings: TrainSettings) -> int:
     """Elements of all weights of the model."""
     elements, (stages, _) = weights_of(settings.bert_config), stages_of(settings)
     return sum(elements[block] for stage in stages for block in stage)
 
 
-def reduced_bytes(settings: PretrainSettings) -> int:
+def reduced_bytes(settings: TrainSettings) -> int:
     """Bytes of gradients that a replica adds up with the others, once a step."""
     if settings.global_batch.replicas == 1:
         return 0
     return parameters(settings) * REDUCE_BYTES[settings.parallel.reduce_precision]
 
 
-def fullest(settings: PretrainSettings) -> tuple[int, Estimate]:
+def fullest(settings: TrainSettings) -> tuple[int, Estimate]:
     """The device that needs the most memory, and how much."""
     return max(enumerate(estimate(settings)), key=lambda pair: pair[1].total)
 
 
-def fits(settings: PretrainSettings, memory: int) -> bool:
+def fits(settings: TrainSettings, memory: int) -> bool:
     """Whether every device of the layout has room in so many bytes."""
     return fullest(settings)[1].total <= USABLE * memory
 
 
-def propose(
-    settings: PretrainSettings, devices: int, memory: int, processes: int = 1
-) -> PretrainSettings:
+def propose(settings: Asked, devices: int, memory: int, processes: int = 1) -> Asked:
     """The settings with the layout that fits with the fewest stages and, of those, the most replicas.
 
     `memory` is that of one device in bytes. The micro-batch and the number of micro-batches in a step
@@ -99,7 +109,7 @@ def propose(
     raise ConfigError(_nothing_fits(settings, shapes, devices, memory))
 
 
-def _shapes(settings: PretrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
+def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
     """The (replicas, pipeline devices) to try: each number of devices with the most replicas."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
@@ -120,9 +130,7 @@ def _shapes(settings: PretrainSettings, devices: int, processes: int) -> list[tu
     return shapes
 
 
-def _laid_out(
-    settings: PretrainSettings, replicas: int, devices: int, room: float
-) -> PretrainSettings:
+def _laid_out(settings: Asked, replicas: int, devices: int, room: float) -> Asked:
     """The settings with so many replicas, each cut over so many devices."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
@@ -133,7 +141,7 @@ def _laid_out(
     return _changed(laid, parallel={"layout": "given", **cut})
 
 
-def _cut(settings: PretrainSettings, mapping: Sequence[int], room: float) -> list[list[str]]:
+def _cut(settings: TrainSettings, mapping: Sequence[int], room: float) -> list[list[str]]:
     """Blocks of each stage: layer after layer to the least busy device that has room.
 
     Where none has, to the one that is then the least full: so the fullest device is as empty as it can
@@ -145,7 +153,8 @@ def _cut(settings: PretrainSettings, mapping: Sequence[int], room: float) -> lis
     for _ in range(settings.bert_config.num_hidden_layers - sum(layers)):
         choices = []
         for number, device in enumerate(mapping):
-            stages = _stages([n + (place == number) for place, n in enumerate(layers)])
+            more = [n + (place == number) for place, n in enumerate(layers)]
+            stages = _stages(more, settings.LAST_BLOCKS)
             full = on_device(settings, stages, mapping, device).total
             here = [stages[place] for place, on in enumerate(mapping) if on == device]
             busy = sum(work[block] for stage in here for block in stage)
@@ -153,17 +162,17 @@ def _cut(settings: PretrainSettings, mapping: Sequence[int], room: float) -> lis
             key = (0, busy, full) if full <= room else (1, full, busy)
             choices.append((*key, -number))
         layers[-min(choices)[-1]] += 1
-    return _stages(layers)
+    return _stages(layers, settings.LAST_BLOCKS)
 
 
-def _stages(layers: Sequence[int]) -> list[list[str]]:
+def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
     stages = [["hid"] * number for number in layers]
     stages[0].insert(0, "emb")
-    stages[-1] += ["enc_out", "pool", "heads"]
+    stages[-1] += last_blocks
     return stages
 
 
-def _changed(settings: PretrainSettings, **groups: Mapping[str, object]) -> PretrainSettings:
+def _changed(settings: Asked, **groups: Mapping[str, object]) -> Asked:
     """The settings with other values in some groups, validated again."""
     values = settings.model_dump(exclude_unset=True)
     for name, changes in groups.items():
@@ -172,9 +181,9 @@ def _changed(settings: PretrainSettings, **groups: Mapping[str, object]) -> Pret
 
 
 def _nothing_fits(
-    settings: PretrainSettings, shapes: Sequence[tuple[int, int]], devices: int, memory: int
+    settings: TrainSettings, shapes: Sequence[tuple[int, int]], devices: int, memory: int
 ) -> str:
-    def least(tried: PretrainSettings) -> int:
+    def least(tried: TrainSettings) -> int:
         return min(fullest(_laid_out(tried, *shape, 0.0))[1].total for shape in shapes)
 
     at_best = least(settings)
@@ -198,7 +207,7 @@ def _nothing_fits(
     return f"{text}; give {', or '.join(remedies)}"
 
 
-def describe_layout(settings: PretrainSettings) -> list[str]:
+def describe_layout(settings: TrainSettings) -> list[str]:
     """The layout in the words of a person, two to four lines."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
@@ -256,7 +265,7 @@ def size(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def without_effect(settings: PretrainSettings) -> list[str]:
+def without_effect(settings: TrainSettings) -> list[str]:
     """What was asked for and does nothing in this layout, a line each."""
     parallel = settings.parallel
     found = []

@@ -52,6 +52,11 @@ PATH_KEYS = (
     "save_ckpt_path",
     "pretrained_ckpt_path",
     "tensorboard_dir",
+    "train_file",
+    "validation_file",
+    "test_file",
+    "tokenizer_path",
+    "cache_dir",
 )
 
 
@@ -222,7 +227,8 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         if known.config is not None:
             files = read_config(find_config(known.config))
     flags = parse_flags(settings, rest, program)
-    values = _expand_paths(merge(files.values, flags), getattr(settings, "OPENS_FILES", True))
+    given = merge(_default_groups(settings), merge(files.values, flags))
+    values = _expand_paths(given, getattr(settings, "OPENS_FILES", True))
     origins = dict(files.origins)
     for where, _ in leaves(flags):
         origins = {
@@ -231,6 +237,16 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         origins[where] = "--" + where.replace("_", "-")
     loaded = Loaded(values, origins, files.no_effect)
     return validate(settings, loaded), loaded
+
+
+def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
+    """What a command's groups hold by default beyond their class, so that a part of one can be changed."""
+    groups = {
+        name: about.default.model_dump(exclude_unset=True)
+        for name, about in settings.model_fields.items()
+        if isinstance(about.default, BaseModel)
+    }
+    return {name: values for name, values in groups.items() if values}
 
 
 def parse_flags(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from bert_cli.config.schema import BertConfig, PretrainSettings
+from bert_cli.config.schema import BertConfig, TrainSettings
 
 # Bytes of an element of a weight, and of what goes into a matrix product.
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
@@ -66,9 +66,16 @@ KEPT: dict[str, tuple[Kept, ...]] = {
         Kept("GELU", "BPD", 3, 3),
         Kept("LayerNorm", "BPD", 2, 2),
     ),
+    "qa_head": (Kept("what goes in", "BPD", 1, 1, "compute"),),
+    "glue_head": (Kept("dropout: mask, what comes out", "BD", 2, 2),),
+    "token_head": (Kept("dropout: mask, what comes out", "BPD", 2, 2),),
 }
+# The last blocks of the tasks, and outputs of each for a place as far as memory and work go: the
+# number of labels is known with the data, and nothing beside the width of the model.
+TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
 # What comes into a block, in the compute dtype: all that recomputation keeps of it.
-INPUT = {"emb": "", "hid": "BSD", "enc_out": "BSD", "pool": "BPD", "heads": "BPD"}
+INPUT = {"emb": "", "hid": "BSD", "enc_out": "BSD", **dict.fromkeys(("pool", "heads"), "BPD")}
+INPUT |= dict.fromkeys(TASK_HEADS, "BPD")
 # What the backward pass of a layer makes and drops, at its most, around GELU; float32, measured.
 PASSING = (("BSF", 3), ("BSD", 2))
 # Copies of the logits in float32, measured: the scores, log-softmax, and the gradient's way through
@@ -119,26 +126,27 @@ def weights_of(config: BertConfig) -> dict[str, int]:
         "enc_out": 0,
         "pool": dense,
         "heads": dense + norm + config.vocab_size + 2 * width + 2,
+        **dict.fromkeys(TASK_HEADS, LABELS * (width + 1)),
     }
 
 
-def stages_of(settings: PretrainSettings) -> tuple[list[list[str]], list[int]]:
+def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
     """The blocks of each stage, and its device; one stage where none are given."""
     parallel = settings.parallel
     if parallel.pipeline_stages is None or parallel.pipeline_device_mapping is None:
         layers = ["hid"] * settings.bert_config.num_hidden_layers
-        return [["emb", *layers, "enc_out", "pool", "heads"]], [0]
+        return [["emb", *layers, *settings.LAST_BLOCKS]], [0]
     return parallel.pipeline_stages, parallel.pipeline_device_mapping
 
 
-def estimate(settings: PretrainSettings) -> list[Estimate]:
+def estimate(settings: TrainSettings) -> list[Estimate]:
     """What each pipeline device of a replica holds."""
     stages, mapping = stages_of(settings)
     return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
 
 
 def on_device(
-    settings: PretrainSettings, stages: Stages, mapping: Sequence[int], device: int
+    settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
 ) -> Estimate:
     """What one device holds under this cut into stages, whatever cut the settings have."""
     config, parallel = settings.bert_config, settings.parallel
@@ -170,7 +178,7 @@ def on_device(
     )
 
 
-def _stashes(settings: PretrainSettings, stages: Stages, number: int) -> int:
+def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
     """Bytes between forward and backward of a stage, of all micro-batches that are on their way."""
     parallel, blocks = settings.parallel, stages[number]
     if number == len(stages) - 1:
@@ -189,21 +197,21 @@ def _stashes(settings: PretrainSettings, stages: Stages, number: int) -> int:
     return min(micro_batches, most) * each
 
 
-def _working(settings: PretrainSettings, stages: Stages, number: int) -> int:
+def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     """The most that a stage has of one micro-batch at once, beyond its stash and the logits."""
     parallel, blocks = settings.parallel, stages[number]
     kept = [_kept(settings, block, stashed=False) for block in blocks]
     passing = _bytes(settings, PASSING) if "hid" in blocks else 0
     gradients = [WEIGHT_BYTES[settings.precision] * _gradient(settings, name) for name in blocks]
     kernels = _sixteen_bit_kernels(settings, blocks)
-    if "heads" in blocks:
+    if number == len(stages) - 1:
         # Either the heads are at work or, later, a layer; without recomputation on top of all layers.
         *body, heads = kept
         below, layer = sum(body), 0
         if parallel.recompute and parallel.recompute_by == "layer":
             below = sum(_input(settings, name) for name in blocks[:-1])
             layer = max(body, default=0)
-        logits = _logits(settings)
+        logits = _logits(settings) if "heads" in blocks else 0
         return below + kernels + gradients[-1] + max(heads, layer + passing - logits)
     if not parallel.recompute:
         # The backward function hands over the gradients of all weights at once.
@@ -214,14 +222,14 @@ def _working(settings: PretrainSettings, stages: Stages, number: int) -> int:
     return again + passing + max(gradients) + kernels
 
 
-def _gradient(settings: PretrainSettings, block: str) -> int:
+def _gradient(settings: TrainSettings, block: str) -> int:
     """Elements of the gradients of a block's weights, the word table's for both its users."""
     config = settings.bert_config
     table = config.vocab_size * config.hidden_size if block == "heads" else 0
     return weights_of(config)[block] + table
 
 
-def _sixteen_bit_kernels(settings: PretrainSettings, blocks: Sequence[str]) -> int:
+def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
     """Bytes of the kernels as the products read them, where that is a copy."""
     if not settings.precision.startswith("mixed"):
         return 0
@@ -231,11 +239,11 @@ def _sixteen_bit_kernels(settings: PretrainSettings, blocks: Sequence[str]) -> i
     return COMPUTE_BYTES[settings.precision] * (cast + table)
 
 
-def _logits(settings: PretrainSettings) -> int:
+def _logits(settings: TrainSettings) -> int:
     return LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
 
 
-def _kept(settings: PretrainSettings, block: str, *, stashed: bool) -> int:
+def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Bytes that the gradient of a block reads, of one micro-batch."""
     config = settings.bert_config
     shares = config.attention_probs_dropout_prob > 0.0
@@ -252,18 +260,18 @@ def _kept(settings: PretrainSettings, block: str, *, stashed: bool) -> int:
     )
 
 
-def _input(settings: PretrainSettings, block: str) -> int:
+def _input(settings: TrainSettings, block: str) -> int:
     return _bytes(settings, ((INPUT[block], 1),), "compute") if INPUT[block] else 0
 
 
 def _bytes(
-    settings: PretrainSettings, tensors: Sequence[tuple[str, int]], form: str = "float32"
+    settings: TrainSettings, tensors: Sequence[tuple[str, int]], form: str = "float32"
 ) -> int:
     config = settings.bert_config
     sizes = {
         "B": settings.global_batch.micro_batch_size,
         "S": settings.max_seq_length,
-        "P": settings.max_predictions_per_seq + 1,
+        "P": settings.places_read,
         "N": config.num_attention_heads,
         "D": config.hidden_size,
         "F": config.intermediate_size,

@@ -16,7 +16,7 @@ from pydantic_settings import CliSuppress
 
 Positive = Annotated[int, Field(ge=1)]
 
-BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head")
+BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
 LAST_PORT = 65_535
 
 

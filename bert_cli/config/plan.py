@@ -8,7 +8,7 @@ own. A plan is also what a run prints first, so that a person sees what will hap
 import math
 from dataclasses import dataclass
 
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 
 # Examples of a run that says nothing else, by the longest sequence they hold for: the original's.
@@ -43,15 +43,20 @@ class Plan:
 
 
 def make_plan(settings: PretrainSettings, corpus_examples: int | None) -> Plan:
-    """The plan of a run over a corpus of so many examples (None: made-up ones).
+    """The plan of a pre-training run over a corpus of so many examples (None: made-up ones).
 
     Raises ConfigError for a sequence length that has no default number of examples.
     """
+    asked = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
+    return plan_of(settings, asked, corpus_examples)
+
+
+def plan_of(settings: TrainSettings, examples: int, corpus_examples: int | None) -> Plan:
+    """The plan of a run that reads so many examples, rounded up to whole steps."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     examples_per_step = batch.micro_batch_size * micro_batches
-    asked = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
-    total_steps = math.ceil(asked / examples_per_step)
+    total_steps = math.ceil(examples / examples_per_step)
     rate = settings.optimizer_opts.learning_rate
     scale = (
         1.0 if rate.reference_batch_size is None else examples_per_step / rate.reference_batch_size
@@ -87,6 +92,6 @@ def describe(plan: Plan) -> str:
     ]
     if plan.corpus_examples is not None:
         lines.append(
-            f"{plan.examples:,} examples from a corpus of {plan.corpus_examples:,} ({plan.epochs:.3g} epochs)"
+            f"{plan.examples:,} examples out of {plan.corpus_examples:,} ({plan.epochs:.3g} epochs)"
         )
     return "\n".join(f"  {line}" for line in lines)

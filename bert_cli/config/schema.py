@@ -111,6 +111,9 @@ class OptimizerOpts(Settings):
     """Decay of the second moment."""
     epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     """Added to the root of the second moment."""
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Layer-wise decay: the learning rate of the top encoder layer is multiplied by this number, that of
+    the layer below by its square, and so on down to the embeddings; the heads have the whole rate."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
     """Clip the norm of the whole step's gradient to this; none by default."""
     no_weight_decay: list[str] = ["bias", "beta"]
@@ -135,26 +138,18 @@ class Wandb(Settings):
     """Tags of the run."""
 
 
-class PretrainSettings(Settings):
-    """Pre-train BERT with masked-LM and next-sentence prediction.
+class TrainSettings(Settings):
+    """What every run that trains has: model, batch, layout, precision, optimizer, folder, reports."""
 
-    Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
-    """
+    LAST_BLOCKS: ClassVar[tuple[str, ...]]
+    """The blocks after the encoder layers."""
 
     about: About | None = None
     """What this config is; printed when the run starts."""
-    dataset_dir: Path | None = None
-    """Folder of records with a corpus.json. `$DATASETS_DIR` and `~` are expanded."""
-    validation_dir: Path | None = None
-    """Folder of records to evaluate on every `evaluate_every_steps`."""
-    generated_dataset: bool = False
-    """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
     bert_config: BertConfig = BertConfig()
     """The shape of the model."""
     max_seq_length: Annotated[int, Field(ge=8)]
     """Places S of an example."""
-    max_predictions_per_seq: Positive
-    """Most masked places P of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
     parallel: Parallel = Parallel()
@@ -167,15 +162,13 @@ class PretrainSettings(Settings):
     """How a gradient becomes a move of the weights."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
     """Seed of first weights, order of examples, dropout and dynamic masks."""
-    total_num_train_samples: Positive | None = None
-    """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
-    for sequences of at most 128 places, 34,239,360 for longer ones."""
     save_ckpt_path: Path | None = None
     """The run's folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command
     again continues what is there."""
     pretrained_ckpt_path: str | None = None
-    """Weights to start from: a checkpoint of ours, a Hugging Face folder or a name on its hub. The
-    optimizer starts fresh."""
+    """Weights to start from: a checkpoint of ours or a run's folder, a Hugging Face folder or a name on
+    its hub, or a TensorFlow 1 checkpoint of Google's (its folder or `bert_model.ckpt`). The optimizer
+    starts fresh."""
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""
     checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
@@ -187,9 +180,7 @@ class PretrainSettings(Settings):
     log_every_steps: Positive = 1
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Positive | None = None
-    """Evaluate on `validation_dir` every N steps and at the end."""
-    evaluation_examples: Positive = 10_000
-    """Examples of an evaluation, from the start of the validation order; at most all there are."""
+    """Evaluate every N steps and at the end."""
     max_skipped_steps: Positive = 20
     """So many non-finite gradients in a row stop the run."""
     tensorboard_dir: Path | None = None
@@ -204,28 +195,29 @@ class PretrainSettings(Settings):
     """Use only operations whose result does not change from run to run, so that a resumed run equals
     the uninterrupted one bit for bit."""
 
+    @property
+    def places_read(self) -> int:
+        """Places of an example, [CLS] among them, that go through the blocks after the encoder."""
+        return self.max_seq_length
+
+    @property
+    def knows_its_model(self) -> bool:
+        """Whether bert_config is the model's shape already, and not still to be read from one."""
+        return True
+
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> "PretrainSettings":
-        if self.max_seq_length > self.bert_config.max_position_embeddings:
+    def _model_and_optimizer_fit(self) -> "TrainSettings":
+        longest = self.bert_config.max_position_embeddings
+        if self.knows_its_model and self.max_seq_length > longest:
             raise ValueError(
                 f"max_seq_length ({self.max_seq_length}) is more than bert_config.max_position_embeddings "
                 f"({self.bert_config.max_position_embeddings}); shorten it or make the model longer"
-            )
-        if self.max_predictions_per_seq > self.max_seq_length - 3:
-            raise ValueError(
-                f"max_predictions_per_seq ({self.max_predictions_per_seq}) is more than the tokens of an "
-                f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
             )
         if self.optimizer_opts.stochastic_rounding and self.precision != "float16":
             raise ValueError(
                 f"optimizer_opts.stochastic_rounding has no effect with precision {self.precision!r}, whose "
                 "weights are float32; leave it out or choose precision float16"
             )
-        for name in ("evaluate_every_steps", "evaluation_examples"):
-            if name in self.model_fields_set and self.validation_dir is None:
-                raise ValueError(
-                    f"{name} has no effect without validation_dir; give both or neither"
-                )
         options = self.optimizer_opts
         if options.name == "AdamW" and "no_layer_adaptation" in options.model_fields_set:
             raise ValueError(
@@ -236,16 +228,58 @@ class PretrainSettings(Settings):
 
     def _stages_hold_every_block(self) -> None:
         stages = self.parallel.pipeline_stages
-        if stages is None:
+        if stages is None or not self.knows_its_model:
             return
         layers = self.bert_config.num_hidden_layers
-        wanted = ["emb", *["hid"] * layers, "enc_out", "pool", "heads"]
+        wanted = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
         got = [name for stage in stages for name in stage]
         if got != wanted:
             raise ValueError(
                 f"parallel.pipeline_stages lists {len(got)} blocks ({got.count('hid')} hid), but this model is emb, "
-                f"{layers} hid, enc_out, pool, heads, in that order; list each once"
+                f"{layers} hid, {', '.join(self.LAST_BLOCKS)}, in that order; list each once"
             )
+
+
+class PretrainSettings(TrainSettings):
+    """Pre-train BERT with masked-LM and next-sentence prediction.
+
+    Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
+    """
+
+    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
+
+    dataset_dir: Path | None = None
+    """Folder of records with a corpus.json. `$DATASETS_DIR` and `~` are expanded."""
+    validation_dir: Path | None = None
+    """Folder of records to evaluate on every `evaluate_every_steps`."""
+    generated_dataset: bool = False
+    """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
+    max_predictions_per_seq: Positive
+    """Most masked places P of an example."""
+    total_num_train_samples: Positive | None = None
+    """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
+    for sequences of at most 128 places, 34,239,360 for longer ones."""
+    evaluation_examples: Positive = 10_000
+    """Examples of an evaluation, from the start of the validation order; at most all there are."""
+
+    @property
+    def places_read(self) -> int:
+        """[CLS] and the masked places: the others end with the encoder."""
+        return 1 + self.max_predictions_per_seq
+
+    @model_validator(mode="after")
+    def _corpus_settings_fit(self) -> "PretrainSettings":
+        if self.max_predictions_per_seq > self.max_seq_length - 3:
+            raise ValueError(
+                f"max_predictions_per_seq ({self.max_predictions_per_seq}) is more than the tokens of an "
+                f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
+            )
+        for name in ("evaluate_every_steps", "evaluation_examples"):
+            if name in self.model_fields_set and self.validation_dir is None:
+                raise ValueError(
+                    f"{name} has no effect without validation_dir; give both or neither"
+                )
+        return self
 
 
 class PlanSettings(PretrainSettings):

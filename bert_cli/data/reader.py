@@ -101,7 +101,7 @@ class Reader:
         self.folder, self.seed = folder, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
         self.part, self.parts = part, parts
-        _check_step(examples_per_step, micro_batch_size, parts)
+        check_step(examples_per_step, micro_batch_size, parts)
         self.corpus = read_corpus(folder)
         self.fingerprint: str = self.corpus["fingerprint"]
         self.is_dynamic = self.corpus["format"] == "dynamic"
@@ -123,8 +123,8 @@ class Reader:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of a step, or its part of it, [M, B, ...]."""
-        rows = self.rows(_positions(step, self.examples_per_step, self.part, self.parts))
-        return _micro_batches(rows, self.micro_batch_size)
+        rows = self.rows(positions_of(step, self.examples_per_step, self.part, self.parts))
+        return micro_batches(rows, self.micro_batch_size)
 
     def rows(self, positions: npt.ArrayLike) -> Batch:
         """Return the examples at these positions of the stream, [n, ...], in this order."""
@@ -268,7 +268,7 @@ class GeneratedReader:
         part: int = 0,
         parts: int = 1,
     ) -> None:
-        _check_step(examples_per_step, micro_batch_size, parts)
+        check_step(examples_per_step, micro_batch_size, parts)
         if vocab_size < 8 or sequence_length < 8:
             raise ConfigError(
                 f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
@@ -283,8 +283,8 @@ class GeneratedReader:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of a step, or its part of it, [M, B, ...]."""
-        rows = self.rows(_positions(step, self.examples_per_step, self.part, self.parts))
-        return _micro_batches(rows, self.micro_batch_size)
+        rows = self.rows(positions_of(step, self.examples_per_step, self.part, self.parts))
+        return micro_batches(rows, self.micro_batch_size)
 
     def rows(self, positions: npt.ArrayLike) -> Batch:
         """Return the examples at these positions of the stream, [n, ...], in this order."""
@@ -329,7 +329,8 @@ class _Frame:
         return self._data[place.start - self._start : place.stop - self._start]
 
 
-def _check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> None:
+def check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> None:
+    """Raise ConfigError unless a step is a whole number of micro-batches in each part."""
     if examples_per_step < 1 or examples_per_step % micro_batch_size:
         raise ConfigError(
             f"global_batch ({examples_per_step} examples a step): is no multiple of "
@@ -342,11 +343,13 @@ def _check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> No
         )
 
 
-def _positions(step: int, examples_per_step: int, part: int, parts: int) -> npt.NDArray[np.int64]:
+def positions_of(step: int, examples_per_step: int, part: int, parts: int) -> npt.NDArray[np.int64]:
+    """Places in the stream of the examples of a step, or of part `part` of `parts` of it."""
     each = examples_per_step // parts
     first = step * examples_per_step + part * each
     return np.arange(first, first + each)
 
 
-def _micro_batches(rows: Batch, micro_batch_size: int) -> Batch:
+def micro_batches(rows: Batch, micro_batch_size: int) -> Batch:
+    """Rows [n, ...] cut into micro-batches [M, B, ...]."""
     return {name: a.reshape(-1, micro_batch_size, *a.shape[1:]) for name, a in rows.items()}

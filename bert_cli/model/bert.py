@@ -1,4 +1,4 @@
-"""BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), enc_out, pool, heads.
+"""BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), and the last ones of a task.
 
 The list is the model: running it is calling the blocks in order, cutting it is slicing it. A block
 can be built alone, on whatever device is current, because nothing about it depends on the blocks
@@ -7,7 +7,7 @@ follow from its number. Only `heads` needs something from another block, the wor
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
@@ -16,15 +16,27 @@ import numpy.typing as npt
 from bert_cli.config.schema import BertConfig
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.model.layers import Embeddings, EncoderLayer, MaskedPlaces, Pooler
+from bert_cli.model.task_heads import (
+    QuestionAnswering,
+    SequenceClassification,
+    TokenClassification,
+)
 
 # Policy of each precision: dtype of the variables / of the matrix products.
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
+# The blocks after the encoder layers, in pre-training.
+PRETRAINING = ("enc_out", "pool", "heads")
+TASK_HEADS: dict[str, Callable[..., keras.layers.Layer]] = {
+    "qa_head": QuestionAnswering,
+    "glue_head": SequenceClassification,
+    "token_head": TokenClassification,
+}
 
 
-def block_names(config: BertConfig) -> list[str]:
+def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
     """The names of the blocks in the order in which they run."""
     layers = [f"hid_{layer}" for layer in range(config.num_hidden_layers)]
-    return ["emb", *layers, "enc_out", "pool", "heads"]
+    return ["emb", *layers, *last_blocks]
 
 
 def build_block(
@@ -34,17 +46,21 @@ def build_block(
     seed: int,
     policy: str,
     word_table: keras.Variable | None = None,
+    labels: int = 2,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the device that is current.
 
     `policy` is one of `POLICIES`. `word_table` is that of `emb` (see `word_table`); only `heads`
-    takes it. The heads' weights then include it, but its value is left as it is.
+    takes it. The heads' weights then include it, but its value is left as it is. `labels` are the
+    outputs of a task's head.
     """
-    if name not in block_names(config):
-        raise ValueError(f"block ({name}): none of {', '.join(block_names(config))}")
+    known = block_names(config, (*PRETRAINING, *TASK_HEADS))
+    if name not in known:
+        raise ValueError(f"block ({name}): none of {', '.join(known)}")
     if (name == "heads") != (word_table is not None):
         raise ValueError(f"block ({name}): the word table goes to heads, and only there")
     dtype = keras.DTypePolicy(policy)
+    block: keras.layers.Layer
     if name == "emb":
         block = Embeddings(config, name=name, policy=dtype, site=0)
     elif name == "enc_out":
@@ -53,6 +69,9 @@ def build_block(
         block = Pooler(config, name=name, policy=dtype)
     elif name == "heads":
         block = PretrainingHeads(config, word_table, name=name, policy=dtype)
+    elif name in TASK_HEADS:
+        site = 1 + EncoderLayer.SITES * config.num_hidden_layers
+        block = TASK_HEADS[name](config, name=name, policy=dtype, site=site, labels=labels)
     else:
         site = 1 + EncoderLayer.SITES * int(name.removeprefix("hid_"))
         block = EncoderLayer(config, name=name, policy=dtype, site=site)
@@ -63,13 +82,18 @@ def build_block(
 
 
 def build_blocks(
-    config: BertConfig, *, seed: int, policy: str
+    config: BertConfig,
+    *,
+    seed: int,
+    policy: str,
+    last_blocks: Sequence[str] = PRETRAINING,
+    labels: int = 2,
 ) -> list[tuple[str, keras.layers.Layer]]:
-    """Build the whole model on the current device: (name, block) in running order."""
+    """Build a whole model on the current device: (name, block) in running order."""
     blocks: list[tuple[str, keras.layers.Layer]] = []
-    for name in block_names(config):
+    for name in block_names(config, last_blocks):
         table = word_table(blocks[0][1]) if name == "heads" else None
-        block = build_block(name, config, seed=seed, policy=policy, word_table=table)
+        block = build_block(name, config, seed=seed, policy=policy, word_table=table, labels=labels)
         blocks.append((name, block))
     return blocks
 

@@ -9,6 +9,7 @@ Shapes: B examples, P masked places, M = B * P, D model width, V words.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import keras
 from keras import ops
@@ -51,6 +52,15 @@ class PretrainingHeads(keras.layers.Layer):
     """Block `heads`, the last piece: hidden -> loss and the sums that are reported."""
 
     READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
+    COUNTS: ClassVar[Mapping[str, str]] = {"masked": "masked_lm_weights"}
+    """What the loss is divided by, beside the examples -> the column that it is the sum of."""
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "mlm_loss": ("mlm_loss", "masked"),
+        "nsp_loss": ("nsp_loss", "examples"),
+        "mlm_accuracy": ("mlm_correct", "masked"),
+        "nsp_accuracy": ("nsp_correct", "examples"),
+    }
+    """Figure -> the sum and the count it is the ratio of."""
 
     def __init__(
         self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
@@ -66,7 +76,7 @@ class PretrainingHeads(keras.layers.Layer):
         self.masked_lm = MaskedLM(self.config, self.word_table, name="masked_lm", policy=policy)
         self.next_sentence = Dense(self.config.hidden_size, 2, name="next_sentence", policy=policy)
 
-    def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
         return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
 
@@ -86,8 +96,8 @@ class PretrainingHeads(keras.layers.Layer):
         """
         mlm_BPV, nsp_B2 = self.logits(hidden)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
-        mlm_loss, mlm_correct = _summed(mlm_BPV, labels["masked_lm_ids"], weights)
-        nsp_loss, nsp_correct = _summed(nsp_B2, labels["next_sentence_labels"], None)
+        mlm_loss, mlm_correct = summed(mlm_BPV, labels["masked_lm_ids"], weights)
+        nsp_loss, nsp_correct = summed(nsp_B2, labels["next_sentence_labels"], None)
         loss = mlm_loss / counts["masked"] + nsp_loss / counts["examples"]
         sums = {
             "mlm_loss": mlm_loss,
@@ -98,8 +108,8 @@ class PretrainingHeads(keras.layers.Layer):
         return loss, sums
 
 
-def _summed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weighted sums over all rows of the cross entropy and of the right answers, in float32."""
+def summed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weighted sums over all rows [..., L] of the cross entropy and of the right answers, in float32."""
     logits = ops.reshape(logits, (-1, logits.shape[-1]))
     labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)

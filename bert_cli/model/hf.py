@@ -9,11 +9,12 @@ copies of tied weights, `gamma` and `beta`, encoders saved without `bert.` or wi
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from bert_cli.config.schema import BertConfig
 from bert_cli.errors import CheckpointError
@@ -39,6 +40,9 @@ LAYERS = {
     "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
     "heads/masked_lm": "cls.predictions",
     "heads/next_sentence": "cls.seq_relationship",
+    "qa_head/span": "qa_outputs",
+    "glue_head/classifier": "classifier",
+    "token_head/classifier": "classifier",
 }
 
 # Last word of a name of ours -> of theirs. Kernels are transposed, and only they.
@@ -57,7 +61,25 @@ TIED = {
 }
 
 # Parts that a file may lack as a whole, as published encoders do. They then start new.
-OPTIONAL = ("pool", "heads/masked_lm", "heads/next_sentence")
+OPTIONAL = ("pool", "heads/masked_lm", "heads/next_sentence", "qa_head", "glue_head", "token_head")
+
+# The same parts as a model for another task has them, which are left out where they have no place.
+THEIR_PARTS = (
+    "bert.pooler",
+    "pooler",
+    "cls.predictions",
+    "cls.seq_relationship",
+    "qa_outputs",
+    "classifier",
+)
+
+# Last block of ours -> transformers' class.
+ARCHITECTURES = {
+    "heads": "BertForPreTraining",
+    "qa_head": "BertForQuestionAnswering",
+    "glue_head": "BertForSequenceClassification",
+    "token_head": "BertForTokenClassification",
+}
 
 # Older TensorFlow names of the weights of a LayerNorm.
 OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
@@ -119,16 +141,79 @@ def from_hf(
     return values, missing_parts
 
 
-def hf_config(config: BertConfig, *, dtype: str = "float32") -> dict[str, Any]:
-    """The contents of `config.json`, with which transformers' Auto classes open the directory."""
-    return {
-        "architectures": ["BertForPreTraining"],
+def fitting(
+    tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Array], list[str]]:
+    """The tensors without those of heads that this model does not have, or has for other labels.
+
+    Also the names of the parts that were left out.
+    """
+    theirs = {
+        hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
+        for name, shape in wanted.items()
+    }
+    left_out: list[str] = []
+    for part in THEIR_PARTS:
+        within = [name for name in tensors if name.startswith(f"{part}.") and name not in TIED]
+        full = {name: f"bert.{name}" if part == "pooler" else name for name in within}
+        if any(theirs.get(full[name]) != tensors[name].shape for name in within):
+            left_out.append(part)
+    kept = {
+        name: value
+        for name, value in tensors.items()
+        if not any(name.startswith(f"{part}.") for part in left_out)
+    }
+    return kept, left_out
+
+
+def hf_config(
+    config: BertConfig,
+    *,
+    dtype: str = "float32",
+    head: str = "heads",
+    label_names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The contents of `config.json`, with which transformers' Auto classes open the directory.
+
+    `head` is the model's last block. `label_names` are those of a classifier; None with its head
+    stands for regression.
+    """
+    described = {
+        "architectures": [ARCHITECTURES[head]],
         "model_type": "bert",
         **config.model_dump(mode="json"),
         "pad_token_id": 0,
         "tie_word_embeddings": True,
         "dtype": dtype,
     }
+    if head in ("glue_head", "token_head"):
+        names = label_names or ["score"]
+        described["id2label"] = {str(number): name for number, name in enumerate(names)}
+        described["label2id"] = {name: number for number, name in enumerate(names)}
+        if label_names is None:
+            described["problem_type"] = "regression"
+    return described
+
+
+def config_of(found: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
+    """The shape of the model that a `config.json` describes.
+
+    A key that it lacks has Hugging Face's default, which is also ours. Raises CheckpointError for a
+    model that is not this one: no BERT, another activation, relative positions.
+    """
+    if found.get("model_type", "bert") != "bert":
+        raise CheckpointError(
+            f"{where} (model_type {found['model_type']}): is no BERT; give a BERT model"
+        )
+    own = {name: found[name] for name in BertConfig.model_fields if name in found}
+    try:
+        return BertConfig.model_validate(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{where} ({name} {first['input']!r}): {first['msg']}; this model cannot be run here"
+        ) from error
 
 
 def check_hf_config(

@@ -40,6 +40,8 @@ class Rule:
     """The weight is drawn towards zero by weight_decay_rate."""
     adapts: bool
     """The move is scaled by LAMB's trust ratio."""
+    rate: float = 1.0
+    """Share of the learning rate that the weight moves by."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ rounded as it would be in the whole, and no generator has a state that a checkpo
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -52,6 +53,8 @@ class Optimizer:
         `squared` are the squared norms of the whole weight and of its whole direction.
         """
         scale = ops.cast(learning_rate, "float32")
+        if self.rules[name].rate != 1.0:
+            scale = scale * self.rules[name].rate
         if self.rules[name].adapts:
             scale = scale * trust_ratio(*squared)
         value = ops.cast(weight, "float32") - scale * along
@@ -68,3 +71,21 @@ class Optimizer:
             [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
         )
         return tf.reshape(bits[start:], shape)
+
+
+def decayed_by_layer(rules: Mapping[str, Rule], decay: float) -> dict[str, Rule]:
+    """The rules with a learning rate that falls by `decay` a layer from the top to the embeddings.
+
+    Layer k of L has decay ** (L - k) of the rate, embeddings decay ** (L + 1), everything above the
+    encoder all of it (Clark et al. 2020, ELECTRA, appendix B; Howard & Ruder 2018, section 3.2).
+    """
+    numbers = {name: re.match(r"hid_(\d+)/", name) for name in rules}
+    layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)
+    found: dict[str, Rule] = {}
+    for name, rule in rules.items():
+        layer = numbers[name]
+        below_top = (
+            layers - int(layer[1]) if layer else layers + 1 if name.startswith("emb/") else 0
+        )
+        found[name] = replace(rule, rate=decay**below_top)
+    return found

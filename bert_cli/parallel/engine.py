@@ -50,6 +50,7 @@ class Engine:
         self.seed, self.schedule, self.trace = seed, SCHEDULES[schedule], trace
         threads = max(sum(map(len, replicas)), sum(map(len, updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
+        self._traced: set[tuple[int, ...]] = set()
         self.most_kept: list[int] = []
         """By stage, the most micro-batches of the last step kept for their backward pass at once."""
 
@@ -67,10 +68,14 @@ class Engine:
         are those of the whole step. Raises StoppedBetweenMicroBatchesError when any process was
         asked to stop, DeviceError when a micro-batch does not fit the memory or a process is lost.
         """
+        alone = len(self.replicas) == len(self.replicas[0]) == self.peers.count == 1
+        if not alone and batch["input_ids"].shape[1:] not in self._traced:
+            # Examples of another length than before: what is new is traced before threads need it.
+            each = len(batch["input_ids"]) // len(self.replicas)
+            self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
         abandoned = threading.Event()
         players = self._players(batch, position, counts, loss_scale, abandoned)
         flat = [player for row in players for player in row]
-        alone = len(flat) == 1 and self.peers.count == 1
         try:
             with telling_what_does_not_fit():
                 if alone:
@@ -101,6 +106,11 @@ class Engine:
         return math.fsum(map(float, squared[: len(self.updates[0])]))
 
     @property
+    def head(self) -> Any:
+        """The last block of the first replica, which says what it counts."""
+        return self.replicas[0][-1].head
+
+    @property
     def sum_names(self) -> list[str]:
         """Names of the sums that the head gives; known once it was traced."""
         return self.replicas[0][-1].sum_names
@@ -122,6 +132,16 @@ class Engine:
             hidden = stage.look(hidden, stage.columns(micro_batch))
         return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
 
+    def predict(self, examples: Columns) -> Any:
+        """The head's logits for examples [B, ...], by this process' first replica, as NumPy arrays."""
+        *stages, last = self.replicas[0]
+        hidden: Any = None
+        with telling_what_does_not_fit():
+            for stage in stages:
+                hidden = stage.look(hidden, stage.columns(examples))
+            scores = last.scores(hidden, last.columns(examples))
+            return tf.nest.map_structure(lambda tensor: tensor.numpy(), scores)
+
     def compile(self, batch: Columns, counts: Mapping[str, float]) -> None:
         """Trace all that a step runs, here in the main thread: Keras is not made for several.
 
@@ -134,6 +154,7 @@ class Engine:
 
     def compile_stages(self, batch: Columns, counts: Mapping[str, float]) -> None:
         """Trace the stages by taking a micro-batch of each replica forward and backward."""
+        self._traced.add(batch["input_ids"].shape[1:])
         for players in self._players(batch, 0, counts, 1.0, threading.Event()):
             work = [
                 (player, piece)

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.config.parallel import Cluster
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.schema import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 
@@ -65,7 +65,7 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     return "CPU", 1, memory // processes.local_processes
 
 
-def open_mesh(settings: PretrainSettings, processes: Processes) -> Mesh:
+def open_mesh(settings: TrainSettings, processes: Processes) -> Mesh:
     """Take the devices that the layout needs, and join the other processes.
 
     Raises ConfigError when the replicas cannot be divided among the processes, DeviceError when this
@@ -154,7 +154,7 @@ def _take_devices(gpus: Sequence[Any], logical: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [one] * logical)
 
 
-def _set_up(settings: PretrainSettings, has_gpu: bool, threads: int) -> None:
+def _set_up(settings: TrainSettings, has_gpu: bool, threads: int) -> None:
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.precision == "float16" or (settings.precision == "mixed_float16" and not has_gpu):

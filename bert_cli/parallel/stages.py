@@ -78,11 +78,13 @@ class Stage:
         self._add = traced(self._add_to_accumulators)
         self._turn = traced(self._forward_and_backward)
         self._sums = traced(self._evaluate_head)
+        self._scores = traced(self._score)
 
     def columns(self, micro_batch: Columns) -> Tensors:
-        """The columns that this stage reads, on its device."""
+        """The columns that this stage reads, those there are, on its device: a test set has no labels."""
         with tf.device(self.device):
-            return {name: tf.convert_to_tensor(micro_batch[name]) for name in self.reads}
+            here = (name for name in self.reads if name in micro_batch)
+            return {name: tf.convert_to_tensor(micro_batch[name]) for name in here}
 
     def forward(self, hidden: Any, columns: Tensors, key: tf.Tensor) -> tuple[Any, Any]:
         """Hidden values for the next stage, and what `backward` needs; not for the last stage."""
@@ -121,6 +123,11 @@ class Stage:
             if self.head is None:
                 return self._forward_only(hidden, columns, None)
             return self._sums(hidden, columns)
+
+    def scores(self, hidden: Any, columns: Tensors) -> Any:
+        """The head's logits, in the last stage, without dropout; it is given no labels."""
+        with tf.device(self.device):
+            return self._scores(_here(hidden), columns)
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -183,10 +190,13 @@ class Stage:
         return below, self._stacked(sums)
 
     def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
-        ones = {"masked": tf.constant(1.0), "examples": tf.constant(1.0)}
+        ones = {name: tf.constant(1.0) for name in ("examples", *self.head.COUNTS)}  # type: ignore[union-attr]
         last = self._run_body(hidden, columns, None)
         _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
         return self._stacked(sums)
+
+    def _score(self, hidden: Any, columns: Tensors) -> Any:
+        return self.head.logits(self._run_body(hidden, columns, None), None)  # type: ignore[union-attr]
 
     def _stacked(self, sums: Mapping[str, Any]) -> tf.Tensor:
         self.sum_names = sorted(sums)

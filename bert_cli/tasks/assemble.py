@@ -1,11 +1,9 @@
-"""Wiring: settings become a model, an optimizer, an engine, a reader and a place to start from.
+"""Wiring: settings become a model, an optimizer, an engine, a reader.
 
 Only this floor holds data, model, optimizer and loop in one hand. Each function builds one thing;
-the tasks choose which. Where a run starts is one ordered list, and the choice is printed: a whole
-checkpoint of this run, else the weights it was told to start from, else new weights from the seed.
+the tasks choose which.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.config.plan import Plan
-from bert_cli.config.schema import BertConfig, OptimizerOpts, PretrainSettings
+from bert_cli.config.schema import OptimizerOpts, PretrainSettings, TrainSettings
 from bert_cli.data.ledger import versions_of
 from bert_cli.data.reader import GeneratedReader, Reader
-from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.model import hf
+from bert_cli.errors import ConfigError
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.optim import adam
 from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.optim.optimizer import Optimizer
+from bert_cli.optim.optimizer import Optimizer, decayed_by_layer
 from bert_cli.optim.schedule import learning_rate
 from bert_cli.parallel.collectives import Peers, group_of
 from bert_cli.parallel.copies import Copies, Shares
@@ -32,11 +29,8 @@ from bert_cli.parallel.mesh import Mesh
 from bert_cli.parallel.stages import Keeps, Stage, cut
 from bert_cli.parallel.trace import Trace
 from bert_cli.parallel.update import DeviceUpdate, Keeping
-from bert_cli.train import checkpoint
 from bert_cli.train.step import Batch, State, Step, Value, means
 
-# What a corpus folder carries so that a checkpoint can carry it on.
-TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json")
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
 
@@ -108,17 +102,20 @@ def open_held_out(settings: PretrainSettings) -> Reader | None:
     return open_corpus(settings.validation_dir, settings, settings.global_batch.micro_batch_size)
 
 
-def build_model(settings: PretrainSettings, mesh: Mesh) -> Model:
-    """The pre-training model, cut into stages on the devices, with first values from the seed."""
-    replicas = [_build_replica(settings, devices) for devices in mesh.devices]
+def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
+    """The model of a task, cut into stages on the devices, with first values from the seed.
+
+    `labels` are the outputs of a classifier.
+    """
+    replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
     names = {name: None for stage in replicas[0] for name in stage.weights}
     weights = {name: Copies([_find(stages, name) for stages in replicas]) for name in names}
     return Model(replicas, weights)
 
 
-def _build_replica(settings: PretrainSettings, devices: tuple[str, ...]) -> list[Stage]:
+def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
-    names = block_names(config)
+    names = block_names(config, settings.LAST_BLOCKS)
     whole = [["hid" if name.startswith("hid_") else name for name in names]]
     stages = cut(parallel.pipeline_stages or whole, names)
     keeps: Keeps = parallel.recompute_by if parallel.recompute else "all"
@@ -130,7 +127,12 @@ def _build_replica(settings: PretrainSettings, devices: tuple[str, ...]) -> list
             for name in stage:
                 given = table if name == "heads" else None
                 block = build_block(
-                    name, config, seed=settings.seed, policy=settings.precision, word_table=given
+                    name,
+                    config,
+                    seed=settings.seed,
+                    policy=settings.precision,
+                    word_table=given,
+                    labels=labels,
                 )
                 table = word_table(block) if name == "emb" else table
                 blocks.append((name, block))
@@ -146,7 +148,7 @@ def _find(stages: list[Stage], name: str) -> tf.Variable:
     return next(stage.weights[name] for stage in stages if name in stage.weights)
 
 
-def build_engine(model: Model, settings: PretrainSettings, mesh: Mesh) -> Engine:
+def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> Engine:
     """The engine that plays the settings' schedule on the mesh and moves the weights."""
     parallel = settings.parallel
     optimizer = build_optimizer(settings.optimizer_opts, list(model.weights), settings.seed)
@@ -198,7 +200,7 @@ def _moments(name: str, engine: Engine, mesh: Mesh, shape: tuple[int, ...]) -> t
 def build_step(
     engine: Engine,
     state: State,
-    settings: PretrainSettings,
+    settings: TrainSettings,
     plan: Plan,
     asked_to_stop: Callable[[], bool],
 ) -> Step:
@@ -231,90 +233,10 @@ def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Opti
             epsilon=options.epsilon,
             weight_decay_rate=options.weight_decay_rate,
         ),
-        rules=adam.assign(names, table),
+        rules=decayed_by_layer(adam.assign(names, table), options.layer_decay),
         seed=seed,
         stochastic_rounding=options.stochastic_rounding,
     )
-
-
-def disk_format(settings: PretrainSettings, model: Model) -> checkpoint.Format:
-    """How this model is written and read: Hugging Face's names, config and tokenizer files."""
-    shapes = _shapes(model.weights)
-    folder = settings.dataset_dir if not settings.generated_dataset else None
-    files = (
-        [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()] if folder else []
-    )
-    return checkpoint.Format(
-        to_disk=hf.to_hf,
-        from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
-        config=hf.hf_config(
-            settings.bert_config, dtype="float16" if settings.precision == "float16" else "float32"
-        ),
-        tokenizer_files=files,
-    )
-
-
-def start(
-    settings: PretrainSettings, state: State, form: checkpoint.Format, fixed: Mapping[str, Any]
-) -> str:
-    """Put the first values into the state; the sentence that says where they came from.
-
-    Raises CheckpointError when a checkpoint does not fit.
-    """
-    folder = settings.save_ckpt_path
-    found = checkpoint.whole_checkpoints(folder) if folder is not None else []
-    if found:
-        checkpoint.resume(found[-1], state, form, fixed)
-        return f"continues from {found[-1]} (step {state.step:,})"
-    if settings.pretrained_ckpt_path is not None:
-        return start_from(settings.pretrained_ckpt_path, settings.bert_config, state)
-    return f"starts with new weights from seed {settings.seed}"
-
-
-def start_from(source: str, config: BertConfig, state: State) -> str:
-    """Take the weights of a Hugging Face model directory or name; the optimizer stays fresh."""
-    folder = _model_folder(source)
-    described = folder / "config.json"
-    try:
-        found = json.loads(described.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{described}: cannot be read ({error}); a model's folder has its config.json and {checkpoint.MODEL}"
-        ) from error
-    hf.check_hf_config(found, config, where=str(described))
-    tensors = checkpoint.read_tensors(folder / checkpoint.MODEL)
-    shapes = _shapes(state.weights)
-    values, absent = hf.from_hf(tensors, shapes, where=str(folder / checkpoint.MODEL))
-    for name, value in values.items():
-        state.weights[name].assign(value)
-    told = f"starts from the weights in {folder} with a fresh optimizer"
-    return told + (f"; new from the seed: {', '.join(absent)}" if absent else "")
-
-
-def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in weights.items()}
-
-
-def _model_folder(source: str) -> Path:
-    path = Path(source)
-    if path.is_dir():
-        # A run's folder stands for its newest checkpoint.
-        whole = checkpoint.whole_checkpoints(path)
-        return whole[-1] if whole else path
-    if path.exists() or source.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"--pretrained-ckpt-path ({source}): is no folder; give a checkpoint or a model's name"
-        )
-    # 1 s to import, so only where a model has to come from the hub.
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", checkpoint.MODEL]))
-    except Exception as error:  # the hub's client raises a dozen kinds; all mean the same here
-        raise CheckpointError(
-            f"--pretrained-ckpt-path ({source}): is neither a folder nor to be had from the hub "
-            f"({type(error).__name__}); check the name and the network"
-        ) from error
 
 
 def versions() -> dict[str, str]:
@@ -334,6 +256,7 @@ def evaluate(
     """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
     total, peers = min(examples, len(reader)), engine.peers
     starts = range(0, total, micro_batch_size)
+    head = engine.head
     sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
     masked = 0.0
     for first in starts[peers.rank :: peers.count]:
@@ -342,8 +265,8 @@ def evaluate(
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
     *found, masked = map(float, peers.total([*sums.values(), masked]))
-    counted = means(
+    return means(
         dict(zip(sums, found, strict=True)),
         {"masked": max(masked, 1.0), "examples": float(total)},
+        head.MEANS,
     )
-    return {f"validation_{name}": value for name, value in counted.items()}

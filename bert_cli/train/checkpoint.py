@@ -33,6 +33,7 @@ NAME = r"step_\d{8,}"
 STATE = "state.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+BEST = "best.json"
 # Settings that decide the numbers of a run, with the whole numbers of `fixed_settings`. A checkpoint
 # goes on only with the same ones; others (replicas, stages, recomputation, cadences, logging) may
 # change between two starts.
@@ -69,7 +70,7 @@ def fixed_settings(
     The micro-batch is among them, because its dropout is drawn as a whole.
     """
     return {
-        **{name: settings[name] for name in FIXED},
+        **{name: settings[name] for name in FIXED if name in settings},
         "micro_batch_size": settings["global_batch"]["micro_batch_size"],
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,
@@ -298,10 +299,50 @@ def clear_half_written(folder: Path) -> list[str]:
     return sorted(removed)
 
 
+def note_best(folder: Path, step: int, name: str, value: float) -> bool:
+    """Write down that a step's checkpoint is the best one, unless an older one is as good; whether it is.
+
+    `value` is the figure `name` of an evaluation; more is better.
+    """
+    old = _read_best(folder)
+    if old is not None and old["value"] >= value and (folder / name_of(old["step"])).is_dir():
+        return False
+    beside = folder / f".{BEST}"
+    beside.write_text(json.dumps({"step": step, "figure": name, "value": value}), encoding="utf-8")
+    os.replace(beside, folder / BEST)
+    return True
+
+
+def best_of(folder: Path) -> Path | None:
+    """The checkpoint that an evaluation found to be the best, where one did."""
+    found = _read_best(folder)
+    path = folder / name_of(found["step"]) if found else None
+    return path if path is not None and (path / STATE).is_file() else None
+
+
+def best_value(folder: Path) -> float | None:
+    """The figure of the best checkpoint."""
+    found = _read_best(folder)
+    return found["value"] if found else None
+
+
+def _read_best(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        return {"step": int(found["step"]), "value": float(found["value"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / BEST}: cannot be read ({error}); remove it to choose the best checkpoint anew"
+        ) from error
+
+
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and those whose step `keep_every_steps` divides."""
+    """Remove all but the newest `keep` checkpoints, the best, and those whose step `keep_every_steps` divides."""
+    best = best_of(folder)
     for path in whole_checkpoints(folder)[:-keep]:
-        if keep_every_steps and _step_of(path) % keep_every_steps == 0:
+        if path == best or (keep_every_steps and _step_of(path) % keep_every_steps == 0):
             continue
         # Renamed first: a removal that is interrupted must not leave half a checkpoint by its name.
         gone = path.with_name(f"{PARTIAL}{path.name}")

@@ -75,8 +75,7 @@ def line(step: int, total_steps: int, figures: Figures) -> str:
     """A step in one line of a log."""
     parts = [
         f"step {step:>{len(str(total_steps))}}/{total_steps}",
-        f"mlm {figures['mlm_loss']:.4f} ({100 * figures['mlm_accuracy']:.1f} %)",
-        f"nsp {figures['nsp_loss']:.4f} ({100 * figures['nsp_accuracy']:.1f} %)",
+        losses(figures),
         f"lr {figures['learning_rate']:.2e}",
         f"gradient {figures['gradient_norm']:.3g}",
         f"weights {figures['weight_norm']:.4g}",
@@ -87,6 +86,29 @@ def line(step: int, total_steps: int, figures: Figures) -> str:
     ]
     if figures.get("skipped"):
         parts.insert(-1, f"{figures['skipped']:.0f} skipped")
+    return "  ".join(parts)
+
+
+def losses(figures: Figures, above: str = "") -> str:
+    """The losses, each with its accuracies: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
+
+    `above` is what the names of an evaluation begin with.
+    """
+    own = {
+        name.removeprefix(above): value for name, value in figures.items() if name.startswith(above)
+    }
+    if not above:
+        own = {name: value for name, value in own.items() if not name.startswith("validation_")}
+    parts = []
+    for name, value in own.items():
+        if not name.endswith("loss"):
+            continue
+        what = name.removesuffix("loss")
+        right = [
+            own[other] for other in own if other.startswith(what) and other.endswith("accuracy")
+        ]
+        told = " ".join(f"{100 * share:.1f}" for share in right)
+        parts.append(f"{what.rstrip('_') or 'loss'} {value:.4f}" + (f" ({told} %)" if told else ""))
     return "  ".join(parts)
 
 

@@ -1,10 +1,10 @@
 """One update of the weights: a step's micro-batches, their gradient, one move or none.
 
-`State` holds the four things of a run that change. The step counts its masked tokens first, over all
-processes, lets the engine add up the gradients of its micro-batches, divides out the loss scale, and
-asks of the whole gradient, once, whether it is finite and how long it is. A gradient that is not
-finite moves nothing and is counted; the step is over all the same, so that the stream stays a
-function of it.
+`State` holds the four things of a run that change. The step counts first, over all processes, what its
+loss is divided by (masked tokens, examples), lets the engine add up the gradients of its micro-batches,
+divides out the loss scale, and asks of the whole gradient, once, whether it is finite and how long it
+is. A gradient that is not finite moves nothing and is counted; the step is over all the same, so that
+the stream stays a function of it.
 """
 
 import math
@@ -80,8 +80,9 @@ class Step:
         StoppedBetweenMicroBatchesError when asked to stop half way; the state is then untouched.
         """
         state, peers = self.state, self.engine.peers
-        counts = _totalled(peers.total, count(batch))
-        counts["masked"] = max(counts["masked"], 1.0)
+        # A step without a masked token, or a labelled word, has a loss of 0 and not of 0 / 0.
+        counts = _totalled(peers.total, count(batch, self.engine.head.COUNTS))
+        counts = {name: max(number, 1.0) for name, number in counts.items()}
         scale = state.loss_scale
         whole_scale = raised(scale.value, self.micro_batches)
         position = state.step * self.micro_batches + peers.rank * len(batch["input_ids"])
@@ -103,7 +104,7 @@ class Step:
         state.step += 1
         self._refuse_to_go_on_without_progress()
         return {
-            **means(sums, counts),
+            **means(sums, counts, self.engine.head.MEANS),
             "learning_rate": rate,
             "gradient_norm": math.sqrt(squared),
             "weight_norm": math.sqrt(weighed),
@@ -114,7 +115,7 @@ class Step:
 
     def compile(self, batch: Batch) -> None:
         """Trace and compile all that a step needs, on its first micro-batch; nothing moves."""
-        self.engine.compile(batch, count(batch))
+        self.engine.compile(batch, count(batch, self.engine.head.COUNTS))
 
     def _refuse_to_go_on_without_progress(self) -> None:
         scale = self.state.loss_scale
@@ -126,13 +127,14 @@ class Step:
             )
 
 
-def count(batch: Batch) -> dict[str, float]:
-    """What the losses of a batch [..., P] are divided by, masked tokens and examples, and its tokens."""
-    return {
-        "masked": float(np.sum(batch["masked_lm_weights"])),
-        "examples": float(np.size(batch["next_sentence_labels"])),
-        "tokens": float(np.sum(batch["input_mask"])),
-    }
+def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
+    """What the losses of a batch [M, B, ...] are divided by: its examples, and by name the sums of columns.
+
+    The real tokens are counted too, for the pace.
+    """
+    examples = math.prod(batch["input_ids"].shape[:-1])
+    sums = {name: float(np.sum(batch[column])) for name, column in columns.items()}
+    return {**sums, "examples": float(examples), "tokens": float(np.sum(batch["input_mask"]))}
 
 
 def _totalled(
@@ -153,12 +155,8 @@ def raised(loss_scale: float, micro_batches: int) -> float:
     return loss_scale * 2 ** (micro_batches.bit_length() - 1)
 
 
-def means(sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-    """The head's sums over the counts they belong to."""
-    masked, examples = counts["masked"], counts["examples"]
-    return {
-        "mlm_loss": float(sums["mlm_loss"]) / masked,
-        "nsp_loss": float(sums["nsp_loss"]) / examples,
-        "mlm_accuracy": float(sums["mlm_correct"]) / masked,
-        "nsp_accuracy": float(sums["nsp_correct"]) / examples,
-    }
+def means(
+    sums: Mapping[str, Any], counts: Mapping[str, float], figures: Mapping[str, tuple[str, str]]
+) -> dict[str, float]:
+    """Each figure as the head says: a sum of its own over the count it belongs to."""
+    return {name: float(sums[over]) / counts[by] for name, (over, by) in figures.items()}

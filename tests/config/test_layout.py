@@ -22,7 +22,7 @@ from bert_cli.config.schema import PlanSettings, PretrainSettings
 from bert_cli.errors import ConfigError
 
 GB = 10**9
-SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.json"))
+SHIPPED = sorted(path.stem for path in shipped_configs().glob("pretrain_*.json"))
 
 
 @pytest.fixture(autouse=True)

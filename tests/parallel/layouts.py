@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings
+from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import open_mesh
@@ -83,7 +84,7 @@ def built(settings: PretrainSettings, moves: bool = True) -> tuple[Engine, State
     if moves:
         step.compile(sample)
     else:
-        engine.compile_stages(sample, count(sample))
+        engine.compile_stages(sample, count(sample, PretrainingHeads.COUNTS))
     return engine, state, step, reader
 
 

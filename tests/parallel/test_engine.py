@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
+from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.parallel.stages import traced
 from bert_cli.parallel.trace import Trace, seconds_together
@@ -48,7 +49,7 @@ def engine_of(layout: str = "1x1", **changes):
 def played(engine, batch, position: int = 0, scale: float = 1.0):
     """Sums and gradients of a batch from a clean start."""
     engine.clear()
-    sums = engine.play(batch, position, count(batch), scale)
+    sums = engine.play(batch, position, count(batch, PretrainingHeads.COUNTS), scale)
     engine.reduce(1.0)
     return sums, gradients(engine)
 
@@ -159,7 +160,10 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy, 
 
     def error(micro_batches: int, scale: float) -> float:
         """The largest relative error of a kernel's gradient in a step of so many micro-batches."""
-        counts = {name: value * micro_batches for name, value in count(batch).items()}
+        counts = {
+            name: value * micro_batches
+            for name, value in count(batch, PretrainingHeads.COUNTS).items()
+        }
         engine.clear()
         engine.play(batch, 0, counts, scale)
         engine.reduce(1.0)
@@ -203,7 +207,7 @@ def test_a_wish_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient():
     batch = examples(2 * 40_000, 40_000)
     began = time.monotonic()
     with pytest.raises(StoppedBetweenMicroBatchesError):
-        engine.play(batch, 0, count(batch), 1.0, asked.is_set)
+        engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0, asked.is_set)
     assert time.monotonic() - began < 15
     for row in engine.replicas:
         for stage in row:
@@ -226,18 +230,19 @@ def test_an_error_in_one_stage_ends_the_step_with_that_error():
     stage.backward = break_at_the_third
     batch = examples(16, 8)
     with pytest.raises(ValueError, match="a stage broke"):
-        engine.play(batch, 0, count(batch), 1.0)
+        engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
 
 
 FAILING = """
 import sys, time
 import numpy as np
 from layouts import built, settings_of
+from bert_cli.model.heads import PretrainingHeads
 from bert_cli.train.step import count
 
 engine, _, _, reader = built(settings_of("2x1"), moves=False)
 batch = reader[0]
-engine.play(batch, 0, count(batch), 1.0)
+engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
 
 def fail(shrink):
     time.sleep(1)  # the other one stands in the sum by now
@@ -300,10 +305,10 @@ def test_stages_on_different_devices_work_at_the_same_time():
     first._forward_inputs = traced(first._forward_and_inputs)
     first._backward_again = traced(first._compute_again)
     batch = examples(2 * micro_batches, micro_batches)
-    engine.compile_stages(batch, count(batch))
+    engine.compile_stages(batch, count(batch, PretrainingHeads.COUNTS))
     engine.trace = trace
     began = time.monotonic()
-    engine.play(batch, 0, count(batch), 1.0)
+    engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
     took = time.monotonic() - began
     # Forward and again in the backward pass, three stages, one after the other.
     in_series = 2 * 3 * nap * micro_batches
@@ -322,8 +327,10 @@ def test_stages_that_compute_work_at_the_same_time_too():
     wide = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4}
     engine = engine_of("1x4", model=wide)
     batch = examples(32 * 8, 8)
-    engine.compile_stages({name: column[:1] for name, column in batch.items()}, count(batch))
+    engine.compile_stages(
+        {name: column[:1] for name, column in batch.items()}, count(batch, PretrainingHeads.COUNTS)
+    )
     engine.trace = Trace(1)
-    engine.play(batch, 0, count(batch), 1.0)
+    engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
     busy, together = seconds_together(engine.trace.bars)
     assert together > 0.3 * busy

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from layouts import LAYOUTS, assert_close, assert_weights_close, built, gradients, settings_of
 
+from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.schedule import SCHEDULES
 from bert_cli.train import checkpoint
 from bert_cli.train.step import count
@@ -25,7 +26,7 @@ def first_step(engine, reader, micro_batches: int, position: int = 0):
     engine.clear()
     batch = reader[0]
     batch = {name: column[:micro_batches] for name, column in batch.items()}
-    sums = engine.play(batch, position, count(batch), 1.0)
+    sums = engine.play(batch, position, count(batch, PretrainingHeads.COUNTS), 1.0)
     squared = engine.reduce(1.0)
     found = gradients(engine)
     whole = sum(np.square(gradient, dtype=np.float64).sum() for gradient in found.values())

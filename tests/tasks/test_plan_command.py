@@ -14,7 +14,7 @@ from bert_cli.config.memory import estimate
 from bert_cli.config.schema import PretrainSettings, bytes_of
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]
-SHIPPED = sorted(path.stem for path in shipped_configs().glob("*.json"))
+SHIPPED = sorted(path.stem for path in shipped_configs().glob("pretrain_*.json"))
 
 
 def rows(text: str) -> list[list[str]]:

@@ -22,7 +22,7 @@ from bert_cli.errors import CheckpointError
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.mesh import open_mesh
-from bert_cli.tasks import assemble
+from bert_cli.tasks import assemble, start
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE
 from bert_cli.train.step import State
@@ -64,7 +64,7 @@ def build(settings: PretrainSettings):
     model = assemble.build_model(settings, mesh)
     engine = assemble.build_engine(model, settings, mesh)
     state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
-    return model, state, assemble.disk_format(settings, model)
+    return model, state, start.disk_format(settings, model, settings.dataset_dir)
 
 
 def trained(settings: PretrainSettings, step: int = 7):
@@ -242,7 +242,7 @@ def test_a_directory_without_a_state_is_never_picked_up(tiny, saved):
     (run / "step_00000011").touch()
     assert checkpoint.whole_checkpoints(run) == [saved]
     _, state, form = build(settings_of())
-    told = assemble.start(settings_of(save_ckpt_path=run), state, form, FIXED)
+    told = start.start(settings_of(save_ckpt_path=run), state, form, FIXED)
     assert told == f"continues from {saved} (step 7)"
 
 

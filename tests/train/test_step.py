@@ -1,5 +1,7 @@
 """One update: counting, skipping what is not finite, clipping the whole step, stopping half way."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -35,6 +37,8 @@ class Head:
     """loss = mean(w * ids), whose gradient is mean(ids)."""
 
     READS = ()
+    COUNTS: ClassVar = {"masked": "masked_lm_weights"}
+    MEANS: ClassVar = {"mlm_loss": ("mlm_loss", "masked")}
 
     def __init__(self, weight):
         self.weight = weight
@@ -85,10 +89,13 @@ def batch(*micro_batches: list[float]) -> dict[str, np.ndarray]:
 
 def test_the_masked_tokens_of_the_whole_step_are_counted():
     weights = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
-    labels = np.zeros((2, 1), np.int32)
     mask = np.array([[[1, 1, 1, 0]], [[1, 1, 0, 0]]], np.int32)
-    columns = {"masked_lm_weights": weights, "next_sentence_labels": labels, "input_mask": mask}
-    assert count(columns) == {"masked": 3.0, "examples": 2.0, "tokens": 5.0}
+    columns = {"masked_lm_weights": weights, "input_ids": mask, "input_mask": mask}
+    assert count(columns, {"masked": "masked_lm_weights"}) == {
+        "masked": 3.0,
+        "examples": 2.0,
+        "tokens": 5.0,
+    }
 
 
 def test_a_step_moves_by_the_mean_over_all_its_micro_batches():

@@ -1,0 +1,104 @@
+"""The tokenizer of a model's folder, for texts of a task.
+
+A folder holds a vocab.txt with its tokenizer_config.json, as our checkpoints do, or a tokenizer.json,
+as newer ones on the hub. Either becomes one tokenizer of the `tokenizers` library without added
+tokens and without a template: text cannot make special ids, and whoever needs [CLS] and [SEP] puts
+them there. Encodings come with the places of each piece in the text.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_cli.data.instances import SpecialIds
+from bert_cli.data.vocab import CONFIG_FILE, SPECIAL_TOKENS, VOCAB_FILE, read_vocabulary
+from bert_cli.data.wordpiece import library_tokenizer
+from bert_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, "special_tokens_map.json")
+"""What a checkpoint carries on so that it can be opened alone."""
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """Text to pieces with their places; adds no special tokens."""
+
+    library: "Tokenizer"
+    special: SpecialIds
+    pieces: tuple[str, ...]
+    """By id."""
+    fingerprint: str
+    """Of everything that decides how text is cut."""
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of a model's folder. DataError where there is none, or none of BERT's kind."""
+    # Decided before the library is first asked: a task's texts are encoded by this process alone.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if (folder / TOKENIZER_FILE).is_file():
+        library = _from_description(folder / TOKENIZER_FILE)
+    elif (folder / VOCAB_FILE).is_file():
+        vocabulary = read_vocabulary(folder / VOCAB_FILE)
+        library = library_tokenizer(vocabulary.ids, cased=_is_cased(folder / CONFIG_FILE))
+    else:
+        raise DataError(
+            f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; copy there the tokenizer files "
+            "that the model was trained with"
+        )
+    ids: dict[str, int] = library.get_vocab()
+    missing = [token for token in SPECIAL_TOKENS if token not in ids]
+    if missing:
+        raise DataError(
+            f"{folder} (tokenizer): lacks {' '.join(missing)}; give a model with BERT's vocabulary"
+        )
+    pieces = [""] * (1 + max(ids.values()))
+    for piece, number in ids.items():
+        pieces[number] = piece
+    special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
+    digest = hashlib.sha256(library.to_str().encode()).hexdigest()
+    return TextTokenizer(library, special, tuple(pieces), digest)
+
+
+def _is_cased(path: Path) -> bool:
+    if not path.is_file():
+        # Google's first models came without; all of those with "uncased" vocabularies lower-case.
+        return False
+    return not _read_json(path).get("do_lower_case", True)
+
+
+def _from_description(path: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    described = _read_json(path)
+    kind = described.get("model", {}).get("type")
+    if kind != "WordPiece":
+        raise DataError(f"{path} (model.type {kind}): is no WordPiece tokenizer; give a BERT model")
+    bare: dict[str, Any] = {
+        "added_tokens": [],
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+    try:
+        return Tokenizer.from_str(json.dumps({**described, **bare}))
+    except Exception as error:  # the library raises Exception itself
+        raise DataError(
+            f"{path}: cannot be read ({error}); take it from the model again"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error}); mend or remove it") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: is no JSON object; take it from the model again")
+    return found

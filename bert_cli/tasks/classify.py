@@ -1,0 +1,127 @@
+"""`bert classify`: labelled texts of one's own, from a CSV, TSV or JSON-lines file.
+
+The labels are those of the training file. The score is the accuracy, the macro F1 (which counts a
+rare label as much as a frequent one) and a confusion matrix; the predictions stand beside the texts
+in predictions.jsonl.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.examples import TextExamples, write_lines
+from bert_cli.data.scores import confusion, score
+from bert_cli.data.table import hold_out, read_table
+from bert_cli.data.tokenizer import TextTokenizer
+from bert_cli.errors import ConfigError
+from bert_cli.tasks import finetune, start
+from bert_cli.tasks.finetune import Logits, Scores, Task
+from bert_cli.tasks.texts import features_of_texts
+from bert_cli.train.report import say
+
+PREDICTIONS = "predictions.jsonl"
+# A matrix of more labels than this is only written.
+SHOWN_LABELS = 12
+
+
+def run(settings: ClassifySettings) -> None:
+    """Fine-tune on the rows and score the held-out ones; see `finetune.run` for what it raises."""
+    wanted = "train_file" if settings.do_training else "validation_file"
+    if getattr(settings, wanted) is None:
+        raise ConfigError(f"{wanted}: is not given; give --{wanted.replace('_', '-')}")
+    finetune.run(settings, _build)
+
+
+def _build(
+    settings: ClassifySettings, tokenizer: TextTokenizer, source: start.Source | None
+) -> Task:
+    train, development = _read(settings, source)
+    names = development.label_names
+    assert names is not None
+    return Task(
+        labels=len(names),
+        label_names=names,
+        train=features_of_texts(train, "train", settings, tokenizer) if train else None,
+        development={
+            "validation": features_of_texts(development, "validation", settings, tokenizer)
+        },
+        score=partial(_score, development),
+        best="accuracy",
+        write=partial(_write, development, names),
+    )
+
+
+def _read(
+    settings: ClassifySettings, source: start.Source | None
+) -> tuple[TextExamples | None, TextExamples]:
+    """Rows to train on, and those to score on."""
+    columns = {"text_columns": settings.text_column, "label_column": settings.label_column}
+    if not settings.do_training:
+        names = source.label_names if source is not None else None
+        assert settings.validation_file is not None
+        return None, read_table(settings.validation_file, **columns, label_names=names)  # type: ignore[arg-type]
+    assert settings.train_file is not None
+    train = read_table(settings.train_file, **columns)  # type: ignore[arg-type]
+    if settings.validation_file is None:
+        say(
+            f"validation: {settings.held_out_share:.0%} of {settings.train_file}, held out by the seed"
+        )
+        return hold_out(train, settings.held_out_share, settings.seed)
+    found = read_table(settings.validation_file, **columns, label_names=train.label_names)  # type: ignore[arg-type]
+    return train, found
+
+
+def _score(development: TextExamples, logits: Logits) -> Scores:
+    assert development.labels is not None
+    predictions = np.argmax(logits["validation"], axis=1)
+    return score(("accuracy", "macro_f1"), development.labels, predictions)
+
+
+def _write(development: TextExamples, names: Sequence[str], folder: Path, logits: Logits) -> None:
+    """The confusion matrix to the terminal and a file, the predictions beside the texts."""
+    assert development.labels is not None
+    predictions = np.argmax(logits["validation"], axis=1)
+    counts = confusion(development.labels, predictions, len(names))
+    told = {"labels": list(names), "rows": "true label", "columns": "predicted", "counts": counts}
+    write_lines(folder / "confusion.json", [json.dumps(told)])
+    if len(names) <= SHOWN_LABELS:
+        say(_matrix(names, counts))
+    write_lines(
+        folder / PREDICTIONS, (json.dumps(row) for row in _rows(development, names, logits))
+    )
+    say(f"validation: {len(development):,} predictions in {folder / PREDICTIONS}")
+
+
+def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Rows are the true labels, columns the predicted ones."""
+    width = max(len("true"), *map(len, names), *(len(str(n)) for row in counts for n in row))
+    head = "  ".join(f"{name:>{width}}" for name in ["true", *names])
+    rows = [
+        "  ".join(f"{cell:>{width}}" for cell in [name, *map(str, row)])
+        for name, row in zip(names, counts, strict=True)
+    ]
+    return "\n".join(["confusion (columns: predicted)", head, *rows])
+
+
+def _rows(
+    development: TextExamples, names: Sequence[str], logits: Logits
+) -> list[Mapping[str, object]]:
+    scores = logits["validation"]
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    assert development.labels is not None
+    return [
+        {
+            "id": development.ids[number],
+            "text": development.first[number],
+            **({"second": development.second[number]} if development.second else {}),
+            "label": names[int(development.labels[number])],
+            "predicted": names[int(np.argmax(share))],
+            "probability": round(float(share.max()), 6),
+        }
+        for number, share in enumerate(shares)
+    ]

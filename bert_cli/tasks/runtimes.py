@@ -1,0 +1,284 @@
+"""A model in the forms of other runtimes: each writer gives a folder, and a way to ask what lies there.
+
+All forms take `input_ids`, `attention_mask` and `token_type_ids` [B, S], as many examples and places
+as come, and give the outputs that transformers' class of the architecture gives, by its names.
+SavedModel and TFLite are made from the blocks here, ONNX by PyTorch from transformers' model of the
+same files. Beside each lie the config and the tokenizer's files, which say how to feed it.
+
+Shapes: B examples, S places, D model width, V words.
+"""
+
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from safetensors.numpy import save_file
+
+from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
+from bert_cli.errors import CheckpointError
+from bert_cli.model.bert import named_weights
+from bert_cli.tasks.opened import Opened
+from bert_cli.train import checkpoint
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+Outputs = dict[str, npt.NDArray[np.float32]]
+Ask = Callable[[Any, Any, Any], Outputs]
+"""ids, mask and segments [B, S] int32 -> outputs by name."""
+
+# Architecture -> transformers' class that opens it.
+AUTO = {
+    "BertForPreTraining": "AutoModelForPreTraining",
+    "BertForMaskedLM": "AutoModelForMaskedLM",
+    "BertForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "BertForSequenceClassification": "AutoModelForSequenceClassification",
+    "BertForTokenClassification": "AutoModelForTokenClassification",
+    "BertModel": "AutoModel",
+}
+TFLITE = "model.tflite"
+ONNX = "model.onnx"
+
+
+class Served(tf.Module):
+    """The model with transformers' inputs and outputs, as TensorFlow saves it."""
+
+    def __init__(self, model: Opened) -> None:
+        super().__init__(name="bert")
+        self.model = model
+        self.weights = [weight.value for weight in named_weights(model.blocks).values()]
+        shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
+        self.serve = tf.function(self._outputs, input_signature=shape, autograph=False)
+
+    def ask(self, *columns: Any) -> Outputs:
+        """The outputs of the model itself."""
+        return {name: found.numpy() for name, found in self.serve(*columns).items()}
+
+    def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+        columns = {
+            "input_ids": input_ids,
+            "input_mask": attention_mask,
+            "segment_ids": token_type_ids,
+        }
+        hidden_BSD, blocks = self.model.hidden(columns), dict(self.model.blocks)
+        if "heads" in blocks:
+            # [CLS] for the pooler, and then every place as if it were masked.
+            rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
+            words_BSV, next_B2 = blocks["heads"].logits(blocks["pool"](rows, columns, None), None)
+            if architecture_of(self.model) == "BertForMaskedLM":
+                return {"logits": words_BSV}
+            return {"prediction_logits": words_BSV, "seq_relationship_logits": next_B2}
+        if "qa_head" in blocks:
+            spans_BS2 = blocks["qa_head"].logits(hidden_BSD, None)
+            return {"start_logits": spans_BS2[:, :, 0], "end_logits": spans_BS2[:, :, 1]}
+        if "token_head" in blocks:
+            return {"logits": blocks["token_head"].logits(hidden_BSD, None)}
+        pooled_B1D = blocks["pool"](hidden_BSD[:, :1], columns, None)
+        if "glue_head" in blocks:
+            return {"logits": blocks["glue_head"].logits(pooled_B1D, None)}
+        outputs = {"last_hidden_state": hidden_BSD}
+        return (
+            outputs if "pool" in self.model.new else {**outputs, "pooler_output": pooled_B1D[:, 0]}
+        )
+
+
+def architecture_of(model: Opened) -> str:
+    """Transformers' class for what is really in the file."""
+    named = model.source.architecture
+    if "heads/masked_lm" in {name for name in model.new}:
+        raise CheckpointError(f"{model.source.weights}: has no masked-LM head; give another model")
+    if named in ("?", "BertForPreTraining") and "heads" in dict(model.blocks):
+        lacks = {"pool", "heads/next_sentence"} & set(model.new)
+        return "BertForMaskedLM" if lacks else "BertForPreTraining"
+    return "BertModel" if named == "?" else named
+
+
+def write_hf(model: Opened, folder: Path) -> Ask:
+    """Config, weights and tokenizer, without a run's optimizer and state; asked through transformers."""
+    _write_hf_files(model, folder)
+    theirs = _in_transformers(model, folder)
+
+    def ask(*columns: Any) -> Outputs:
+        import torch
+
+        with torch.no_grad():
+            given = {n: torch.from_numpy(c).long() for n, c in zip(INPUTS, columns, strict=True)}
+            return {name: found.numpy() for name, found in theirs(**given).items()}
+
+    return ask
+
+
+def write_saved_model(model: Opened, folder: Path) -> Ask:
+    """A TensorFlow SavedModel with the signature `serving_default`."""
+    served = Served(model)
+    tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serve})
+    _write_beside(model, folder)
+    loaded = tf.saved_model.load(str(folder))
+    signature = loaded.signatures["serving_default"]
+
+    def ask(*columns: Any) -> Outputs:
+        # The variables live as long as what was loaded.
+        assert loaded is not None
+        given = {n: tf.constant(c) for n, c in zip(INPUTS, columns, strict=True)}
+        return {name: found.numpy() for name, found in signature(**given).items()}
+
+    return ask
+
+
+def write_tflite(model: Opened, folder: Path) -> Ask:
+    """A flat buffer of TensorFlow Lite (LiteRT), float32, with operators of its own only."""
+    served = Served(model)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [served.serve.get_concrete_function()], served
+    )
+    data = converter.convert()
+    (folder / TFLITE).write_bytes(data)
+    _write_beside(model, folder)
+    with warnings.catch_warnings():
+        # Of TensorFlow's own interpreter, that another package will have it one day.
+        warnings.simplefilter("ignore")
+        interpreter = tf.lite.Interpreter(model_path=str(folder / TFLITE))
+
+    def ask(*columns: Any) -> Outputs:
+        runner = interpreter.get_signature_runner()
+        found: Outputs = runner(**dict(zip(INPUTS, columns, strict=True)))
+        return found
+
+    return ask
+
+
+def write_onnx(model: Opened, folder: Path) -> Ask:
+    """An ONNX graph of transformers' model, asked through ONNX Runtime."""
+    import onnxruntime
+    import torch
+
+    files = folder / "hf"
+    files.mkdir()
+    _write_hf_files(model, files)
+    theirs = _in_transformers(model, files)
+    outputs = _names_of_outputs(model)
+
+    class Ordered(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = theirs
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            columns = (input_ids, attention_mask, token_type_ids)
+            found = self.model(**dict(zip(INPUTS, columns, strict=True)))
+            return tuple(found[name] for name in outputs)
+
+    example = torch.ones((2, 4), dtype=torch.int64)
+    free = {
+        0: torch.export.Dim("batch", min=1),
+        1: torch.export.Dim("length", min=1, max=model.config.max_position_embeddings),
+    }
+    with _without_remarks():
+        torch.onnx.export(
+            Ordered().eval(),
+            (example,) * len(INPUTS),
+            str(folder / ONNX),
+            input_names=list(INPUTS),
+            output_names=outputs,
+            dynamic_shapes=(free,) * len(INPUTS),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    shutil.rmtree(files)
+    _write_beside(model, folder)
+    session = onnxruntime.InferenceSession(str(folder / ONNX), providers=["CPUExecutionProvider"])
+
+    def ask(*columns: Any) -> Outputs:
+        given = {n: c.astype(np.int64) for n, c in zip(INPUTS, columns, strict=True)}
+        return dict(zip(outputs, session.run(outputs, given), strict=True))
+
+    return ask
+
+
+def _names_of_outputs(model: Opened) -> list[str]:
+    return list(Served(model).serve.get_concrete_function().structured_outputs)
+
+
+def _in_transformers(model: Opened, folder: Path) -> Any:
+    """The folder's model in PyTorch, float32. CheckpointError when weights are missing or left over."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, AUTO[architecture_of(model)])
+    with _without_remarks():
+        theirs, told = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    lacking = {name for name in told["missing_keys"] if not name.startswith("bert.pooler")}
+    wrong = sorted(lacking - {"pooler.dense.weight", "pooler.dense.bias"})
+    if wrong:
+        raise CheckpointError(f"{folder}: transformers finds no {', '.join(wrong[:8])} in it")
+    return theirs.eval()
+
+
+def _write_hf_files(model: Opened, folder: Path) -> None:
+    source = model.source
+    if source.weights.name == checkpoint.MODEL:
+        shutil.copyfile(source.weights, folder / checkpoint.MODEL)
+    else:
+        # transformers asks for this mark of the framework whose layout the tensors have.
+        tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
+        save_file(tensors, folder / checkpoint.MODEL, metadata={"format": "pt"})
+    _write_beside(model, folder)
+
+
+def _write_beside(model: Opened, folder: Path) -> None:
+    """config.json, with the names of the labels, and the tokenizer's files."""
+    described = {
+        "model_type": "bert",
+        **model.source.described,
+        "architectures": [architecture_of(model)],
+    }
+    (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (model.source.folder / name).is_file():
+            shutil.copyfile(model.source.folder / name, folder / name)
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Without what PyTorch and transformers say about themselves: bars, absent extras, deprecations."""
+    import transformers
+
+    logging_there = transformers.utils.logging
+    level, bars = logging_there.get_verbosity(), logging_there.is_progress_bar_enabled()
+    quiet = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    before = [logger.level for logger in quiet]
+    logging_there.set_verbosity_error()
+    logging_there.disable_progress_bar()
+    for logger in quiet:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging_there.set_verbosity(level)
+        if bars:
+            logging_there.enable_progress_bar()
+        for logger, old in zip(quiet, before, strict=True):
+            logger.setLevel(old)
+
+
+WRITERS: Mapping[str, Callable[[Opened, Path], Ask]] = {
+    "hf": write_hf,
+    "saved-model": write_saved_model,
+    "tflite": write_tflite,
+    "onnx": write_onnx,
+}

@@ -1,0 +1,221 @@
+"""Where a run starts: one ordered list, and the choice is printed.
+
+A whole checkpoint of this run, else the weights it was told to start from (a checkpoint of ours, a
+Hugging Face folder or name, a TensorFlow 1 checkpoint of Google's), else new weights from the seed.
+Also what a model looks like on disk, since whatever is started is saved one day.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from bert_cli.config.schema import BertConfig, TrainSettings
+from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
+from bert_cli.errors import CheckpointError
+from bert_cli.model import hf
+from bert_cli.tasks.assemble import Model
+from bert_cli.train import checkpoint
+from bert_cli.train.step import State
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+TF1_CONFIG = "bert_config.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk that a run can start from, or a command can use."""
+
+    folder: Path
+    """Where its config and its tokenizer are."""
+    described: Mapping[str, Any]
+    """Its config.json."""
+    where: str
+    """The file that describes it, for messages."""
+    weights: Path
+    """model.safetensors, or the prefix of a TensorFlow 1 checkpoint."""
+
+    @property
+    def config(self) -> BertConfig:
+        """Its shape. Raises CheckpointError for a model that cannot be run here."""
+        return hf.config_of(self.described, where=self.where)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """The names of a classifier's labels; None where there are none, or for regression."""
+        named = self.described.get("id2label")
+        if not named or self.described.get("problem_type") == "regression":
+            return None
+        return tuple(str(named[number]) for number in sorted(named, key=int))
+
+    @property
+    def architecture(self) -> str:
+        """Transformers' name of the class."""
+        return str((self.described.get("architectures") or ["?"])[0])
+
+    def tensors(self) -> Tensors:
+        """All weights under Hugging Face's names. Raises CheckpointError where they cannot be read."""
+        if self.weights.name == checkpoint.MODEL:
+            return checkpoint.read_tensors(self.weights)
+        from bert_cli.model import tf1
+
+        return tf1.to_hf_names(read_tf1(self.weights), where=str(self.weights))
+
+
+def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
+    """The model that a path or a name on the Hugging Face hub stands for.
+
+    A run's folder stands for its best checkpoint, or the newest where none was chosen. Raises
+    CheckpointError when there is no model.
+    """
+    path = Path(name).expanduser()
+    prefix = _tf1_prefix(path)
+    if prefix is not None:
+        from bert_cli.model import tf1
+
+        found = prefix.parent / TF1_CONFIG
+        return Source(prefix.parent, tf1.config_of(_read_json(found)), str(found), prefix)
+    path = find_folder(name, flag)
+    found = path / "config.json"
+    return Source(path, _read_json(found), str(found), path / checkpoint.MODEL)
+
+
+def find_folder(name: str, flag: str) -> Path:
+    """The model's folder that a path, a run's folder or a name on the hub stands for."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        if path.exists() or name.startswith((".", "/", "~")):
+            raise CheckpointError(
+                f"{flag} ({name}): is no folder; give a checkpoint or a model's name"
+            )
+        return _from_hub(name, flag)
+    if (path / "config.json").is_file():
+        return path
+    best, whole = checkpoint.best_of(path), checkpoint.whole_checkpoints(path)
+    return best or (whole[-1] if whole else path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); a model's folder has its config.json and "
+            f"{checkpoint.MODEL}, one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
+        ) from error
+    return found
+
+
+def _tf1_prefix(path: Path) -> Path | None:
+    """The prefix of a TensorFlow 1 checkpoint that the path is or that lies in it."""
+    if path.is_dir():
+        found = sorted(path.glob("*.ckpt*.index"))
+        return found[0].with_suffix("") if found and not (path / "config.json").is_file() else None
+    bare = path.with_suffix("") if path.suffix == ".index" else path
+    return bare if bare.with_name(f"{bare.name}.index").is_file() else None
+
+
+def read_tf1(prefix: Path) -> dict[str, npt.NDArray[Any]]:
+    """All variables of a TensorFlow 1 checkpoint. Raises CheckpointError where it cannot be read."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        return {
+            name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()
+        }
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{prefix}: cannot be read ({str(error).splitlines()[0]}); a checkpoint of TensorFlow 1 has "
+            "its .index and all its .data files side by side"
+        ) from error
+
+
+def _from_hub(name: str, flag: str) -> Path:
+    # 1 s to import, so only where a model has to come from the hub.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", checkpoint.MODEL]))
+    except Exception as error:  # the hub's client raises a dozen kinds; all mean the same here
+        raise CheckpointError(
+            f"{flag} ({name}): is neither a folder nor to be had from the hub "
+            f"({type(error).__name__}); check the name and the network"
+        ) from error
+
+
+def disk_format(
+    settings: TrainSettings,
+    model: Model,
+    tokenizer_folder: Path | None,
+    label_names: Sequence[str] | None = None,
+) -> checkpoint.Format:
+    """How this model is written and read: Hugging Face's names, config and tokenizer files."""
+    shapes = _shapes(model.weights)
+    named = [tokenizer_folder / name for name in TOKENIZER_FILES] if tokenizer_folder else []
+    return checkpoint.Format(
+        to_disk=hf.to_hf,
+        from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
+        config=hf.hf_config(
+            settings.bert_config,
+            dtype="float16" if settings.precision == "float16" else "float32",
+            head=settings.LAST_BLOCKS[-1],
+            label_names=label_names,
+        ),
+        tokenizer_files=[path for path in named if path.is_file()],
+    )
+
+
+def start(
+    settings: TrainSettings, state: State, form: checkpoint.Format, fixed: Mapping[str, Any]
+) -> str:
+    """Put the first values into the state; the sentence that says where they came from.
+
+    Raises CheckpointError when a checkpoint does not fit.
+    """
+    folder = settings.save_ckpt_path
+    found = checkpoint.whole_checkpoints(folder) if folder is not None else []
+    if found:
+        checkpoint.resume(found[-1], state, form, fixed)
+        return f"continues from {found[-1]} (step {state.step:,})"
+    if settings.pretrained_ckpt_path is not None:
+        source = find_source(settings.pretrained_ckpt_path)
+        return start_from(source, settings.bert_config, state, form.config.get("id2label"))
+    return f"starts with new weights from seed {settings.seed}"
+
+
+def start_from(
+    source: Source, config: BertConfig, state: State, labels: Mapping[str, str] | None = None
+) -> str:
+    """Take the weights of a model; the optimizer stays fresh. The sentence that says so.
+
+    A classifier for other `labels` (id2label of a config.json) is left behind.
+    """
+    hf.check_hf_config(source.described, config, where=source.where)
+    same_labels = labels is None or source.described.get("id2label") == labels
+    new, left_out = put_weights(source, state.weights, same_labels=same_labels)
+    told = f"starts from the weights in {source.folder} with a fresh optimizer"
+    told += f"; new from the seed: {', '.join(new)}" if new else ""
+    return told + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def put_weights(
+    source: Source, weights: Mapping[str, Any], *, same_labels: bool = True
+) -> tuple[list[str], list[str]]:
+    """Put a model's values into the weights; the parts that it lacks, and those not wanted of it."""
+    shapes = _shapes(weights)
+    wanted = {
+        name: shape for name, shape in shapes.items() if same_labels or "/classifier/" not in name
+    }
+    tensors, left_out = hf.fitting(source.tensors(), wanted)
+    values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
+    for name, value in values.items():
+        weights[name].assign(value)
+    return new, left_out
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}

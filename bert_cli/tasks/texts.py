@@ -1,0 +1,63 @@
+"""Tasks that label a text or a pair of texts: what GLUE, CLUE and a person's own table share.
+
+Examples become features through the cache; the head has an output for each label, or one for a
+number. Which files they come from and how they are scored is each command's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.data.examples import TextExamples
+from bert_cli.data.features import (
+    Features,
+    arrays_of,
+    cached,
+    encode_texts,
+    features_of,
+    texts_hash,
+)
+from bert_cli.data.tokenizer import TextTokenizer
+from bert_cli.train.report import say
+
+
+def features_of_texts(
+    examples: TextExamples, name: str, settings: FinetuneSettings, tokenizer: TextTokenizer
+) -> Features:
+    """The examples as the model reads them; says how many there are and what was left out or cut."""
+    labels: dict[str, npt.NDArray[Any]] = {}
+    if examples.labels is not None:
+        labels["labels"] = examples.labels
+
+    def build() -> Mapping[str, npt.NDArray[Any]]:
+        features, cut = encode_texts(
+            tokenizer,
+            examples.first,
+            examples.second,
+            labels,
+            max_seq_length=settings.max_seq_length,
+        )
+        return {**arrays_of(features), "cut": np.array(cut)}
+
+    made_from = {
+        "texts": texts_hash(examples.first, examples.second or []),
+        "labels": None if examples.labels is None else examples.labels.tolist(),
+        "tokenizer": tokenizer.fingerprint,
+        "max_seq_length": settings.max_seq_length,
+    }
+    arrays, _ = cached(settings.cache_dir, made_from, build)
+    told = [f"{count:,} {what}" for what, count in examples.remarks.items()]
+    if cut := int(arrays["cut"]):
+        told.append(f"{cut:,} longer than {settings.max_seq_length} tokens, cut")
+    say(f"{name}: {len(examples):,} examples" + "".join(f"; {remark}" for remark in told))
+    return features_of(arrays)
+
+
+def predictions_of(
+    logits: npt.NDArray[np.float32], label_names: Sequence[str] | None
+) -> npt.NDArray[Any]:
+    """The label numbers [n], or for regression the numbers themselves, from logits [n, L]."""
+    return logits[:, 0] if label_names is None else np.argmax(logits, axis=1)

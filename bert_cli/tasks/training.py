@@ -1,0 +1,362 @@
+"""What every run that trains walks through, whatever it trains.
+
+Find the processes and devices, build, find where to start, loop with hooks, save. A kind of run gives
+a `Job`: its examples, its plan, what it evaluates. Whoever starts the same command again with the same
+folder continues the run.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from bert_cli.config import layout
+from bert_cli.config.plan import Plan, describe
+from bert_cli.config.schema import TrainSettings
+from bert_cli.data.ledger import write_json_atomically
+from bert_cli.data.reader import Batches, read_ahead
+from bert_cli.errors import ConfigError
+from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.parallel.collectives import Peers
+from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.mesh import Mesh, devices_here, open_mesh
+from bert_cli.parallel.watchdog import Watchdog
+from bert_cli.tasks import agreement, assemble, start
+from bert_cli.train import checkpoint, report
+from bert_cli.train.loop import Every, Hook, Info, StopRequest, train
+from bert_cli.train.report import say
+from bert_cli.train.step import Batch, State, Step
+
+DRY_RUN_STEPS = 2
+Asked = TypeVar("Asked", bound=TrainSettings)
+
+
+class Examples(Batches, Protocol):
+    """The stream of a run's examples, this process' part of it."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a kind of run gives to the walk."""
+
+    plan: Plan
+    reader: Examples
+    sample: Batch
+    """Some micro-batches [M, B, ...] to trace with, one for each replica of this process."""
+    form: Callable[[assemble.Model], checkpoint.Format]
+    """How its model looks on disk."""
+    evaluate: Callable[[Engine], dict[str, float]] | None = None
+    """Figures on held-out examples; says them too."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; there is one at the end too."""
+    best: str | None = None
+    """The figure of an evaluation whose highest value decides which checkpoint is kept."""
+    labels: int = 2
+    """Outputs of a classifier."""
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What is there when a run has come to its end."""
+
+    engine: Engine
+    state: State
+    form: checkpoint.Format
+    finished: bool
+    """False when it was asked to stop before."""
+
+
+def prepare(settings: Asked, claims: ExitStack) -> tuple[Asked, Mesh, StopRequest]:
+    """Listen to signals, find the other processes, choose the layout and take the devices."""
+    stop = claims.enter_context(StopRequest())
+    processes = find_processes(settings.cluster, os.environ)
+    report.silent = processes.rank > 0
+    if settings.about is not None:
+        say(f"{settings.about.what}\n{settings.about.expect}")
+    settings = _laid_out(settings, processes)
+    mesh = open_mesh(settings, processes)
+    stop.listen()
+    return settings, mesh, stop
+
+
+def walk(
+    settings: TrainSettings,
+    mesh: Mesh,
+    job: Job,
+    stop: StopRequest,
+    claims: ExitStack,
+) -> Walked | None:
+    """Train from wherever the run stands to its end; None when it was only to be compiled.
+
+    `claims` holds on to the run's folder. Raises ConfigError, DataError, CheckpointError or
+    DeviceError; a request to stop saves and returns.
+    """
+    began = time.monotonic()
+    plan, reader = job.plan, job.reader
+    say(f"plan:\n{describe(plan)}\n{_where(settings, mesh)}")
+    model = assemble.build_model(settings, mesh, job.labels)
+    engine = assemble.build_engine(model, settings, mesh)
+    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
+    peers = engine.peers
+    claims.enter_context(Watchdog(peers, settings.cluster.say_waiting_after_seconds))
+    step = assemble.build_step(engine, state, settings, plan, stop)
+    if settings.compile_only:
+        _compile(step, job.sample, began)
+        peers.meet()
+        return None
+    form = job.form(model)
+    fixed = checkpoint.fixed_settings(
+        settings.model_dump(mode="json"),
+        plan.examples_per_step,
+        plan.total_steps,
+        reader.fingerprint,
+    )
+    saves = not settings.dry_run
+    if saves:
+        _claim(settings, peers, claims)
+    _start(settings, peers, state, form, fixed)
+    if state.step >= plan.total_steps:
+        say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
+        peers.meet()
+        return Walked(engine, state, form, finished=True)
+    save = _saving(settings, state, form, fixed, peers) if saves else None
+    last = plan.total_steps if saves else min(state.step + DRY_RUN_STEPS, plan.total_steps)
+    built = time.monotonic()
+    step.compile(job.sample)
+    say(f"built in {built - began:.1f} s, traced in {time.monotonic() - built:.1f} s")
+    hooks = _hooks(settings, job, engine, state, save, last)
+    wish = _wish(peers, stop)
+    finished = train(state, read_ahead(reader, state.step, last), step, hooks, wish)
+    if save is not None and not finished:
+        save()
+    # Whoever leaves early is taken for lost by those who still save.
+    peers.meet()
+    say(_last_words(settings, state, began, finished))
+    return Walked(engine, state, form, finished)
+
+
+def needs_a_folder(settings: TrainSettings) -> None:
+    """Raise ConfigError when the run should save and does not know where."""
+    if not settings.dry_run and not settings.compile_only and settings.save_ckpt_path is None:
+        raise ConfigError(
+            "save_ckpt_path: is not given; give --save-ckpt-path, the folder of this run"
+        )
+
+
+def _laid_out(settings: Asked, processes: Processes) -> Asked:
+    """The settings with a layout for the devices there are, when they ask for one."""
+    if settings.parallel.layout == "given":
+        return settings
+    kind, here, memory = devices_here(processes)
+    devices = here * processes.count
+    chosen = layout.propose(settings, devices, memory, processes.count)
+    say(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
+    return chosen
+
+
+def _where(settings: TrainSettings, mesh: Mesh) -> str:
+    lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
+    processes = mesh.processes
+    if processes.count > 1:
+        lines.append(f"{processes.count} processes, as {processes.source} says; this is rank 0")
+    lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _claim(settings: TrainSettings, peers: Peers, claims: ExitStack) -> None:
+    """Rank 0 takes the run's folder; the others wait until it is in order."""
+    assert settings.save_ckpt_path is not None
+    if peers.rank == 0:
+        claims.enter_context(checkpoint.claim(settings.save_ckpt_path))
+        removed = checkpoint.clear_half_written(settings.save_ckpt_path)
+        if removed:
+            say(f"run: removed half-written {', '.join(removed)}")
+    peers.meet()
+
+
+def _start(
+    settings: TrainSettings,
+    peers: Peers,
+    state: State,
+    form: checkpoint.Format,
+    fixed: dict[str, Any],
+) -> None:
+    """Put the first values into the state, the same on all processes."""
+    agreement.refuse_differences(peers, {**fixed, **agreement.meetings(settings)})
+    say(f"run: {start.start(settings, state, form, fixed)}")
+    agreement.refuse_other_starts(peers, state)
+    agreement.refuse_other_weights(peers, state)
+
+
+def _wish(peers: Peers, stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether any process was asked to stop; all get the same answer."""
+    return lambda: bool(peers.total([stop()])[0])
+
+
+def _saving(
+    settings: TrainSettings,
+    state: State,
+    form: checkpoint.Format,
+    fixed: dict[str, Any],
+    peers: Peers,
+) -> Callable[[], None]:
+    """How this process saves: rank 0 writes, the others give what they alone hold."""
+    folder, told = settings.save_ckpt_path, settings.model_dump(mode="json")
+    assert folder is not None
+    # Of the step that a run continues from there is a checkpoint; rank 0 has seen it.
+    there = (folder / checkpoint.name_of(state.step)).exists()
+    saved = state.step if peers.of_rank_0([there])[0] else -1
+
+    def save() -> None:
+        # Decided by what every process knows: a file may show later on another host.
+        nonlocal saved
+        if saved == state.step:
+            return
+        agreement.refuse_other_weights(peers, state)
+        if peers.rank == 0:
+            write()
+        else:
+            checkpoint.give_shares(state)
+        saved = state.step
+
+    if peers.rank > 0:
+        return save
+    # Only now: a start that was refused must not leave its settings beside another run's steps.
+    write_json_atomically(folder / "settings.json", told)
+
+    def write() -> None:
+        checkpoint.save(
+            folder, state, form, fixed=fixed, settings=told, versions=assemble.versions()
+        )
+        checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
+
+    return save
+
+
+def _compile(step: Step, batch: Batch, began: float) -> None:
+    ready = time.monotonic()
+    step.compile(batch)
+    say(
+        f"compiled in {time.monotonic() - ready:.1f} s, after {ready - began:.1f} s of imports, "
+        "building and the first batch; nothing was trained"
+    )
+
+
+def _hooks(
+    settings: TrainSettings,
+    job: Job,
+    engine: Engine,
+    state: State,
+    save: Callable[[], None] | None,
+    last: int,
+) -> list[tuple[Hook, Every]]:
+    """What is done now and then, in this order: measure, evaluate, report, save."""
+    pace = report.Pace(last, job.plan.examples_per_step)
+    peers = engine.peers
+    reports = _reports(settings, state) if save is not None and peers.rank == 0 else []
+    first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
+
+    def measure(info: Info) -> None:
+        info.figures.update(pace.after_step(info.step, info.figures["tokens"]))
+        info.figures["seconds_waited"] = info.seconds_waited
+
+    def tell(info: Info) -> None:
+        for one in reports:
+            one(info.step, info.figures)
+        # The first line too: it says that the run is alive.
+        if every_line.due(info.step) or info.step == first:
+            say(report.line(info.step, last, info.figures))
+
+    each = Every(steps=1)
+    hooks: list[tuple[Hook, Every]] = [(measure, each)]
+    if save is not None:
+        hooks += list(_evaluation(job, engine, last))
+    hooks.append((tell, each))
+    if save is not None:
+        every = Every(
+            steps=settings.checkpoint_every_steps,
+            minutes=settings.checkpoint_every_minutes,
+            last_step=last,
+            # Every process takes part in a save, and their clocks differ.
+            agreed=lambda due: bool(peers.of_rank_0([due])[0]),
+        )
+        hooks.append((lambda info: save(), every))
+        hooks += list(_keeping_best(settings, job, peers, save, last))
+    hooks += _trace_hooks(settings, engine, state.step, last)
+    # Saving and evaluating are not the pace of a step.
+    hooks.append((lambda info: pace.restart(), each))
+    return hooks
+
+
+def _evaluation(job: Job, engine: Engine, last: int) -> Iterator[tuple[Hook, Every]]:
+    evaluate = job.evaluate
+    if evaluate is None:
+        return
+
+    def hook(info: Info) -> None:
+        found = evaluate(engine)
+        info.figures.update({f"validation_{name}": value for name, value in found.items()})
+        told = report.losses(found) or "  ".join(f"{name} {found[name]:.4f}" for name in found)
+        say(f"step {info.step}: held out, {told}")
+
+    yield hook, Every(steps=job.evaluate_every, last_step=last)
+
+
+def _keeping_best(
+    settings: TrainSettings, job: Job, peers: Peers, save: Callable[[], None], last: int
+) -> Iterator[tuple[Hook, Every]]:
+    """Save after each evaluation, and note the one with the highest score."""
+    best, folder = job.best, settings.save_ckpt_path
+    if best is None or job.evaluate is None or folder is None:
+        return
+
+    def hook(info: Info) -> None:
+        save()
+        if peers.rank == 0:
+            checkpoint.note_best(folder, info.step, best, info.figures[f"validation_{best}"])
+
+    yield hook, Every(steps=job.evaluate_every, last_step=last)
+
+
+def _trace_hooks(
+    settings: TrainSettings, engine: Engine, done: int, last: int
+) -> list[tuple[Hook, Every]]:
+    """Write the trace, when one is asked for, after the steps that it notes."""
+    trace, path, peers = engine.trace, settings.parallel.trace, engine.peers
+    if trace is None or path is None:
+        return []
+    if peers.count > 1:
+        path = path.with_stem(f"{path.stem}_rank{peers.rank}")
+
+    def write(info: Info) -> None:
+        trace.write(path, peers.rank)
+        say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
+
+    return [(write, Every(last_step=min(done + trace.steps, last)))]
+
+
+def _reports(settings: TrainSettings, state: State) -> list[report.Report]:
+    folder = settings.save_ckpt_path
+    assert folder is not None
+    reports = [report.jsonl(folder / report.METRICS, state.step)]
+    if settings.tensorboard_dir is not None:
+        reports.append(report.tensorboard(settings.tensorboard_dir))
+    if settings.wandb.enabled:
+        told = settings.model_dump(mode="json")
+        reports.append(report.wandb(settings.wandb.model_dump(), told, folder))
+    return reports
+
+
+def _last_words(settings: TrainSettings, state: State, began: float, finished: bool) -> str:
+    took = report.duration(time.monotonic() - began)
+    if settings.dry_run:
+        return f"run: dry run ended at step {state.step:,} after {took}; nothing was saved"
+    assert settings.save_ckpt_path is not None
+    newest = settings.save_ckpt_path / checkpoint.name_of(state.step)
+    if finished:
+        return f"run: {state.step:,} steps done, {took}; the model is {newest}"
+    return f"run: stopped at step {state.step:,} and saved; the same command continues"

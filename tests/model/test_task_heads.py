@@ -1,0 +1,160 @@
+"""The heads of fine-tuning equal Hugging Face's models in PyTorch, on the weights that we export."""
+
+import numpy as np
+import pytest
+
+from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.hf import from_hf, hf_config, to_hf
+
+LABELS = ("one", "two", "three")
+KINDS = {
+    # Last blocks of ours, transformers' class, outputs of the head.
+    "question answering": (("qa_head",), "BertForQuestionAnswering", 2),
+    "sequence classification": (("pool", "glue_head"), "BertForSequenceClassification", 3),
+    "regression": (("pool", "glue_head"), "BertForSequenceClassification", 1),
+    "token classification": (("token_head",), "BertForTokenClassification", 3),
+}
+
+
+def labels_of(kind, columns, seed=0):
+    """Labels as ours are given them, and as theirs are."""
+    draw = np.random.default_rng(seed)
+    examples, places = columns["input_ids"].shape
+    if kind == "question answering":
+        # Within the shortest example: their loss has nothing against answers in the padding.
+        ends = np.sort(draw.integers(0, places // 2, (2, examples)).astype(np.int32), axis=0)
+        ours = {"start_positions": ends[0], "end_positions": ends[1]}
+        return ours, ours
+    if kind == "sequence classification":
+        ours = {"labels": draw.integers(0, 3, examples).astype(np.int32)}
+        return ours, ours
+    if kind == "regression":
+        ours = {"labels": draw.normal(size=examples).astype(np.float32)}
+        return ours, ours
+    labels = draw.integers(0, 3, (examples, places)).astype(np.int32)
+    weights = (draw.random((examples, places)) < 0.5) & (columns["input_mask"] > 0)
+    theirs = {"labels": np.where(weights, labels, -100)}
+    return {"labels": labels * weights, "label_weights": weights.astype(np.float32)}, theirs
+
+
+def theirs_of(kind, config, values, columns, labels):
+    """Logits, loss and gradients of Hugging Face's model."""
+    import torch
+    import transformers
+
+    last, architecture, outputs = KINDS[kind]
+    names = LABELS if outputs == 3 and last[-1] != "qa_head" else None
+    described = hf_config(config, head=last[-1], label_names=names)
+    model = getattr(transformers, architecture)(transformers.BertConfig(**described)).eval()
+    missing = model.load_state_dict(
+        {name: torch.tensor(value) for name, value in to_hf(values).items()}, strict=True
+    )
+    assert not missing.missing_keys
+    given = {name: torch.tensor(value) for name, value in columns.items()}
+    kinds = {"labels": torch.float32 if kind == "regression" else torch.int64}
+    out = model(
+        input_ids=given["input_ids"],
+        attention_mask=given["input_mask"],
+        token_type_ids=given["segment_ids"],
+        **{n: torch.tensor(v).to(kinds.get(n, torch.int64)) for n, v in labels.items()},
+    )
+    out.loss.backward()
+    logits = (
+        torch.stack([out.start_logits, out.end_logits], -1)
+        if kind == "question answering"
+        else out.logits
+    )
+    gradients = {name: weight.grad.numpy() for name, weight in model.named_parameters()}
+    return logits.detach().numpy(), float(out.loss.detach()), gradients
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_equals_hugging_faces(kind, tiny, make_examples, hidden_of, gradients_of):
+    last, _, outputs = KINDS[kind]
+    # Their answers' loss counts the scores of padded places, which ours leaves out: so none here.
+    examples = make_examples(tiny, examples=5, seed=3)
+    padded = {n: examples[n] for n in ("input_ids", "input_mask", "segment_ids")}
+    if kind == "question answering":
+        padded["input_mask"] = np.ones_like(padded["input_mask"])
+        # Their table of words has no gradient for the padding's.
+        padded["input_ids"] = np.maximum(padded["input_ids"], 1)
+    blocks = build_blocks(tiny, seed=4, policy="float32", last_blocks=last, labels=outputs)
+    weights = named_weights(blocks)
+    draw = np.random.default_rng(5)
+    for weight in weights.values():
+        weight.assign(weight.numpy() + draw.normal(0, 0.1, weight.shape))
+    values = {name: weight.numpy() for name, weight in weights.items()}
+    ours_labels, their_labels = labels_of(kind, padded)
+    logits, loss, gradients = theirs_of(kind, tiny, values, padded, their_labels)
+    counts = {"examples": np.float32(5)}
+    if kind == "token classification":
+        counts["words"] = np.float32(ours_labels["label_weights"].sum())
+    found, sums, own = gradients_of(blocks, {**padded, **ours_labels}, counts)
+    scores = blocks[-1][1].logits(hidden_of(blocks, padded), None)
+    assert np.abs(scores.numpy() - logits).max() < 1e-5
+    assert abs(float(found) - loss) < 1e-5
+    named = to_hf({name: gradient.numpy() for name, gradient in own.items()})
+    assert set(named) == set(gradients)
+    # What adds the same to the scores of all places changes nothing: the true gradient is zero, what
+    # is there is rounding, and there is nothing to be relative to. So it is with the keys' bias.
+    no_gradient = {"qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"}
+    no_gradient = no_gradient if kind == "question answering" else set()
+    for name, gradient in gradients.items():
+        if name.endswith("attention.self.key.bias") or name in no_gradient:
+            assert np.abs(named[name] - gradient).max() < 1e-6, name
+            continue
+        distance = np.linalg.norm(named[name] - gradient) / np.linalg.norm(gradient)
+        assert distance < 1e-5, (name, distance)
+    right = {name: value for name, value in sums.items() if name.endswith("correct")}
+    assert right
+    assert all(0 <= float(value) <= max(counts.values()) for value in right.values())
+
+
+def test_what_is_right_is_counted(tiny):
+    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=("token_head",), labels=3)
+    head = blocks[-1][1]
+    hidden = np.random.default_rng(0).normal(size=(2, 4, 32)).astype(np.float32)
+    best = np.argmax(head.logits(hidden, None).numpy(), axis=-1).astype(np.int32)
+    weights = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.float32)
+    wrong = best.copy()
+    wrong[0, 0] = (wrong[0, 0] + 1) % 3
+    counts = {"examples": np.float32(2), "words": np.float32(3)}
+    _, sums = head(hidden, {"labels": wrong, "label_weights": weights}, counts, None)
+    assert float(sums["correct"]) == 2.0
+
+
+def test_an_answer_is_not_looked_for_in_the_padding(tiny):
+    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=("qa_head",))
+    head = blocks[-1][1]
+    hidden = np.random.default_rng(0).normal(size=(1, 6, 32)).astype(np.float32)
+    places = {n: np.array([1], np.int32) for n in ("start_positions", "end_positions")}
+    counts = {"examples": np.float32(1)}
+    short = {"input_mask": np.ones((1, 4), np.int32), **places}
+    long = {"input_mask": np.array([[1, 1, 1, 1, 0, 0]], np.int32), **places}
+    alone, _ = head(hidden[:, :4], short, counts, None)
+    padded, _ = head(hidden, long, counts, None)
+    assert abs(float(alone) - float(padded)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["sequence classification", "token classification"])
+def test_dropout_before_the_classifier_follows_from_the_key(kind, tiny):
+    last, _, outputs = KINDS[kind]
+    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=last, labels=outputs)
+    head = blocks[-1][1]
+    hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
+    keys = [np.array([7, position], np.int32) for position in (0, 1)]
+    first, again, other = (head.logits(hidden, key).numpy() for key in (*keys[:1], *keys))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, head.logits(hidden, None).numpy())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_read_back(kind, tiny):
+    last, _, outputs = KINDS[kind]
+    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=last, labels=outputs)
+    values = {name: weight.numpy() for name, weight in named_weights(blocks).items()}
+    shapes = {name: value.shape for name, value in values.items()}
+    again, missing = from_hf(to_hf(values), shapes)
+    assert missing == []
+    assert all(np.array_equal(again[name], value) for name, value in values.items())

@@ -1,0 +1,243 @@
+"""The walk that all tasks share: train, score, keep the best, continue, several seeds, any layout."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from tiny_models import write_model, write_reviews
+
+from bert_cli.cli import main
+from bert_cli.train.checkpoint import best_of, whole_checkpoints
+
+FLAGS = [
+    "--global-batch.micro-batch-size", "8", "--global-batch.grad-acc-steps-per-replica", "2",
+    "--num-epochs", "3", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+    "--log-every-steps", "100", "--max-seq-length", "64",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model, reviews to train on and to score on, and a cache."""
+    place = tmp_path_factory.mktemp("finetune")
+    write_model(place / "model")
+    write_reviews(place / "train.csv", 160)
+    write_reviews(place / "dev.csv", 61, seed=1)
+    return place
+
+
+def arguments(place, run, *more):
+    return [
+        "classify", "--train-file", str(place / "train.csv"), "--validation-file", str(place / "dev.csv"),
+        "--pretrained-ckpt-path", str(place / "model"), "--save-ckpt-path", str(run),
+        "--cache-dir", str(place / "cache"), *FLAGS, *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that was never interrupted."""
+    run = place / "whole"
+    assert main(arguments(place, run)) == 0
+    return run
+
+
+def scores_of(run):
+    return json.loads((run / "scores.json").read_text())
+
+
+def losses_of(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return np.array([json.loads(line)["loss"] for line in lines])
+
+
+def predictions_of(run):
+    return [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+
+
+def test_a_model_learns_what_there_is_to_learn(whole):
+    assert scores_of(whole)["accuracy"] > 0.9
+    rows = predictions_of(whole)
+    assert len(rows) == 61
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    assert right == pytest.approx(scores_of(whole)["accuracy"])
+    counts = np.array(json.loads((whole / "confusion.json").read_text())["counts"])
+    assert np.trace(counts) / counts.sum() == pytest.approx(right)
+
+
+def test_every_epoch_is_scored_and_the_best_checkpoint_is_kept(whole):
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    scored = {
+        line["step"]: line["validation_accuracy"] for line in lines if "validation_accuracy" in line
+    }
+    assert sorted(scored) == [10, 20, 30]
+    best = best_of(whole)
+    assert scored[int(best.name.removeprefix("step_"))] == max(scored.values())
+    assert scores_of(whole)["accuracy"] == max(scored.values())
+
+
+def test_the_score_is_the_last_line_as_one_json_object(place, whole, capsys):
+    assert main(arguments(place, whole)) == 0
+    told = capsys.readouterr().out
+    assert "all 30 steps are done" in told
+    assert json.loads(told.splitlines()[-1]) == scores_of(whole)
+
+
+def test_a_model_is_scored_without_training(place, whole, capsys):
+    words = [
+        "classify",
+        "--validation-file",
+        str(place / "dev.csv"),
+        "--no-do-training",
+        "--max-seq-length",
+        "64",
+    ]
+    words += ["--pretrained-ckpt-path", str(whole), "--cache-dir", str(place / "cache")]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == scores_of(whole)
+
+
+def test_a_model_without_the_tasks_head_is_not_scored(place, capsys):
+    words = [
+        "classify",
+        "--validation-file",
+        str(place / "dev.csv"),
+        "--no-do-training",
+        "--max-seq-length",
+        "64",
+    ]
+    assert main([*words, "--pretrained-ckpt-path", str(place / "model")]) == 2
+    assert "has no glue_head, so it was not trained for this task" in capsys.readouterr().err
+
+
+def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(whole):
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(best_of(whole)).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(best_of(whole))
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+    for row in predictions_of(whole)[:8]:
+        with torch.no_grad():
+            given = tokenizer(row["text"], return_tensors="pt", truncation=True, max_length=64)
+            share = torch.softmax(model(**given).logits, -1)[0]
+        assert model.config.id2label[int(share.argmax())] == row["predicted"]
+        assert float(share.max()) == pytest.approx(row["probability"], abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["replicas", "pipeline"])
+def test_the_layout_changes_nothing(place, whole, layout):
+    flags = {
+        "replicas": ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"],
+        "pipeline": [
+            "--parallel.pipeline-stages", '[["emb","hid"],["hid"],["pool","glue_head"]]',
+            "--parallel.pipeline-device-mapping", "[0,1,0]",
+        ],
+    }  # fmt: skip
+    run = place / layout
+    assert main(arguments(place, run, *flags[layout])) == 0
+    ours, theirs = losses_of(run), losses_of(whole)
+    assert np.abs(ours - theirs).max() < 1e-4
+    assert scores_of(run) == pytest.approx(scores_of(whole), abs=1e-6)
+
+
+def test_a_killed_run_continues_to_the_same_weights(place, whole):
+    run = place / "killed"
+    words = arguments(place, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")
+    command = [sys.executable, "-m", "bert_cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (run / "step_00000012").exists():
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.02)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (run / "scores.json").exists()
+    assert main(words) == 0
+    last, expected = whole_checkpoints(run)[-1], whole_checkpoints(whole)[-1]
+    assert last.name == expected.name == "step_00000030"
+    # The device count differs between this process and the killed one; one thread each here.
+    from safetensors.numpy import load_file
+
+    ours, theirs = (load_file(path / "model.safetensors") for path in (last, expected))
+    for name, value in theirs.items():
+        assert np.allclose(ours[name], value, rtol=1e-5, atol=1e-6), name
+    assert scores_of(run) == scores_of(whole)
+
+
+def test_several_seeds_tell_mean_and_spread(place, capsys):
+    run = place / "seeds"
+    assert main(arguments(place, run, "--seeds", "2", "--num-epochs", "1", "--seed", "5")) == 0
+    told = capsys.readouterr().out
+    each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
+    spread = scores_of(run)["accuracy"]
+    assert spread["values"] == each
+    assert spread["mean"] == pytest.approx(np.mean(each))
+    assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
+    assert f"accuracy: {np.mean(each):.4f} +- {np.std(each, ddof=1):.4f}" in told
+
+
+def test_a_classifier_for_other_labels_is_left_behind(place, whole, tmp_path, capsys):
+    text = (place / "train.csv").read_text()
+    (tmp_path / "train.csv").write_text(
+        text.replace("negative", "contra").replace("positive", "pro")
+    )
+    words = arguments(place, tmp_path / "run", "--dry-run", "--pretrained-ckpt-path", str(whole))
+    words[words.index(str(place / "train.csv"))] = str(tmp_path / "train.csv")
+    del words[words.index("--validation-file") : words.index("--validation-file") + 2]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "new from the seed: glue_head; left out: classifier" in told
+    assert (
+        main(arguments(place, tmp_path / "run", "--dry-run", "--pretrained-ckpt-path", str(whole)))
+        == 0
+    )
+    assert "new from the seed" not in capsys.readouterr().out
+
+
+def test_new_weights_need_a_tokenizer_and_a_shape(place, tmp_path, capsys):
+    words = arguments(
+        place, tmp_path / "run", "--dry-run", "--tokenizer-path", str(place / "model")
+    )
+    at = words.index("--pretrained-ckpt-path")
+    del words[at : at + 2]
+    shape = ["--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "4"]
+    shape += ["--bert-config.num-hidden-layers", "1", "--bert-config.intermediate-size", "64"]
+    assert main([*words, *shape]) == 0
+    assert "starts with new weights from seed" in capsys.readouterr().out
+    assert main([*words, *shape, "--bert-config.vocab-size", "10"]) == 2
+    assert "tokenizer of 102 pieces): the model has 10 words" in capsys.readouterr().err
+    del words[words.index("--tokenizer-path") : words.index("--tokenizer-path") + 2]
+    assert main(words) == 2
+    assert "give --pretrained-ckpt-path, the model to start from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--no-do-training", "--no-do-validation"], 2, "are both off"),
+        (["--label-column", "lable"], 3, "label"),
+        (["--text-column", "txt"], 3, "text"),
+        (["--train-file", "absent.csv"], 3, "absent.csv"),
+        (["--text-column", "a", "--text-column", "b", "--text-column", "c"], 2, "names 3 columns"),
+        (["--max-seq-length", "128"], 2, "max_position_embeddings"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(place, tmp_path, flags, code, message, capsys):
+    assert main(arguments(place, tmp_path / "run", *flags)) == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_features_come_from_the_cache_the_second_time(place, whole, monkeypatch):
+    from bert_cli.tasks import texts
+
+    monkeypatch.setattr(texts, "encode_texts", None)
+    run = shutil.copytree(whole, place / "again")
+    assert main(arguments(place, run)) == 0

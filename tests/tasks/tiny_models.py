@@ -1,0 +1,64 @@
+"""Small models with random weights on disk, and small tasks for them, for the tests of the tasks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from bert_cli.config.schema import BertConfig
+from bert_cli.data.vocab import write_vocabulary
+
+SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
+OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]
+WORDS = ["good", "bad", "fine", "awful", *OTHERS, "who", "what", "where"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?"
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *WORDS,
+    *LETTERS,
+    *(f"##{c}" for c in LETTERS),
+]
+
+TINY = BertConfig(
+    vocab_size=len(PIECES),
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    # Much for training, but random features of words that a head can use within a few steps.
+    initializer_range=0.2,
+)
+
+
+def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
+    """A pre-training checkpoint of new weights, with its tokenizer, as transformers would open it."""
+    from bert_cli.model.bert import build_blocks, named_weights
+    from bert_cli.model.hf import hf_config, to_hf
+
+    folder.mkdir(parents=True)
+    weights = named_weights(build_blocks(config, seed=seed, policy="float32"))
+    tensors = to_hf({name: weight.numpy() for name, weight in weights.items()})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(hf_config(config)))
+    write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    return folder
+
+
+def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
+    """A CSV of made-up reviews: those with "good" and "fine" are positive, others are "bad" and "awful"."""
+    draw = np.random.default_rng(seed)
+    lines = ["text,label,id"]
+    for number in range(rows):
+        label = draw.choice(list(SENTIMENT))
+        words = draw.choice(OTHERS, int(draw.integers(2, 40)))
+        # A third of the words: enough of them for a small model to learn in seconds.
+        words[::3] = draw.choice(SENTIMENT[label], len(words[::3]))
+        lines.append(f"{' '.join(draw.permutation(words))},{label},r{number}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
