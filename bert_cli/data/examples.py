@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -202,7 +203,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise DataError(
             f"{path}: cannot be written ({error.strerror}); choose another folder"
         ) from error

@@ -33,12 +33,13 @@ def run(settings: ClassifySettings) -> None:
     wanted = "train_file" if settings.do_training else "validation_file"
     if getattr(settings, wanted) is None:
         raise ConfigError(f"{wanted}: is not given; give --{wanted.replace('_', '-')}")
-    finetune.run(settings, _build)
+    finetune.run(settings, build)
 
 
-def _build(
+def build(
     settings: ClassifySettings, tokenizer: TextTokenizer, source: start.Source | None
 ) -> Task:
+    """The rows of the file, and those to score on."""
     train, development = _read(settings, source)
     names = development.label_names
     assert names is not None

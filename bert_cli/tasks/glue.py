@@ -28,10 +28,11 @@ def run(settings: GlueSettings) -> None:
     for name in ("glue_task", "dataset_dir"):
         if getattr(settings, name) is None:
             raise ConfigError(f"{name}: is not given; give --{name.replace('_', '-')}")
-    finetune.run(settings, _build)
+    finetune.run(settings, build)
 
 
-def _build(settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+    """The task's sets, with its official metrics."""
     name = str(settings.glue_task)
     sets = ["validation"]
     if name not in CLUE_TASKS and f"validation{MISMATCHED}" in glue.TASKS[name].files:

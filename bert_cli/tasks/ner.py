@@ -30,10 +30,11 @@ def run(settings: NerSettings) -> None:
     for name, needed in wanted.items():
         if needed and getattr(settings, name) is None:
             raise ConfigError(f"{name}: is not given; give --{name.replace('_', '-')}")
-    finetune.run(settings, _build)
+    finetune.run(settings, build)
 
 
-def _build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+    """The sentences of both files, scored by entities."""
     names = source.label_names if source is not None and not settings.do_training else None
     train = None
     if settings.do_training:

@@ -37,7 +37,7 @@ SET = "validation"
 
 def run(settings: SquadSettings) -> None:
     """Fine-tune on the questions and score the answers; see `finetune.run` for what it raises."""
-    finetune.run(settings, _build)
+    finetune.run(settings, build)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class _Development:
         return Answers(kept, found.nbest, found.null_odds), threshold
 
 
-def _build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+    """The windows of both files, with the official scores."""
     train = None
     if settings.do_training:
         train = _read(settings, tokenizer, "train_file")[1].features
@@ -112,7 +113,7 @@ def _read(
         "max_query_length": settings.max_query_length,
     }
 
-    def build() -> Windows:
+    def make() -> Windows:
         return make_windows(questions, tokenizer, training=training, **cut)
 
     made_from = {
@@ -122,7 +123,7 @@ def _read(
         "training": training,
         **cut,
     }
-    arrays, _ = cached(settings.cache_dir, made_from, lambda: arrays_of_windows(build()))
+    arrays, _ = cached(settings.cache_dir, made_from, lambda: arrays_of_windows(make()))
     windows = windows_of(arrays)
     say(f"{which}: {len(questions):,} questions in {len(windows.features):,} windows")
     for remark in (*questions.remarks, *windows.remarks):
