@@ -16,10 +16,10 @@ from pydantic import BaseModel
 import bert_cli
 from bert_cli.cli import COMMANDS, help_text
 from bert_cli.config import data as data_settings
+from bert_cli.config import finetune as finetune_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config.load import load, shipped_configs
-from bert_cli.config import finetune as finetune_settings
 from bert_cli.config.plan import plan_of
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,8 @@ FLOORS = {
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
-    "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
+    "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune",
+    "bert_cli.config.use", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
@@ -110,7 +111,9 @@ def test_the_light_files_load_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pretrain", "--help"], ["squad", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["pretrain", "--help"], ["squad", "--help"]]
+)
 def test_help_and_version_load_nothing_heavy(arguments):
     code = (
         "import sys\nfrom bert_cli.cli import main\n"

@@ -8,7 +8,7 @@ sentence that is too long is cut between words, so that every word is labelled.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     one that is not among the names.
     """
     lines = read_lines(path)
-    parted = "\t" if any("\t" in line for line in lines) else " "
+    parted = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
     remarks = dict.fromkeys((CONVERTED, DOCUMENTS, COMMENTS), 0)
     words: list[list[str]] = [[]]
     tags: list[list[tuple[int, str]]] = [[]]
@@ -114,7 +114,7 @@ def _cells(line: str, parted: str) -> list[str]:
         return []
     if parted == "\t":
         return [cell.strip(" ") for cell in line.split("\t")]
-    return [cell for cell in line.split(" ") if cell]
+    return [cell for cell in line.strip(" \t").split(" ") if cell]
 
 
 def _is_comment(line: str, cells: Sequence[str], parted: str) -> bool:
@@ -149,7 +149,7 @@ def _start_with_b(sentence: list[tuple[int, str]]) -> int:
     return converted
 
 
-def _learnt_names(tags: Any) -> tuple[str, ...]:
+def _learnt_names(tags: Iterable[str]) -> tuple[str, ...]:
     types = sorted({tag[1:] for tag in tags if tag != "O"})
     return ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
 

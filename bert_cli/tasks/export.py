@@ -43,7 +43,7 @@ def run(settings: ExportSettings) -> None:
     missing = [name for name in NEEDS[settings.format] if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"format ({settings.format}): needs {', '.join(missing)}; pip install 'bert[export]'"
+            f"format ({settings.format}): needs {', '.join(missing)}; pip install 'bert-cli[export]'"
         )
     out = settings.out.expanduser()
     _refuse_in_use(out)

@@ -256,3 +256,17 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     phase_1 = name.split("_")[3] == "phase1"
     assert settings.total_num_train_samples == (460_849_152 if phase_1 else 34_239_360)
     assert settings.seed == 1984
+
+
+def test_a_part_of_a_default_group_can_be_changed_alone():
+    from bert_cli.config.finetune import ClassifySettings
+
+    flags = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-4"]
+    settings, loaded = load(ClassifySettings, flags, "bert classify")
+    options = settings.optimizer_opts
+    assert (options.name, options.max_gradient_norm) == ("AdamW", 1.0)
+    assert options.learning_rate.max_learning_rate == 1e-4
+    assert options.learning_rate.warmup_frac == 0.1
+    assert set(loaded.origins) == {"optimizer_opts.learning_rate.max_learning_rate"}
+    other, _ = load(ClassifySettings, ["--optimizer-opts.name", "LAMB"], "bert classify")
+    assert (other.optimizer_opts.name, other.optimizer_opts.max_gradient_norm) == ("LAMB", 1.0)

@@ -97,7 +97,9 @@ def test_what_a_block_keeps_is_what_its_traced_function_hands_on(name, precision
     assert table == pytest.approx(found, rel=0.02)
 
 
-@pytest.mark.parametrize("path", sorted(shipped_configs().glob("pretrain_*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(shipped_configs().glob("pretrain_*.json")), ids=lambda p: p.stem
+)
 def test_every_shipped_config_has_an_estimate(path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     shipped, _ = load(PretrainSettings, ["--config", str(path)], "bert pretrain")

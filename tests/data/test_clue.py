@@ -11,7 +11,7 @@ from bert_cli.data.scores import METRICS
 from bert_cli.errors import ConfigError, DataError
 
 WSC = {
-    "target": {"span2_index": 14, "span1_index": 5, "span1_text": "床", "span2_text": "它"},
+    "target": {"span2_index": 15, "span1_index": 5, "span1_text": "床", "span2_text": "它"},
     "idx": 261, "label": "false", "text": "这时候放在床上的手机响了,现在它突然响了。",
 }  # fmt: skip
 NLI = {
@@ -92,7 +92,9 @@ def test_labels_may_be_numbers_and_truth_values(tmp_path):
 def test_an_unknown_label_of_the_development_file_is_told_with_file_and_line(tmp_path):
     put(tmp_path, "train.json", [{"label": n, "sentence": "x"} for n in ("100", "101")])
     put(tmp_path, "dev.json", [{"label": n, "sentence": "x"} for n in ("100", "1001")])
-    with pytest.raises(DataError, match=r"dev\.json \(line 2\): label '1001' is unknown, did you mean"):
+    with pytest.raises(
+        DataError, match=r"dev\.json \(line 2\): label '1001' is unknown, did you mean"
+    ):
         read_clue(tmp_path, "tnews", "validation")
 
 

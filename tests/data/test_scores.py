@@ -101,8 +101,8 @@ def test_chunks_are_those_of_conlleval(labels, there):
 
 
 def test_entities_are_right_when_type_and_both_ends_are():
-    gold = ["B-PER I-PER O B-LOC O B-LOC".split(), "B-ORG I-ORG I-ORG".split()]
-    found = ["B-PER I-PER O B-ORG O B-LOC".split(), "B-ORG I-ORG O".split()]
+    gold = [["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"], ["B-ORG", "I-ORG", "I-ORG"]]
+    found = [["B-PER", "I-PER", "O", "B-ORG", "O", "B-LOC"], ["B-ORG", "I-ORG", "O"]]
     whole, types = entity_scores(gold, found)
     # Right: PER 0-1 and the second LOC. The first LOC has another type, ORG another end.
     assert whole == EntityScore(right=2, predicted=4, support=4)

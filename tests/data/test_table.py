@@ -48,7 +48,9 @@ def test_two_text_columns_make_pairs_and_no_label_column_a_file_to_predict(tmp_p
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_json_lines_are_read(tmp_path, name):
     rows = [{"text": "a", "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
-    found = read(put(tmp_path, name, "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)))
+    found = read(
+        put(tmp_path, name, "\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    )
     assert found.first == ["a", "\u2028"] and found.label_names == ("9", "10")
     assert found.labels is not None and found.labels.tolist() == [1, 0]
 
@@ -75,7 +77,7 @@ def test_packed_tables_are_read(tmp_path):
 
 def test_empty_texts_and_blank_lines_are_counted(tmp_path):
     found = read(put(tmp_path, "a.csv", "text,label\n,1\n\n  ,0\nb,0\n\n"))
-    assert found.first == ["", "  ", "b"] and found.remarks == {EMPTY_TEXT: 2, BLANK: 1}
+    assert found.first == ["", "  ", "b"] and found.remarks == {EMPTY_TEXT: 2, BLANK: 2}
 
 
 def test_a_long_text_is_read_and_python_s_limit_is_as_before(tmp_path):
@@ -124,7 +126,9 @@ def test_given_labels_keep_their_numbers_and_an_unknown_one_is_told(tmp_path):
     found = read(path, names=("pos", "neg"))
     assert found.label_names == ("pos", "neg")
     assert found.labels is not None and found.labels.tolist() == [0, 0]
-    with pytest.raises(DataError, match=r"dev\.csv \(line 2\): label 'pos' is unknown, did you mean 'Pos'\?"):
+    with pytest.raises(
+        DataError, match=r"dev\.csv \(line 2\): label 'pos' is unknown, did you mean 'Pos'\?"
+    ):
         read(path, names=("Pos", "neg"))
 
 

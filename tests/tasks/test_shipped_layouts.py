@@ -30,7 +30,9 @@ def stages_of(path: Path) -> str:
     return json.dumps([parallel.pipeline_stages, parallel.pipeline_device_mapping])
 
 
-DIFFERENT = {stages_of(path): path.stem for path in sorted(shipped_configs().glob("pretrain_*.json"))}
+DIFFERENT = {
+    stages_of(path): path.stem for path in sorted(shipped_configs().glob("pretrain_*.json"))
+}
 DIFFERENT.pop("[null, null]")  # one device
 
 

@@ -292,6 +292,35 @@ def test_the_newest_and_the_multiples_are_kept(tiny, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000008"]
 
 
+def test_the_best_checkpoint_is_kept_until_a_better_one_comes(tiny, tmp_path):
+    _, state, form = tiny
+    assert checkpoint.best_of(tmp_path) is None
+    scores = {1: 0.5, 2: 0.7, 3: 0.7, 4: 0.6, 5: 0.8}
+    kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5]}
+    for step, value in scores.items():
+        save(tmp_path, replace(state, step=step), form)
+        # As good is not better: the older one had less time to learn the training set by heart.
+        assert checkpoint.note_best(tmp_path, step, "f1", value) == (step in (1, 2, 5))
+        checkpoint.prune(tmp_path, 1, None)
+        steps = [int(path.name[5:]) for path in checkpoint.whole_checkpoints(tmp_path)]
+        assert steps == kept[step]
+    assert checkpoint.best_of(tmp_path) == tmp_path / "step_00000005"
+    assert checkpoint.best_value(tmp_path) == 0.8
+
+
+def test_a_best_checkpoint_that_is_gone_is_no_bar_for_others(tiny, tmp_path):
+    _, state, form = tiny
+    save(tmp_path, replace(state, step=1), form)
+    checkpoint.note_best(tmp_path, 1, "f1", 0.9)
+    shutil.rmtree(tmp_path / "step_00000001")
+    assert checkpoint.best_of(tmp_path) is None
+    save(tmp_path, replace(state, step=2), form)
+    assert checkpoint.note_best(tmp_path, 2, "f1", 0.3)
+    (tmp_path / "best.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"best\.json: cannot be read"):
+        checkpoint.best_of(tmp_path)
+
+
 # --- a real process, really killed
 
 

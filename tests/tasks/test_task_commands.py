@@ -1,0 +1,275 @@
+"""`bert squad`, `bert glue` and `bert ner` from files to scores, on small models and made-up data."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_models import OTHERS, SENTIMENT, write_model
+
+from bert_cli.cli import main
+
+COMMON = [
+    "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",
+    "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tasks")
+    write_model(place / "model")
+    return place
+
+
+def flags(place, run):
+    start, folder = str(place / "model"), str(place / run)
+    cache = str(place / "cache")
+    return [
+        *COMMON, "--pretrained-ckpt-path", start, "--save-ckpt-path", folder, "--cache-dir", cache
+    ]  # fmt: skip
+
+
+def last_line(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+# --- questions
+
+
+def write_questions(path, articles, seed, impossible=False):
+    """Paragraphs of a few words; the question's word is always "who", the answer the music's one."""
+    draw = np.random.default_rng(seed)
+    paragraphs = []
+    for number in range(articles):
+        words = list(draw.choice(OTHERS, 18))
+        none = impossible and number % 3 == 0
+        answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
+        if not none:
+            words[at] = answer
+        context = " ".join(words)
+        answers = [{"text": answer, "answer_start": len(" ".join(words[:at])) + 1}]
+        question = {
+            "id": f"{seed}-{number}",
+            "question": "who was it?",
+            "answers": [] if none else answers,
+        }
+        if impossible:
+            question["is_impossible"] = none
+        paragraphs.append({"context": context, "qas": [question]})
+    text = json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]})
+    path.write_text(text)
+    return path
+
+
+SQUAD = ["--doc-stride", "16", "--max-query-length", "8", "--num-epochs", "4"]
+
+
+@pytest.fixture(scope="module")
+def answered(place):
+    write_questions(place / "train-v1.1.json", 120, 1)
+    write_questions(place / "dev-v1.1.json", 40, 2)
+    words = ["squad", "--dataset-dir", str(place), *flags(place, "squad"), *SQUAD]
+    assert main(words) == 0
+    return place / "squad"
+
+
+def test_questions_are_answered_and_scored(place, answered, capsys):
+    scores = json.loads((answered / "scores.json").read_text())
+    assert scores["f1"] > 80
+    assert list(scores) == ["f1", "exact_match"]
+    predictions = json.loads((answered / "predictions.json").read_text())
+    nbest = json.loads((answered / "nbest_predictions.json").read_text())
+    assert len(predictions) == len(nbest) == 40
+    assert all(nbest[name][0]["text"] == answer for name, answer in predictions.items())
+    assert (
+        main(["squad-score", str(place / "dev-v1.1.json"), str(answered / "predictions.json")]) == 0
+    )
+    assert last_line(capsys) == scores
+
+
+def test_transformers_finds_the_same_answer(place, answered):
+    import torch
+    import transformers
+
+    from bert_cli.train.checkpoint import best_of
+
+    folder = best_of(answered)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    nbest = json.loads((answered / "nbest_predictions.json").read_text())
+    data = json.loads((place / "dev-v1.1.json").read_text())
+    for paragraph in data["data"][0]["paragraphs"][:5]:
+        (question,) = paragraph["qas"]
+        given = tokenizer(question["question"], paragraph["context"], return_tensors="pt")
+        with torch.no_grad():
+            out = model(**given)
+        best = nbest[question["id"]][0]
+        # Every entry is a start and an end that the model gave these very scores.
+        for name, logits in (("start_logit", out.start_logits), ("end_logit", out.end_logits)):
+            assert float((logits - best[name]).abs().min()) < 1e-4
+
+
+def test_questions_without_an_answer_get_none(place, capsys):
+    write_questions(place / "train-v2.0.json", 150, 3, impossible=True)
+    write_questions(place / "dev-v2.0.json", 45, 4, impossible=True)
+    words = ["squad", "--dataset-dir", str(place), *flags(place, "squad2"), *SQUAD, "--version-2"]
+    assert main(words) == 0
+    run = place / "squad2"
+    scores = last_line(capsys)
+    assert scores["NoAns_total"] == 15
+    assert scores["f1"] > 60
+    threshold = json.loads((run / "null_threshold.json").read_text())["threshold"]
+    odds = json.loads((run / "null_odds.json").read_text())
+    predictions = json.loads((run / "predictions.json").read_text())
+    assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
+    assert main(["squad-score", str(place / "dev-v2.0.json"), str(run / "predictions.json")]) == 0
+    assert last_line(capsys) == scores
+
+
+def test_an_answer_that_is_not_at_its_offset_is_counted_and_shown(place, tmp_path, capsys):
+    data = json.loads(write_questions(tmp_path / "train.json", 30, 5).read_text())
+    data["data"][0]["paragraphs"][7]["qas"][0]["answers"][0]["answer_start"] += 1
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    words = ["squad", "--train-file", str(tmp_path / "train.json"), "--dataset-dir", str(place)]
+    write_questions(place / "dev-v1.1.json", 40, 2)
+    assert main([*words, *flags(place, "off"), *SQUAD, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "train_file: 29 questions" in told
+    assert "(5-7)" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"data": [\n{"title": "a", "paragraphs": [}]}', "line 2"),
+        ("", "bad.json"),
+        ('{"data": []}', "bad.json"),
+        ('{"version": "1.1"}', "data"),
+    ],
+)
+def test_a_broken_file_of_questions_is_named(place, tmp_path, text, message, capsys):
+    (tmp_path / "bad.json").write_text(text)
+    words = ["squad", "--train-file", str(tmp_path / "bad.json"), *flags(place, "bad"), *SQUAD]
+    assert main(words) == 3
+    assert message in capsys.readouterr().err
+
+
+# --- GLUE
+
+
+def write_glue(folder, rows, header, make):
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
+        draw = np.random.default_rng(seed)
+        lines = ["\t".join(header[name == "test"])]
+        lines += ["\t".join(make(draw, number, name == "test")) for number in range(rows)]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def review(draw, number, is_test):
+    label = int(draw.integers(2))
+    words = draw.choice(OTHERS, int(draw.integers(4, 20)))
+    words[::3] = draw.choice(SENTIMENT[("negative", "positive")[label]], len(words[::3]))
+    text = " ".join(words)
+    return [str(number), text] if is_test else [text, str(label)]
+
+
+def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place, capsys):
+    write_glue(place / "glue" / "SST-2", 90, (["sentence", "label"], ["index", "sentence"]), review)
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "sst2")]) == 0
+    scores = last_line(capsys)
+    assert list(scores) == ["accuracy"]
+    assert scores["accuracy"] > 0.8
+    lines = (place / "sst2" / "SST-2.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines[1:]] == [str(number) for number in range(90)]
+    draw = np.random.default_rng(3)
+    test = [review(draw, number, True)[1].split() for number in range(90)]
+    truth = [int("good" in words or "fine" in words) for words in test]
+    assert (
+        np.mean([int(line.split("\t")[1]) == t for line, t in zip(lines[1:], truth, strict=True)])
+        > 0.8
+    )
+
+
+def similar(draw, number, is_test):
+    score = float(draw.integers(0, 6))
+    first = draw.choice(OTHERS, 6)
+    second = first.copy()
+    second[: 5 - int(score)] = "awful"
+    row = [str(number), *(["-"] * 6), " ".join(first), " ".join(second)]
+    return row if is_test else [*row, f"{score:.3f}"]
+
+
+def test_a_similarity_is_learnt_as_a_number(place, capsys):
+    columns = [
+        "index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"
+    ]  # fmt: skip
+    write_glue(place / "glue" / "STS-B", 90, ([*columns, "score"], columns), similar)
+    words = ["glue", "--glue-task", "stsb", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "stsb"), "--num-epochs", "6"]) == 0
+    scores = last_line(capsys)
+    assert list(scores) == ["pearson", "spearman"]
+    assert scores["spearman"] > 0.6
+    lines = (place / "stsb" / "STS-B.tsv").read_text().splitlines()
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])
+    assert len(lines) == 91
+
+
+def test_a_clue_task_reads_json_lines(place, capsys):
+    folder = place / "clue" / "afqmc"
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
+        draw = np.random.default_rng(seed)
+        rows = []
+        for number in range(60):
+            text, label = review(draw, number, False)
+            row = {"sentence1": text, "sentence2": "what is it?", "label": label, "id": number}
+            rows.append({n: v for n, v in row.items() if n != "label" or name != "test"})
+        (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    words = ["glue", "--glue-task", "afqmc", "--dataset-dir", str(place / "clue"), "--do-test"]
+    assert main([*words, *flags(place, "afqmc")]) == 0
+    assert last_line(capsys)["accuracy"] > 0.8
+    lines = (place / "afqmc" / "afqmc_predict.json").read_text().splitlines()
+    assert [int(json.loads(line)["id"]) for line in lines] == list(range(60))
+
+
+def test_an_unknown_label_in_a_development_file_is_named(place, tmp_path, capsys):
+    write_glue(tmp_path / "SST-2", 9, (["sentence", "label"], ["index", "sentence"]), review)
+    dev = tmp_path / "SST-2" / "dev.tsv"
+    dev.write_text(dev.read_text() + "a film\t7\n")
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(tmp_path), *flags(place, "bad")]
+    assert main(words) == 3
+    assert "dev.tsv (line 11)" in capsys.readouterr().err
+
+
+# --- tokens
+
+
+def write_sentences(path, sentences, seed):
+    draw = np.random.default_rng(seed)
+    kinds = {"good": "B-GOOD", "awful": "B-BAD"}
+    lines = []
+    for _ in range(sentences):
+        words = draw.choice([*OTHERS, "good", "awful"], int(draw.integers(3, 12)))
+        lines += [f"{word} {kinds.get(word, 'O')}" for word in words] + [""]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_tokens_are_labelled_and_scored_by_entities(place, capsys):
+    train, dev = (
+        write_sentences(place / name, n, n) for name, n in (("t.conll", 120), ("d.conll", 40))
+    )
+    words = ["ner", "--train-file", str(train), "--validation-file", str(dev)]
+    assert main([*words, *flags(place, "ner")]) == 0
+    scores = last_line(capsys)
+    assert scores["f1"] > 0.8
+    assert {"precision", "recall", "f1_GOOD", "f1_BAD"} <= set(scores)
+    written = (place / "ner" / "predictions.conll").read_text().splitlines()
+    given = dev.read_text().splitlines()
+    assert [line.rsplit(" ", 1)[0] for line in written if line] == [line for line in given if line]
+    only = ["ner", "--validation-file", str(dev), "--no-do-training", "--max-seq-length", "64"]
+    assert main([*only, "--pretrained-ckpt-path", str(place / "ner")]) == 0
+    assert last_line(capsys) == scores
