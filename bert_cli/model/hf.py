@@ -211,9 +211,9 @@ def config_of(found: Mapping[str, Any], *, where: str = "config.json") -> BertCo
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"{where} ({name} {first['input']!r}): {first['msg']}; this model cannot be run here"
-        ) from error
+        place = f"{where} ({name} {first['input']!r})" if name else where
+        message = first["msg"].removeprefix("Value error, ")
+        raise CheckpointError(f"{place}: {message}; this model cannot be run here") from error
 
 
 def check_hf_config(

@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_cli.config.schema import BertConfig, TrainSettings
 from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
 from bert_cli.errors import CheckpointError
-from bert_cli.model import hf
+from bert_cli.model import hf, tf1
 from bert_cli.tasks.assemble import Model
 from bert_cli.train import checkpoint
 from bert_cli.train.step import State
@@ -62,8 +62,6 @@ class Source:
         """All weights under Hugging Face's names. Raises CheckpointError where they cannot be read."""
         if self.weights.name == checkpoint.MODEL:
             return checkpoint.read_tensors(self.weights)
-        from bert_cli.model import tf1
-
         return tf1.to_hf_names(read_tf1(self.weights), where=str(self.weights))
 
 
@@ -76,8 +74,6 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     path = Path(name).expanduser()
     prefix = _tf1_prefix(path)
     if prefix is not None:
-        from bert_cli.model import tf1
-
         found = prefix.parent / TF1_CONFIG
         return Source(prefix.parent, tf1.config_of(_read_json(found)), str(found), prefix)
     path = find_folder(name, flag)

