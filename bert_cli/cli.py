@@ -93,6 +93,18 @@ COMMANDS = {
         "ClassifySettings",
         "fine-tune on labelled texts of your own",
     ),
+    "predict": (
+        "bert_cli.tasks.predict",
+        "bert_cli.config.use",
+        "PredictSettings",
+        "what a model says to texts",
+    ),
+    "export": (
+        "bert_cli.tasks.export",
+        "bert_cli.config.use",
+        "ExportSettings",
+        "a model in the form of another runtime",
+    ),
     "plan": (
         "bert_cli.tasks.plan",
         "bert_cli.config.schema",

@@ -15,16 +15,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.load import load
 from bert_cli.config.parallel import Cluster, LaunchSettings
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launched import share_of_host
 from bert_cli.parallel.supervise import Process, attended, supervise
 
 # Commands that can be spread over processes, with their settings.
-SPREAD = {"pretrain": PretrainSettings}
+SPREAD: dict[str, type[TrainSettings]] = {
+    "pretrain": PretrainSettings,
+    "squad": SquadSettings,
+    "glue": GlueSettings,
+    "ner": NerSettings,
+    "classify": ClassifySettings,
+}
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
 PASSED = ("DATASETS_DIR",)

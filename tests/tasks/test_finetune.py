@@ -241,3 +241,16 @@ def test_the_features_come_from_the_cache_the_second_time(place, whole, monkeypa
     monkeypatch.setattr(texts, "encode_texts", None)
     run = shutil.copytree(whole, place / "again")
     assert main(arguments(place, run)) == 0
+
+
+def test_two_processes_share_the_work_and_say_it_once(place, whole):
+    run = place / "processes"
+    flags = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
+    command = [sys.executable, "-m", "bert_cli", "launch", "--processes", "2", "--"]
+    done = subprocess.run(
+        [*command, *arguments(place, run, *flags)], capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert np.abs(losses_of(run) - losses_of(whole)).max() < 1e-4
+    assert scores_of(run) == pytest.approx(scores_of(whole), abs=1e-6)
+    assert done.stdout.count(json.dumps(scores_of(run))) == 1

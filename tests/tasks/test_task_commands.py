@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_models import OTHERS, SENTIMENT, write_model
+from tiny_models import OTHERS, SENTIMENT, write_model, write_questions
 
 from bert_cli.cli import main
 
@@ -34,31 +34,6 @@ def last_line(capsys):
 
 
 # --- questions
-
-
-def write_questions(path, articles, seed, impossible=False):
-    """Paragraphs of a few words; the question's word is always "who", the answer the music's one."""
-    draw = np.random.default_rng(seed)
-    paragraphs = []
-    for number in range(articles):
-        words = list(draw.choice(OTHERS, 18))
-        none = impossible and number % 3 == 0
-        answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
-        if not none:
-            words[at] = answer
-        context = " ".join(words)
-        answers = [{"text": answer, "answer_start": len(" ".join(words[:at])) + 1}]
-        question = {
-            "id": f"{seed}-{number}",
-            "question": "who was it?",
-            "answers": [] if none else answers,
-        }
-        if impossible:
-            question["is_impossible"] = none
-        paragraphs.append({"context": context, "qas": [question]})
-    text = json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]})
-    path.write_text(text)
-    return path
 
 
 SQUAD = ["--doc-stride", "16", "--max-query-length", "8", "--num-epochs", "4"]

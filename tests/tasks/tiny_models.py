@@ -62,3 +62,28 @@ def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
         lines.append(f"{' '.join(draw.permutation(words))},{label},r{number}")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_questions(path, articles, seed, impossible=False):
+    """Paragraphs of a few words; the question's word is always "who", the answer the music's one."""
+    draw = np.random.default_rng(seed)
+    paragraphs = []
+    for number in range(articles):
+        words = list(draw.choice(OTHERS, 18))
+        none = impossible and number % 3 == 0
+        answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
+        if not none:
+            words[at] = answer
+        context = " ".join(words)
+        answers = [{"text": answer, "answer_start": len(" ".join(words[:at])) + 1}]
+        question = {
+            "id": f"{seed}-{number}",
+            "question": "who was it?",
+            "answers": [] if none else answers,
+        }
+        if impossible:
+            question["is_impossible"] = none
+        paragraphs.append({"context": context, "qas": [question]})
+    text = json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]})
+    path.write_text(text)
+    return path
