@@ -19,6 +19,7 @@ from bert_cli.config import data as data_settings
 from bert_cli.config import finetune as finetune_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
+from bert_cli.config import use as use_settings
 from bert_cli.config.load import load, shipped_configs
 from bert_cli.config.plan import plan_of
 
@@ -36,7 +37,7 @@ LIGHT = [
     "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune",
     "bert_cli.config.use", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
-    *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "launched", "supervise")),
+    *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
 LONGEST_FILE = 400
@@ -168,7 +169,7 @@ def test_a_command_is_the_file_of_the_same_name(name):
 def settings_classes() -> list[type[BaseModel]]:
     return [
         kind
-        for module in (schema, data_settings, parallel_settings, finetune_settings)
+        for module in (schema, data_settings, parallel_settings, finetune_settings, use_settings)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     ]

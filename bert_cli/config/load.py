@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from bert_cli.config.mistakes import flag_mistake, is_positional, mistake, origin_of
 from bert_cli.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -74,7 +75,7 @@ class Loaded:
 def describe(settings: BaseModel, loaded: Loaded) -> str:
     """Every setting with its value and origin, a line each: what `--dry-run` prints first."""
     rows = [
-        (where, json.dumps(value), _origin(where, loaded) or "default")
+        (where, json.dumps(value), origin_of(where, loaded.origins) or "default")
         for where, value in leaves(settings.model_dump(mode="json"))
     ]
     width = max(len(where) for where, _, _ in rows)
@@ -264,7 +265,7 @@ def parse_flags(
         source: Any = CliSettingsSource(
             described,
             cli_prog_name=program,
-            cli_parse_args=list(arguments),
+            cli_parse_args=_words_first(settings, arguments),
             cli_kebab_case=True,
             cli_implicit_flags=True,
             cli_hide_none_type=True,
@@ -274,8 +275,29 @@ def parse_flags(
         )
         given = source()
     except SettingsError as error:
-        raise ConfigError(_flag_mistake(settings, str(error), program)) from error
+        raise ConfigError(flag_mistake(settings, str(error), program)) from error
     return dict(given)
+
+
+def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[str]:
+    """Positional arguments before flags where one may be left out: argparse gives it up at the first flag."""
+    fields = settings.model_fields
+    if not any(is_positional(settings, name) and not fields[name].is_required() for name in fields):
+        return list(arguments)
+    switches = {"-h", "--help"}
+    for name, about in fields.items():
+        if about.annotation is bool:
+            switches |= {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
+    words, flags, rest = [], [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        flags.append(word)
+        if "=" not in word and word not in switches and rest:
+            flags.append(rest.pop(0))
+    return [*words, *flags]
 
 
 def _help_text(settings: type[BaseModel]) -> str:
@@ -285,99 +307,13 @@ def _help_text(settings: type[BaseModel]) -> str:
     return text
 
 
-def _flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
-    message = message.removeprefix("error parsing CLI: ")
-    unknown = message.partition("unrecognized arguments: ")[2].split()
-    if not unknown:
-        return f"{program}: {message}; see {program} --help"
-    flags = ["--config"] if "about" in settings.model_fields else []
-    flags += ["--" + where.replace("_", "-") for where in field_paths(settings)]
-    lines = []
-    for word in unknown:
-        if not word.startswith("-"):
-            if len(unknown) == 1:
-                lines.append(f"{program} ({word}): one argument too many; see {program} --help")
-            continue
-        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
-        lines.append(f"{program} ({word}): no such flag; {hint}")
-    return "\n".join(lines)
-
-
-def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
-    """Dotted path of every setting of a class, groups included."""
-    paths: list[str] = []
-    for name, about in settings.model_fields.items():
-        path = f"{above}.{name}" if above else name
-        paths.append(path)
-        for kind in (about.annotation, *getattr(about.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                paths += field_paths(kind, path)
-    return paths
-
-
 def validate(settings: type[Model], loaded: Loaded) -> Model:
     """The frozen settings, or one ConfigError that lists every mistake."""
     try:
         return settings.model_validate(loaded.values)
     except ValidationError as error:
-        lines = [_mistake(settings, item, loaded) for item in error.errors()]
+        lines = [mistake(settings, item, loaded.origins) for item in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
-
-
-def _mistake(settings: type[BaseModel], item: Mapping[str, Any], loaded: Loaded) -> str:
-    valid = field_paths(settings)
-    # A union's branch ("float", "literal['dynamic']") is pydantic's name for a choice, not a place.
-    steps: list[str] = []
-    for step in map(str, item["loc"]):
-        if ".".join([*steps, step]) in valid or step.isdigit() or item["type"] == "extra_forbidden":
-            steps.append(step)
-    where = ".".join(steps)
-    origin = _origin(where, loaded)
-    place = f"{where} ({origin})" if where and origin else where or origin
-    if item["type"] == "extra_forbidden":
-        siblings = [
-            path.rpartition(".")[2]
-            for path in valid
-            if path.rpartition(".")[0] == where.rpartition(".")[0]
-        ]
-        near = difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.5)
-        anywhere = [path for path in valid if path.rpartition(".")[2] == steps[-1]]
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"did you mean {anywhere[0]!r}?"
-            if anywhere
-            else "remove it"
-        )
-        return f"{place}: no such setting; {hint}"
-    if item["type"] == "missing":
-        flag = where if _is_positional(settings, where) else "--" + where.replace("_", "-")
-        return f"{where}: is not given; give {flag}" + (
-            " or set it in the config" if "about" in valid else ""
-        )
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return f"{place}: {message}" if place else message
-    message = message[:1].lower() + message[1:]
-    return f"{place}: got {item['input']!r}; {message}"
-
-
-def _origin(where: str, loaded: Loaded) -> str:
-    for path, origin in loaded.origins.items():
-        if where and (
-            path == where or path.startswith(f"{where}.") or where.startswith(f"{path}.")
-        ):
-            return origin
-    files = dict.fromkeys(
-        origin for origin in loaded.origins.values() if not origin.startswith("--")
-    )
-    return next(reversed(files), "") if not where else ""
-
-
-def _is_positional(settings: type[BaseModel], where: str) -> bool:
-    about = settings.model_fields.get(where)
-    return about is not None and any("CliPositionalArg" in str(mark) for mark in about.metadata)
 
 
 def _expand_paths(values: Mapping[str, Any], opens_files: bool) -> dict[str, Any]:

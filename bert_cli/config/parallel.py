@@ -34,7 +34,8 @@ class Parallel(Settings):
     memory demands them. Of the config it keeps the micro-batch and the product of replicas and
     accumulation, so examples and numbers stay the same. In a file also `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None
-    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]."""
+    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on the
+    command line the same in quotes. `hid` is one encoder layer, and every block is in one stage."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
     schedule: Literal["1F1B", "GPipe"] = "1F1B"
@@ -56,8 +57,8 @@ class Parallel(Settings):
     reduce_bucket_megabytes: Positive = 64
     """Gradients are sent in buckets of about this size (MB of 10^6 bytes in float32)."""
     trace: Path | None = None
-    """Write the times of every forward and backward of the first steps of each process here, as a
-    trace for chrome://tracing or Perfetto."""
+    """Write the times of every forward and backward of the first three steps here, as a trace for
+    chrome://tracing or Perfetto; of several processes each writes its own, NAME_rank0.json and so on."""
 
     @field_validator("pipeline_stages")
     @classmethod
@@ -151,7 +152,8 @@ class Cluster(Settings):
 class LaunchSettings(Settings):
     """Start a command as several processes that make one run.
 
-    Example: bert launch --processes 2 -- pretrain --config configs/pretrain_tiny_128_phase1.json
+    Example: bert launch --processes 2 -- pretrain --config pretrain_demo_128_phase1
+    --global-batch.replicas 2
     """
 
     processes: Positive = 1

@@ -234,10 +234,22 @@ class TrainSettings(Settings):
         wanted = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
         got = [name for stage in stages for name in stage]
         if got != wanted:
-            raise ValueError(
-                f"parallel.pipeline_stages lists {len(got)} blocks ({got.count('hid')} hid), but this model is emb, "
-                f"{layers} hid, {', '.join(self.LAST_BLOCKS)}, in that order; list each once"
-            )
+            raise ValueError(f"parallel.pipeline_stages {_difference(got, wanted, layers)}")
+
+
+def _difference(got: list[str], wanted: list[str], layers: int) -> str:
+    """What is wrong with the blocks of stages, in words."""
+    asked = f"this model is emb, {layers} hid, {', '.join(wanted[layers + 1 :])}, in that order"
+    lacking = [name for name in dict.fromkeys(wanted) if got.count(name) < wanted.count(name)]
+    too_many = [name for name in dict.fromkeys(got) if got.count(name) > wanted.count(name)]
+    told = []
+    if lacking:
+        told.append(f"lacks {', '.join(lacking)}")
+    if too_many:
+        told.append(f"has {', '.join(too_many)} too often")
+    if "hid" in lacking + too_many:
+        told.append(f"has {got.count('hid')} hid")
+    return f"{' and '.join(told) or 'has the blocks in another order'}, but {asked}; list each once"
 
 
 class PretrainSettings(TrainSettings):
@@ -313,6 +325,6 @@ def bytes_of(text: str) -> int:
     if found:
         base = 1024 if found[3] else 1000
         size = int(float(found[1]) * base ** " kMGT".index(found[2] or " "))
-    if size < 1:
-        raise ValueError(f"{text!r} is no size; write it as 80GB, 24GiB, 640MB or 16e9")
+    if size < 10**6:
+        raise ValueError(f"{text!r} is no size of a memory; write it as 80GB, 24GiB, 640MB or 16e9")
     return size

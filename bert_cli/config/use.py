@@ -98,3 +98,12 @@ class ExportSettings(Settings):
     """Folder that receives the export; a new one, or one that is empty."""
     format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
     """hf (config, weights and tokenizer alone), saved-model (TensorFlow), tflite or onnx."""
+    texts: bool = False
+    """Of a saved-model for text-classification or of an encoder: also the signatures `texts` and `pairs`,
+    which take strings. Whoever loads it has to import tensorflow_text first."""
+
+    @model_validator(mode="after")
+    def _texts_are_of_saved_models(self) -> "ExportSettings":
+        if self.texts and self.format != "saved-model":
+            raise ValueError(f"texts has no effect with format {self.format!r}; leave it out")
+        return self

@@ -178,7 +178,8 @@ class SelfAttention(keras.layers.Layer):
         query_BNSH = self._heads(self.query(x_BSD) * scale, (0, 2, 1, 3))
         key_BNHS = self._heads(self.key(x_BSD), (0, 2, 3, 1))
         value_BNSH = self._heads(self.value(x_BSD), (0, 2, 1, 3))
-        padding_B11S = (1.0 - ops.cast(mask_BS, "float32"))[:, None, None, :] * MASKED_SCORE
+        # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
+        padding_B11S = (1.0 - ops.cast(mask_BS, "float32"))[:, None][:, None] * MASKED_SCORE
         scores_BNSS = ops.cast(ops.matmul(query_BNSH, key_BNHS), "float32") + padding_B11S
         shares_BNSS = ops.softmax(scores_BNSS, axis=-1)
         shares_BNSS = dropout(shares_BNSS, self.config.attention_probs_dropout_prob, key, self.site)

@@ -9,7 +9,7 @@ so a mesh is opened once and first of all.
 import itertools
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from bert_cli.config.parallel import Cluster
 from bert_cli.config.schema import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.roll_call import REGISTER_SECONDS, call_the_roll
 
-# How long processes wait for one another to be started.
-REGISTER_SECONDS = 300
 # How long a process that is done waits for the others before it leaves.
 LEAVE_SECONDS = 20
 
@@ -65,11 +64,16 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     return "CPU", 1, memory // processes.local_processes
 
 
-def open_mesh(settings: TrainSettings, processes: Processes) -> Mesh:
+def open_mesh(
+    settings: TrainSettings,
+    processes: Processes,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+) -> Mesh:
     """Take the devices that the layout needs, and join the other processes.
 
-    Raises ConfigError when the replicas cannot be divided among the processes, DeviceError when this
-    machine has too few devices or TensorFlow was started before with fewer.
+    Raises StoppedWhileJoiningError when asked to stop before all have come, ConfigError when the replicas
+    cannot be divided among the processes, DeviceError when this machine has too few devices or
+    TensorFlow was started before with fewer.
     """
     replicas = settings.global_batch.replicas
     if replicas % processes.count:
@@ -95,6 +99,7 @@ def open_mesh(settings: TrainSettings, processes: Processes) -> Mesh:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         _set_up(settings, bool(gpus), threads=2 + local * len(mapping))
         if processes.count > 1:
+            call_the_roll(processes, settings.cluster.say_waiting_after_seconds, asked_to_stop)
             _join(processes, settings.cluster)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:

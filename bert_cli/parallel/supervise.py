@@ -81,7 +81,7 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
     if culprit is not None:
         raise KINDS.get(culprit.code, DeviceError)(
             f"{culprit.child.process.name}: {_how_it_ended(culprit.code)}; when that is mended the same command "
-            "continues"
+            f"continues{_silent(children, culprit)}"
         )
 
 
@@ -103,6 +103,7 @@ class Child:
 
     def __init__(self, process: Process, events: Events) -> None:
         self.process, self.events = process, events
+        self.did_not_listen = False
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         # A session of its own: Ctrl-C in the terminal is for the launcher alone.
         self.popen = subprocess.Popen(
@@ -201,6 +202,8 @@ def _see_them_end(children: Sequence[Child], events: Events, grace_seconds: floa
             event = events.get(timeout=wait)
         except queue.Empty:
             _say(f"{_ranks(left)} did not end in {grace_seconds:g} s: killed")
+            for child in left:
+                child.did_not_listen = True
             _kill(left)
             until = None
             continue
@@ -237,6 +240,14 @@ def _blame(ended: Ended, others: Sequence[Child]) -> None:
     last = "; it said last:" if said else "; it wrote nothing to standard error"
     head = f"{ended.child.process.name} {_how_it_ended(ended.code)}{then}{last}"
     _say("\n".join([head, *said]))
+
+
+def _silent(children: Sequence[Child], culprit: Ended) -> str:
+    """Who may be behind a loss: one that hangs is missed by the others, which are well and end first."""
+    hung = [child for child in children if child.did_not_listen and child is not culprit.child]
+    if culprit.code != DeviceError.exit_code or not hung:
+        return ""
+    return f". The cause may be {_ranks(hung)}, which hung and had to be killed"
 
 
 def _ranks(children: Sequence[Child]) -> str:

@@ -8,6 +8,7 @@ does the folder get its name; an export that is killed or that differs leaves no
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.config.use import ExportSettings
+from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.tasks import runtimes, start
 from bert_cli.tasks.opened import open_model, task_of
@@ -27,6 +29,8 @@ NEEDS = {
     "tflite": (),
     "onnx": ("torch", "onnx", "onnxscript", "onnxruntime"),
 }
+# Tasks whose outputs say something about a whole text.
+READ_TEXTS = ("text-classification", "embed")
 PARTIAL = ".partial_"
 LARGEST_DIFFERENCE = 1e-4
 """Of an output in float32, or of the largest one where that is more than 1."""
@@ -40,7 +44,8 @@ def run(settings: ExportSettings) -> None:
     Raises ConfigError for a folder in use, a package that is missing or a model that is not known
     here, CheckpointError when there is no model or its export says something else.
     """
-    missing = [name for name in NEEDS[settings.format] if importlib.util.find_spec(name) is None]
+    needs = [*NEEDS[settings.format], *(["tensorflow_text"] if settings.texts else [])]
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"format ({settings.format}): needs {', '.join(missing)}; pip install 'bert-cli[export]'"
@@ -50,13 +55,18 @@ def run(settings: ExportSettings) -> None:
     _stay_on_the_cpu()
     source = start.find_source(settings.model, "MODEL")
     task = task_of(source, None)
+    if settings.texts and task not in READ_TEXTS:
+        raise ConfigError(
+            f"texts ({task}): its outputs belong to tokens, which a string does not show; leave it out"
+        )
     model = open_model(source, "encoder" if task == "embed" else task)
     partial = out.parent / f"{PARTIAL}{out.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         say(f"export: {source.folder} ({source.architecture}) as {settings.format}")
-        served = runtimes.Served(model)
+        columns_of_texts = _columns_of_texts(source) if settings.texts else None
+        served = runtimes.Served(model, columns_of_texts)
         ask = runtimes.WRITERS[settings.format](served, partial)
         difference = _compare(served, ask, str(out))
         _force_to_disk(partial)
@@ -69,6 +79,16 @@ def run(settings: ExportSettings) -> None:
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} made-up batches"
     )
+
+
+def _columns_of_texts(source: start.Source) -> Callable[..., dict[str, tf.Tensor]]:
+    """The tokenizer in TensorFlow, found to be the same."""
+    from bert_cli.tasks import strings
+
+    tokenizer, places = read_tokenizer(source.folder), source.config.max_position_embeddings
+    columns = strings.columns_of_texts(tokenizer, places)
+    strings.compare(tokenizer, columns, places)
+    return columns
 
 
 def _refuse_in_use(out: Path) -> None:

@@ -39,13 +39,18 @@ def run(settings: PlanSettings) -> None:
     chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":
         if devices is None or memory is None:
-            missing = "--devices" if devices is None else "--memory"
+            missing = " and ".join(
+                flag
+                for flag, value in {"--devices": devices, "--memory": memory}.items()
+                if value is None
+            )
             raise ConfigError(
                 "parallel.layout (auto): is chosen for a number of devices and the memory of each; "
                 f"give {missing}"
             )
         chosen = propose(settings, devices, memory, settings.processes)
     tell(chosen)
+    _refuse_other_processes(chosen, settings.processes)
     if devices is not None:
         _refuse_too_few(chosen, devices)
     if memory is not None:
@@ -100,6 +105,15 @@ def table(settings: PretrainSettings) -> str:
         right = map(str.rjust, cells, widths[1:-1])
         lines.append("  ".join([first.ljust(widths[0]), *right, last]))
     return "\n".join(lines)
+
+
+def _refuse_other_processes(settings: PretrainSettings, processes: int) -> None:
+    replicas, _ = _shape(settings)
+    if replicas % processes:
+        raise ConfigError(
+            f"--processes ({processes}): {count(replicas, 'replica')} cannot be divided among them; give another "
+            "number, or --parallel.layout auto to choose a layout with the same numbers"
+        )
 
 
 def _refuse_too_few(settings: PretrainSettings, devices: int) -> None:

@@ -50,9 +50,11 @@ ONNX = "model.onnx"
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, as TensorFlow saves it."""
 
-    def __init__(self, model: Opened) -> None:
+    def __init__(
+        self, model: Opened, columns_of_texts: Callable[..., dict[str, Any]] | None = None
+    ) -> None:
         super().__init__(name="bert")
-        self.model = model
+        self.model, self.columns_of_texts = model, columns_of_texts
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
         # As a partial: TensorFlow takes the methods of two objects for one function traced often.
@@ -66,6 +68,17 @@ class Served(tf.Module):
     def ask(self, *columns: Any) -> Outputs:
         """The outputs of the model itself."""
         return {name: found.numpy() for name, found in self.serve(*columns).items()}
+
+    def reading(self, *names: str) -> Any:
+        """The model for columns of strings [B] by these names; gives the inputs made of them too."""
+
+        def read(*texts: Any) -> dict[str, Any]:
+            assert self.columns_of_texts is not None
+            columns = self.columns_of_texts(*texts)
+            return {**columns, **self._outputs(**columns)}
+
+        shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
+        return tf.function(read, input_signature=shape, autograph=False)
 
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
         columns = {
@@ -121,7 +134,12 @@ def write_hf(served: Served, folder: Path) -> Ask:
 
 def write_saved_model(served: Served, folder: Path) -> Ask:
     """A TensorFlow SavedModel with the signature `serving_default`."""
-    tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serve})
+    signatures = {"serving_default": served.serve}
+    if served.columns_of_texts is not None:
+        # Named inputs only: a signature's are.
+        signatures["texts"] = served.reading("texts")
+        signatures["pairs"] = served.reading("texts", "seconds")
+    tf.saved_model.save(served, str(folder), signatures=signatures)
     _write_beside(served.model, folder)
     loaded = tf.saved_model.load(str(folder))
     signature = loaded.signatures["serving_default"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from bert_cli.config import layout
@@ -22,6 +23,7 @@ from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.parallel.collectives import Peers
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh, devices_here, open_mesh
+from bert_cli.parallel.roll_call import StoppedWhileJoiningError
 from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks import agreement, assemble, start
 from bert_cli.train import checkpoint, report
@@ -78,7 +80,12 @@ def prepare(settings: Asked, claims: ExitStack) -> tuple[Asked, Mesh, StopReques
     if settings.about is not None:
         say(f"{settings.about.what}\n{settings.about.expect}")
     settings = _laid_out(settings, processes)
-    mesh = open_mesh(settings, processes)
+    try:
+        mesh = open_mesh(settings, processes, stop)
+    except StoppedWhileJoiningError:
+        print("run: stopped before all processes had come; nothing was done", flush=True)
+        raise SystemExit(0) from None
+    # Once more: TensorFlow's runtime of several processes takes SIGTERM for itself.
     stop.listen()
     return settings, mesh, stop
 
@@ -140,11 +147,22 @@ def walk(
 
 
 def needs_a_folder(settings: TrainSettings) -> None:
-    """Raise ConfigError when the run should save and does not know where."""
+    """Raise ConfigError when the run should save and does not know where, or cannot write its trace."""
+    trace = settings.parallel.trace
+    if trace is not None and not _can_be_written(trace):
+        raise ConfigError(
+            f"parallel.trace ({trace}): cannot be written; choose another file, in a folder that is there"
+        )
     if not settings.dry_run and not settings.compile_only and settings.save_ckpt_path is None:
         raise ConfigError(
             "save_ckpt_path: is not given; give --save-ckpt-path, the folder of this run"
         )
+
+
+def _can_be_written(path: Path) -> bool:
+    """Known before the first step and not after the last of those that are traced."""
+    folder = next((above for above in path.absolute().parents if above.exists()), path)
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _laid_out(settings: Asked, processes: Processes) -> Asked:

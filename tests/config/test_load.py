@@ -1,6 +1,7 @@
 """Settings from files and flags: origins, renames, and every mistake at once."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,55 @@ def test_a_part_of_a_default_group_can_be_changed_alone():
     assert set(loaded.origins) == {"optimizer_opts.learning_rate.max_learning_rate"}
     other, _ = load(ClassifySettings, ["--optimizer-opts.name", "LAMB"], "bert classify")
     assert (other.optimizer_opts.name, other.optimizer_opts.max_gradient_norm) == ("LAMB", 1.0)
+
+
+@pytest.mark.parametrize("words", [["a", "b"], ["--seed", "1", "a b,c", "d"]])
+def test_every_argument_too_many_is_told(words):
+    with pytest.raises(ConfigError) as refusal:
+        load(PretrainSettings, words, "bert pretrain")
+    lines = str(refusal.value).splitlines()
+    assert len(lines) >= 2
+    assert all("one argument too many; a list is given as JSON in quotes" in line for line in lines)
+
+
+def test_a_group_given_as_a_flag_is_answered_with_what_to_give():
+    with pytest.raises(ConfigError, match=r"\(--parallel\): is a group .* --parallel\.layout auto"):
+        load(PretrainSettings, ["--parallel", "auto"], "bert pretrain")
+
+
+def test_a_mistake_between_settings_is_put_on_who_had_the_last_word(tmp_path):
+    base, child = tmp_path / "base.json", tmp_path / "child.json"
+    base.write_text(json.dumps({**SMALL, "parallel": {"recompute": False, "schedule": "GPipe"}}))
+    child.write_text(json.dumps({"extends": "base.json", "parallel": {"recompute_by": "stage"}}))
+    with pytest.raises(ConfigError, match=r"child\.json\): recompute_by"):
+        load(PretrainSettings, ["--config", str(child)], "bert pretrain")
+    flags = ["--config", str(base), "--parallel.recompute-by", "stage"]
+    with pytest.raises(ConfigError, match=r"\(--parallel\.recompute-by\): recompute_by"):
+        load(PretrainSettings, flags, "bert pretrain")
+    stages = ["--config", str(base), "--parallel.pipeline-stages", '[["emb"]]']
+    stages += ["--parallel.pipeline-device-mapping", "[0]"]
+    with pytest.raises(
+        ConfigError, match=r"^--parallel\.pipeline-stages: parallel\.pipeline_stages"
+    ):
+        load(PretrainSettings, stages, "bert pretrain")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            [["emb", "hid*12", "pool", "heads"]],
+            "lacks enc_out, but this model is emb, 12 hid, enc_out",
+        ),
+        ([["emb", "hid*11", "enc_out", "pool", "heads"]], "lacks hid and has 11 hid, but"),
+        ([["hid*12"], ["emb", "enc_out", "pool", "heads"]], "has the blocks in another order, but"),
+        ([["emb", "hid*12", "enc_out", "pool", "pool", "heads"]], "has pool too often, but"),
+    ],
+)
+def test_what_is_wrong_with_stages_is_said(tmp_path, stages, message):
+    mapping = list(range(len(stages)))
+    mapping[-1] = 0
+    parallel = {"pipeline_stages": stages, "pipeline_device_mapping": mapping}
+    (tmp_path / "c.json").write_text(json.dumps({**SMALL, "parallel": parallel}))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(PretrainSettings, ["--config", str(tmp_path / "c.json")], "bert pretrain")

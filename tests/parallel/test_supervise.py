@@ -372,3 +372,12 @@ def test_more_processes_than_cores_share_them_and_it_is_said_once(cores, capsys)
     assert told.err == (
         f"[0] launch: {many} processes share {len(cores)} cores; none has cores of its own\n"
     )
+
+
+def test_one_that_hangs_is_named_when_those_who_miss_it_end_first(tmp_path, capsys):
+    misses = "import sys, time\ntime.sleep(1)\nsys.exit(5)"
+    hangs = STUBBORN + FOR_EVER
+    with pytest.raises(DeviceError) as ended:
+        supervise(processes(misses, hangs), 2)
+    assert "rank 0 (this host): ended with exit code 5" in str(ended.value)
+    assert str(ended.value).endswith("The cause may be rank 1, which hung and had to be killed")

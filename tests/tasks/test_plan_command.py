@@ -99,7 +99,7 @@ def test_devices_left_over_are_said(capsys):
         ("1.5 TB", 15 * 10**11),
         ("16e9", 16 * 10**9),
         ("16000000000", 16 * 10**9),
-        ("512B", 512),
+        ("1000000B", 10**6),
     ],
 )
 def test_sizes_are_read_as_people_write_them(text, bytes_):
@@ -111,7 +111,7 @@ def test_what_is_no_size_is_refused(text, capsys):
     # A bare small number is bytes, and nothing fits in them.
     assert main([*BASE, f"--memory={text}"]) == 2
     told = capsys.readouterr().err
-    assert "is no size; write it as 80GB" in told or (text == "80" and "needs" in told)
+    assert "is no size of a memory; write it as 80GB" in told
 
 
 # What a process has at its most when it has run the command: its own account, for what a parent is
@@ -191,3 +191,9 @@ def test_the_estimate_is_near_the_memory_that_a_run_takes(layout, without_a_mode
     measured = peak(LAYOUTS[layout]) - without_a_model
     print(layout, estimated / 1e6, measured / 1e6, estimated / measured)
     assert estimated == pytest.approx(measured, rel=0.25)
+
+
+def test_processes_that_cannot_share_the_replicas_are_refused(capsys):
+    flags = ["--global-batch.replicas", "4", "--processes", "3"]
+    assert main([*BASE, *flags]) == 2
+    assert "--processes (3): 4 replicas cannot be divided among them" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -297,3 +298,20 @@ def test_replicas_that_cannot_be_divided_are_refused_before_anyone_waits(tmp_pat
     told = end(processes, 60)
     assert [process.returncode for process in processes] == [2, 2]
     assert all("cannot be divided among 2 processes" in text for text in told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_whose_peers_never_come_says_so_and_can_be_stopped(number, tmp_path):
+    folder, waits = tmp_path / "run", {"cluster__say_waiting_after_seconds": 1}
+    alone, other = start([words(folder, 2, 2, **waits), ["--version"]])
+    other.wait(60)
+    until = time.monotonic() + 60
+    while "to start" not in alone.told.read_text():
+        assert alone.poll() is None and time.monotonic() < until, alone.told.read_text()
+        time.sleep(0.1)
+    alone.send_signal(number)
+    told = end([alone], 10)[0]
+    assert alone.returncode == 0, told
+    assert re.search(r"cluster: rank 0 \(localhost:\d+\) has waited \d+ s for rank 1 \(", told)
+    assert "stopped before all processes had come; nothing was done" in told
+    assert not folder.exists()

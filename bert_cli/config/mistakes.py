@@ -1,0 +1,124 @@
+"""What is said of a mistake in settings: where it stands, who set it, what was probably meant.
+
+pydantic finds the mistakes; here each becomes one line with the dotted name, the file or flag that the
+value came from, and the nearest name that there is.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
+    """Dotted path of every setting of a class, groups included."""
+    paths: list[str] = []
+    for name, about in settings.model_fields.items():
+        path = f"{above}.{name}" if above else name
+        paths.append(path)
+        for kind in (about.annotation, *getattr(about.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                paths += field_paths(kind, path)
+    return paths
+
+
+def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
+    """What to say of flags that could not be read: a line for each, with the nearest flag."""
+    message = message.removeprefix("error parsing CLI: ")
+    unknown = message.partition("unrecognized arguments: ")[2].split()
+    group = re.search(r'error parsing value for field "(\w+)"', message)
+    if group and any(path.startswith(f"{group[1]}.") for path in field_paths(settings)):
+        name = group[1].replace("_", "-")
+        return (
+            f"{program} (--{name}): is a group of settings; give those of it that you mean, as in "
+            f"{program} --help"
+            + (", for auto --parallel.layout auto" if name == "parallel" else "")
+        )
+    if not unknown:
+        return f"{program}: {message}; see {program} --help"
+    flags = ["--config"] if "about" in settings.model_fields else []
+    flags += ["--" + where.replace("_", "-") for where in field_paths(settings)]
+    lines = []
+    for word in unknown:
+        if not word.startswith("-"):
+            # Behind a flag that is not known stands its value.
+            if not any(other.startswith("-") for other in unknown):
+                lines.append(
+                    f"{program} ({word}): one argument too many; a list is given as JSON in quotes, see "
+                    f"{program} --help"
+                )
+            continue
+        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
+        lines.append(f"{program} ({word}): no such flag; {hint}")
+    return "\n".join(lines)
+
+
+def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """What to say of a setting that did not pass; `item` is pydantic's account of it."""
+    valid = field_paths(settings)
+    # A union's branch ("float", "literal['dynamic']") is pydantic's name for a choice, not a place.
+    steps: list[str] = []
+    for step in map(str, item["loc"]):
+        if ".".join([*steps, step]) in valid or step.isdigit() or item["type"] == "extra_forbidden":
+            steps.append(step)
+    where = ".".join(steps)
+    origin = origin_of(where, origins)
+    place = f"{where} ({origin})" if where and origin else where or origin
+    if item["type"] == "extra_forbidden":
+        siblings = [
+            path.rpartition(".")[2]
+            for path in valid
+            if path.rpartition(".")[0] == where.rpartition(".")[0]
+        ]
+        near = difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.5)
+        anywhere = [path for path in valid if path.rpartition(".")[2] == steps[-1]]
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"did you mean {anywhere[0]!r}?"
+            if anywhere
+            else "remove it"
+        )
+        return f"{place}: no such setting; {hint}"
+    if item["type"] == "missing":
+        flag = where if is_positional(settings, where) else "--" + where.replace("_", "-")
+        return f"{where}: is not given; give {flag}" + (
+            " or set it in the config" if "about" in valid else ""
+        )
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error" and not where:
+        # A mistake between settings begins with the one to mend.
+        named = message.split()[0]
+        place = origin_of(named, origins) if named in valid else place
+        return f"{place}: {message}" if place else message
+    if item["type"] == "value_error":
+        return f"{place}: {message}" if place else message
+    message = message[:1].lower() + message[1:]
+    return f"{place}: got {item['input']!r}; {message}"
+
+
+def origin_of(where: str, origins: Mapping[str, str]) -> str:
+    """Who set a setting; of a group, or of all settings, who had the last word in it."""
+    related = [
+        origin
+        for path, origin in origins.items()
+        if not where
+        or path == where
+        or path.startswith(f"{where}.")
+        or where.startswith(f"{path}.")
+    ]
+    flags = [origin for origin in related if origin.startswith("--")]
+    if where and flags:
+        return flags[0]
+    # A file comes after those that it extends.
+    files = [origin for origin in related if not origin.startswith("--")]
+    return files[-1] if files else ""
+
+
+def is_positional(settings: type[BaseModel], where: str) -> bool:
+    """Whether a setting is given by its place in the command line, without a flag."""
+    about = settings.model_fields.get(where)
+    return about is not None and any("CliPositionalArg" in str(mark) for mark in about.metadata)
