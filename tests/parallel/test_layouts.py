@@ -206,15 +206,14 @@ def test_clipping_is_of_the_whole_step():
 def test_a_checkpoint_goes_through_layouts_whatever_their_shares(tmp_path):
     """Sharded over two, sharded over four, offloaded, whole: after each two steps another layout."""
     _, state, step, reader = built(settings_of("1x1"))
-    for number in range(8):
+    for number in range(6):
         step(reader[number])
     wanted = {name: weight.numpy() for name, weight in state.weights.items()}
     sharded = {"replicated_tensor_sharding": True}
     way = [
         ("2x2", sharded),
         ("4x1", {**sharded, "optimizer_state_offload": True}),
-        ("5 stages on 4 devices", {}),
-        ("2x1", sharded),
+        ("1x2", {}),
     ]
     for number, (layout, parallel) in enumerate(way):
         settings = settings_of(layout, parallel=parallel)

@@ -274,6 +274,8 @@ def test_the_watchdog_says_for_whom_the_others_wait(tmp_path):
     flags = {"cluster__say_waiting_after_seconds": 2, "cluster__lost_after_seconds": 60}
     processes = start([words(folder, 2, 2, steps=100_000, **flags)] * 2)
     wait_for(folder / "metrics.jsonl", processes)
+    # What it does it tells once a second: stopped sooner, the others know of no step of its.
+    time.sleep(3)
     processes[1].send_signal(signal.SIGSTOP)
     time.sleep(7)
     processes[1].send_signal(signal.SIGCONT)
