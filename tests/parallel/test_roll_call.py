@@ -53,9 +53,9 @@ def test_a_process_alone_waits_for_nobody():
 def test_those_who_are_missing_are_named_with_where_they_should_be(capsys):
     here, there, other = free_ports(3)
     asked = iter([False] * 4 + [True])
-    with socket.create_server(("localhost", int(other.rpartition(":")[2]))):
-        with pytest.raises(StoppedWhileJoiningError):
-            call_the_roll(Processes((here, there, other), 0), 0.6, lambda: next(asked))
+    is_there = socket.create_server(("localhost", int(other.rpartition(":")[2])))
+    with is_there, pytest.raises(StoppedWhileJoiningError):
+        call_the_roll(Processes((here, there, other), 0), 0.6, lambda: next(asked))
     told = capsys.readouterr().err
     assert f"cluster: rank 0 ({here}) has waited " in told
     assert f" s for rank 1 ({there}) to start" in told
@@ -71,6 +71,7 @@ def test_one_who_does_not_come_ends_the_wait(monkeypatch):
 
 def test_a_port_that_is_taken_is_named():
     here, there = free_ports(2)
-    with socket.create_server(("", int(here.rpartition(":")[2]))):
-        with pytest.raises(DeviceError, match=rf"cluster \({here}\): its port cannot be taken"):
-            call_the_roll(Processes((here, there), 0), 60)
+    has_it = socket.create_server(("", int(here.rpartition(":")[2])))
+    taken = rf"cluster \({here}\): its port cannot be taken"
+    with has_it, pytest.raises(DeviceError, match=taken):
+        call_the_roll(Processes((here, there), 0), 60)
