@@ -1,6 +1,7 @@
 """Google's TensorFlow 1 checkpoints: real ones, written by TensorFlow 1's own saver, judged by PyTorch."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -184,13 +185,42 @@ def test_what_an_optimizer_leaves_is_left_behind_and_strangers_are_named(tiny):
         to_hf_names(zeros)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert/pooler/dense",
+        "bert/pooler/dense/gamma",
+        "bert/embeddings/LayerNorm/kernel",
+        "bert/embeddings/word_embeddings/kernel",
+        "bert/encoder/layer_/output/dense/kernel",
+        "output_weights/bias",
+    ],
+)
+def test_a_name_is_known_only_with_the_last_word_of_its_layer(tiny, name):
+    with pytest.raises(CheckpointError, match=f"1 variables are not BERT's: {re.escape(name)};"):
+        to_hf_names({**variables_of(tiny), name: np.zeros((2, 2))})
+
+
+def test_every_stranger_is_named():
+    strangers = [f"stranger_{number:02}" for number in range(30)]
+    with pytest.raises(CheckpointError) as told:
+        to_hf_names({name: np.zeros(1) for name in strangers})
+    assert ", ".join(strangers) in str(told.value)
+
+
 def test_googles_config_is_read_and_a_stranger_refused(tiny):
+    # All keys beyond BERT's of the multilingual and Chinese models.
     described = {
         "hidden_size": 96,
-        "pooler_num_fc_layers": 3,
-        "pooler_type": "x",
         "directionality": "bidi",
+        "pooler_fc_size": 768,
+        "pooler_num_attention_heads": 12,
+        "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128,
+        "pooler_type": "first_token_transform",
     }
     assert config_of(tf1_config_of(described), where="c").hidden_size == 96
-    with pytest.raises(CheckpointError, match=r"bert_config\.json \(embedding_size\)"):
-        tf1_config_of({"embedding_size": 128})
+    with pytest.raises(CheckpointError, match=r"bert_config\.json \(embedding_size, pooler_x\)"):
+        tf1_config_of({"embedding_size": 128, "pooler_x": 1})
+    with pytest.raises(CheckpointError, match=r"bert_config\.json \(list\): is no JSON object"):
+        tf1_config_of([described])
