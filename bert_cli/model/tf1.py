@@ -7,7 +7,7 @@ behind, as a run that starts from weights has a fresh optimizer.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,3 +120,18 @@ def config_of(found: Any) -> dict[str, Any]:
             f"bert_config.json ({', '.join(unknown)}): no settings of BERT; give Google's file"
         )
     return {"model_type": "bert", **described}
+
+
+def architecture_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What a config.json says of the class of a model, from the shapes of a checkpoint's variables.
+
+    Google's own config says nothing of it. Labels have no names there.
+    """
+    if "cls/squad/output_weights" in shapes:
+        return {"architectures": ["BertForQuestionAnswering"]}
+    if "output_weights" in shapes:
+        names = [f"LABEL_{number}" for number in range(shapes["output_weights"][0])]
+        named = {str(number): name for number, name in enumerate(names)}
+        return {"architectures": ["BertForSequenceClassification"], "id2label": named}
+    is_whole = "cls/predictions/output_bias" in shapes
+    return {"architectures": ["BertForPreTraining" if is_whole else "BertModel"]}

@@ -91,8 +91,7 @@ def task_of(source: start.Source, asked: str | None) -> str:
     """The task that the model is used for. ConfigError for one that it was not trained for."""
     known = ARCHITECTURES.get(source.architecture)
     if source.architecture == "?":
-        # Google's checkpoints do not say it; all of them come from pre-training.
-        known = "embed" if source.where.endswith("/config.json") else "fill-mask"
+        known = "embed"
     if known is None:
         raise ConfigError(
             f"{source.where} (architecture {source.architecture}): is not known here; give one of "

@@ -25,6 +25,7 @@ from bert_cli.train.step import State
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 TF1_CONFIG = "bert_config.json"
+TF1_ERRORS = (tf.errors.OpError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     prefix = _tf1_prefix(path)
     if prefix is not None:
         found = prefix.parent / TF1_CONFIG
-        return Source(prefix.parent, tf1.config_of(_read_json(found)), str(found), prefix)
+        shapes = _open_tf1(prefix).get_variable_to_shape_map()
+        described = {**tf1.config_of(_read_json(found)), **tf1.architecture_of(shapes)}
+        return Source(prefix.parent, described, str(found), prefix)
     path = find_folder(name, flag)
     found = path / "config.json"
     return Source(path, _read_json(found), str(found), path / checkpoint.MODEL)
@@ -98,7 +101,9 @@ def find_folder(name: str, flag: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error}); a model's folder has its config.json and "
@@ -111,23 +116,45 @@ def _tf1_prefix(path: Path) -> Path | None:
     """The prefix of a TensorFlow 1 checkpoint that the path is or that lies in it."""
     if path.is_dir():
         found = sorted(path.glob("*.ckpt*.index"))
-        return found[0].with_suffix("") if found and not (path / "config.json").is_file() else None
+        if not found or (path / "config.json").is_file():
+            return None
+        if len(found) > 1:
+            names = ", ".join(index.stem for index in found)
+            raise CheckpointError(
+                f"{path}: holds {len(found)} checkpoints ({names}); give one of them"
+            )
+        return found[0].with_suffix("")
     bare = path.with_suffix("") if path.suffix == ".index" else path
     return bare if bare.with_name(f"{bare.name}.index").is_file() else None
 
 
 def read_tf1(prefix: Path) -> dict[str, npt.NDArray[Any]]:
     """All variables of a TensorFlow 1 checkpoint. Raises CheckpointError where it cannot be read."""
+    reader = _open_tf1(prefix)
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
+        # Moments are twice the size of the weights; strangers are read, to be named.
         return {
-            name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()
+            name: np.asarray(reader.get_tensor(name))
+            for name in reader.get_variable_to_shape_map()
+            if not tf1.BESIDE.fullmatch(name)
         }
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{prefix}: cannot be read ({str(error).splitlines()[0]}); a checkpoint of TensorFlow 1 has "
-            "its .index and all its .data files side by side"
-        ) from error
+    # IndexError: what TensorFlow raises for a data file that ends too early.
+    except (*TF1_ERRORS, IndexError) as error:
+        raise _no_tf1(prefix, error) from error
+
+
+def _open_tf1(prefix: Path) -> Any:
+    try:
+        return tf.train.load_checkpoint(str(prefix))
+    except TF1_ERRORS as error:
+        raise _no_tf1(prefix, error) from error
+
+
+def _no_tf1(prefix: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{prefix}: cannot be read ({str(error).splitlines()[0]}); a checkpoint of TensorFlow 1 has "
+        "its .index and all its .data files side by side"
+    )
 
 
 def _from_hub(name: str, flag: str) -> Path:
@@ -191,7 +218,9 @@ def start_from(
     A classifier for other `labels` (id2label of a config.json) is left behind.
     """
     hf.check_hf_config(source.described, config, where=source.where)
-    same_labels = labels is None or source.described.get("id2label") == labels
+    # The labels of Google's checkpoints have no names to compare.
+    unnamed = source.weights.name != checkpoint.MODEL
+    same_labels = labels is None or unnamed or source.described.get("id2label") == labels
     new, left_out = put_weights(source, state.weights, same_labels=same_labels)
     told = f"starts from the weights in {source.folder} with a fresh optimizer"
     told += f"; new from the seed: {', '.join(new)}" if new else ""

@@ -224,3 +224,44 @@ def test_googles_config_is_read_and_a_stranger_refused(tiny):
         tf1_config_of({"embedding_size": 128, "pooler_x": 1})
     with pytest.raises(CheckpointError, match=r"bert_config\.json \(list\): is no JSON object"):
         tf1_config_of([described])
+
+
+@pytest.mark.parametrize(
+    ("extra", "architecture", "labels"),
+    [
+        ({}, "BertForPreTraining", None),
+        ({"cls/squad/output_weights": (2, 32)}, "BertForQuestionAnswering", None),
+        ({"output_weights": (3, 32)}, "BertForSequenceClassification", ("LABEL_0", "LABEL_1", "LABEL_2")),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_is_for_follows_from_its_variables(
+    tiny, tmp_path, extra, architecture, labels
+):
+    from bert_cli.tasks.start import find_source
+
+    heads = {name: np.zeros(shape, np.float32) for name, shape in extra.items()}
+    write_checkpoint(tmp_path, {**variables_of(tiny), **heads}, tiny)
+    source = find_source(str(tmp_path))
+    assert (source.architecture, source.label_names) == (architecture, labels)
+
+
+def test_a_folder_of_several_checkpoints_is_refused(tiny, tmp_path):
+    from bert_cli.tasks.start import find_source
+
+    write_checkpoint(tmp_path, {"bert/pooler/dense/bias": np.zeros(32, np.float32)}, tiny)
+    for path in list(tmp_path.glob("bert_model*")):
+        path.with_name(path.name.replace(".ckpt", ".ckpt-7")).write_bytes(path.read_bytes())
+    with pytest.raises(
+        CheckpointError, match=r"holds 2 checkpoints \(bert_model\.ckpt-7, bert_model\.ckpt\)"
+    ):
+        find_source(str(tmp_path))
+
+
+def test_a_data_file_that_was_cut_is_named(tiny, tmp_path):
+    from bert_cli.tasks.start import find_source
+
+    write_checkpoint(tmp_path, variables_of(tiny), tiny)
+    (data,) = tmp_path.glob("*.data-*")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"bert_model\.ckpt: cannot be read"):
+        find_source(str(tmp_path)).tensors()
