@@ -328,7 +328,8 @@ def _expand_paths(values: Mapping[str, Any], opens_files: bool) -> dict[str, Any
         if not isinstance(value, str):
             continue
         expanded[name] = os.path.expanduser(os.path.expandvars(value))
-        unread = name == "dataset_dir" and values.get("generated_dataset")
+        instead = bool(values.get("train_file") and values.get("validation_file"))
+        unread = name == "dataset_dir" and (values.get("generated_dataset") or instead)
         if "$" in expanded[name] and opens_files and not unread:
             raise ConfigError(
                 f"{name} ({value}): the variable is not set; export it or give --{name.replace('_', '-')}"

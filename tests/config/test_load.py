@@ -323,3 +323,14 @@ def test_what_is_wrong_with_stages_is_said(tmp_path, stages, message):
     (tmp_path / "c.json").write_text(json.dumps({**SMALL, "parallel": parallel}))
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(PretrainSettings, ["--config", str(tmp_path / "c.json")], "bert pretrain")
+
+
+def test_a_folder_whose_variable_is_not_set_does_not_matter_when_both_files_are_given(monkeypatch):
+    from bert_cli.config.finetune import SquadSettings
+
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    files = ["--train-file", "a.json", "--validation-file", "b.json"]
+    settings, _ = load(SquadSettings, ["--config", "squad_base", *files], "bert squad")
+    assert settings.train_file == Path("a.json")
+    with pytest.raises(ConfigError, match="dataset_dir .*the variable is not set"):
+        load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")

@@ -125,6 +125,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])},
+            # Tests that run in the background of a shell have Ctrl-C ignored, and so would this one.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         return process
