@@ -332,5 +332,5 @@ def test_a_folder_whose_variable_is_not_set_does_not_matter_when_both_files_are_
     files = ["--train-file", "a.json", "--validation-file", "b.json"]
     settings, _ = load(SquadSettings, ["--config", "squad_base", *files], "bert squad")
     assert settings.train_file == Path("a.json")
-    with pytest.raises(ConfigError, match="dataset_dir .*the variable is not set"):
+    with pytest.raises(ConfigError, match=r"dataset_dir .*the variable is not set"):
         load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")
