@@ -78,7 +78,8 @@ class Stage:
         self._add = traced(self._add_to_accumulators)
         self._turn = traced(self._forward_and_backward)
         self._sums = traced(self._evaluate_head)
-        self._scores = traced(self._score)
+        # Batches of many lengths come one after another: one trace for all of them, not one for each.
+        self._scores = tf.function(partial(self._score), autograph=False, reduce_retracing=True)
 
     def columns(self, micro_batch: Columns) -> Tensors:
         """The columns that this stage reads, those there are, on its device: a test set has no labels."""
