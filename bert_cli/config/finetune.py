@@ -16,6 +16,8 @@ from bert_cli.config.schema import GlobalBatch, LearningRate, OptimizerOpts, Tra
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+QUESTION_SPECIALS = 3
+"""Places of a window that [CLS] and both [SEP] take."""
 
 
 def _adam(rate: float) -> OptimizerOpts:
@@ -46,7 +48,8 @@ class FinetuneSettings(TrainSettings):
     do_validation: bool = True
     """Score on the development set after each epoch and at the end, and keep the best checkpoint."""
     seeds: Positive = 1
-    """Runs with so many seeds, from `seed` on, each in a folder of its own, and tells mean and spread."""
+    """Runs with so many seeds, from `seed` on, each in a folder seed_* of its own, and tells mean and
+    spread; what is held out of the examples is the same for all."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
     """Where tokenized examples are kept for the next time; null in the config for nowhere."""
 
@@ -66,6 +69,18 @@ class FinetuneSettings(TrainSettings):
         if not self.do_training and self.seeds > 1:
             raise ValueError("seeds has no effect without do_training; leave it out")
         return self
+
+
+def lacking_room(max_seq_length: int, doc_stride: int, max_query_length: int) -> str:
+    """What is wrong with windows that leave text between two of them in none; empty where nothing is."""
+    room = max_seq_length - QUESTION_SPECIALS - max_query_length
+    if room >= doc_stride:
+        return ""
+    return (
+        f"max_seq_length ({max_seq_length}) leaves {max(0, room)} places for the paragraph beside "
+        f"max_query_length ({max_query_length}) and {QUESTION_SPECIALS} special tokens, fewer than doc_stride "
+        f"({doc_stride}); raise it to {QUESTION_SPECIALS + max_query_length + doc_stride}, or lower the others"
+    )
 
 
 class SquadSettings(FinetuneSettings):
@@ -104,6 +119,13 @@ class SquadSettings(FinetuneSettings):
     null_score_diff_threshold: float | None = None
     """With version_2, how much better no answer must score than the best one to be given; by default
     chosen on the development set."""
+
+    @model_validator(mode="after")
+    def _windows_cover_the_paragraph(self) -> "SquadSettings":
+        lacking = lacking_room(self.max_seq_length, self.doc_stride, self.max_query_length)
+        if lacking:
+            raise ValueError(lacking)
+        return self
 
     @model_validator(mode="after")
     def _threshold_is_of_version_2(self) -> "SquadSettings":
@@ -172,7 +194,7 @@ class ClassifySettings(FinetuneSettings):
     train_file: Path | None = None
     """Rows to train on: .csv, .tsv, .jsonl, also .gz of each."""
     validation_file: Path | None = None
-    """Rows to score on; by default `held_out_share` of those to train on."""
+    """Rows to score on; by default `held_out_share` of train_file, also without do_training."""
     text_column: list[str] = ["text"]
     """The column of the text; give it twice for pairs of texts."""
     label_column: str = "label"

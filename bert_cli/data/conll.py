@@ -8,6 +8,7 @@ sentence that is too long is cut between words, so that every word is labelled.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ CUT_WORDS = "words longer than max_seq_length, cut"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
+_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
 _OTHER_SCHEME = re.compile(r"[ESLUM]-.+")
 
 
@@ -203,6 +206,30 @@ def word_features(
         np.array(tokens, np.int32), segments, np.array(ends, np.int64), {}, by_place
     )
     return features, WordPlaces(where, word_ends, told)
+
+
+def words_of(text: str) -> list[tuple[int, int]]:
+    """First character and the one behind the last of each word of running text, as CoNLL files part them.
+
+    White space parts words, punctuation at either end of one stands alone, and so does each Han character,
+    since Chinese files label characters.
+    """
+    spans: list[tuple[int, int]] = []
+    for found in _CHUNK.finditer(text):
+        begin, end = found.span()
+        while begin < end - 1 and _is_punctuation(text[begin]):
+            spans.append((begin, begin + 1))
+            begin += 1
+        last = end
+        while last > begin + 1 and _is_punctuation(text[last - 1]):
+            last -= 1
+        spans.append((begin, last))
+        spans += [(place, place + 1) for place in range(last, end)]
+    return spans
+
+
+def _is_punctuation(letter: str) -> bool:
+    return unicodedata.category(letter).startswith("P")
 
 
 def _pieces_of_words(sentences: Sentences, tokenizer: TextTokenizer) -> dict[str, list[int]]:

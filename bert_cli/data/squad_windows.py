@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.finetune import QUESTION_SPECIALS, lacking_room
 from bert_cli.data.features import ENCODED_AT_ONCE, Arrays, Features, arrays_of, features_of
 from bert_cli.data.squad import Question, Questions, Remark, Remarks
 from bert_cli.data.tokenizer import TextTokenizer
@@ -25,8 +26,6 @@ from bert_cli.errors import ConfigError
 
 Numbers = npt.NDArray[np.int64]
 
-SPECIALS = 3
-"""Places that [CLS] and both [SEP] take."""
 NO_PIECES = "questions left out of the training, as no piece lies under their answer"
 CUT_QUESTIONS = "questions longer than max_query_length, cut"
 
@@ -120,7 +119,7 @@ def make_windows(
         numbers = np.flatnonzero(spans[:, 0] <= spans[:, 1])
 
     query = np.minimum(asked.lengths[numbers], max_query_length)
-    room = max_seq_length - SPECIALS - query
+    room = max_seq_length - QUESTION_SPECIALS - query
     over = np.maximum(0, texts.lengths[context[numbers]] - room)
     parts = 1 + -(-over // doc_stride)
 
@@ -142,13 +141,9 @@ def _check_room(max_seq_length: int, doc_stride: int, max_query_length: int) -> 
     for name, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
         if value < 1:
             raise ConfigError(f"{name} ({value}): is below 1; give 1 or more")
-    room = max_seq_length - SPECIALS - max_query_length
-    if room < doc_stride:
-        raise ConfigError(
-            f"max_seq_length ({max_seq_length}): leaves {max(0, room)} places for the paragraph beside "
-            f"max_query_length ({max_query_length}) and {SPECIALS} special tokens, fewer than doc_stride "
-            f"({doc_stride}); raise it to {SPECIALS + max_query_length + doc_stride}, or lower the others"
-        )
+    lacking = lacking_room(max_seq_length, doc_stride, max_query_length)
+    if lacking:
+        raise ConfigError(lacking)
 
 
 def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool) -> Pieces:
@@ -204,8 +199,8 @@ def _layout(
     length: Numbers,
 ) -> tuple[Features, npt.NDArray[np.int32]]:
     """Tokens, segments and offsets of windows; all arguments behind `texts` are [n]."""
-    ends = np.cumsum(query + length + SPECIALS)
-    starts = ends - (query + length + SPECIALS)
+    ends = np.cumsum(query + length + QUESTION_SPECIALS)
+    starts = ends - (query + length + QUESTION_SPECIALS)
     text_starts = starts + query + 2
     total = int(ends[-1]) if len(ends) else 0
     tokens = np.full(total, tokenizer.special.sep, np.int32)

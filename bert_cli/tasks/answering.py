@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.use import PredictSettings
-from bert_cli.data.conll import Sentences, word_features, word_labels
+from bert_cli.data.conll import Sentences, word_features, word_labels, words_of
 from bert_cli.data.features import Features, by_length, encode_texts
 from bert_cli.data.scores import chunks
 from bert_cli.data.squad import Question, Questions
@@ -214,13 +214,15 @@ def question_answering(use: Use) -> Answering:
 
 
 def token_classification(use: Use) -> Answering:
-    """A label for each word (parted by white space), and where labels are BIO the entities."""
+    """A label for each word, as `words_of` parts them, and where labels are BIO the entities."""
     names = use.model.label_names or ("score",)
     bio = all(BIO.fullmatch(name) for name in names)
     run = _traced(use.model.logits)
 
     def answer(inputs: Sequence[Asked]) -> list[Row]:
-        words = [asked.fields["text"].split() for asked in inputs]
+        texts = [asked.fields["text"] for asked in inputs]
+        spans = [words_of(text) for text in texts]
+        words = [[t[a:b] for a, b in own] for t, own in zip(texts, spans, strict=True)]
         sentences = Sentences(words, [[0] * len(row) for row in words], tuple(names))
         features, places = word_features(sentences, use.tokenizer, use.places)
         # Part of a sentence that was cut between words -> the sentence.
@@ -229,21 +231,20 @@ def token_classification(use: Use) -> Answering:
         best = sentences.names(word_labels(places, np.argmax(shares, axis=1)))
         sure = np.split(shares.max(axis=1)[places.places], places.ends[:-1])
         rows = []
-        for asked, row, labels, probabilities in zip(inputs, words, best, sure, strict=True):
-            each = zip(row, labels, probabilities, strict=True)
+        for number, asked in enumerate(inputs):
+            each = zip(words[number], best[number], sure[number], strict=True)
             told = [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]
-            entities = {"entities": _entities(row, labels)} if bio else {}
+            found = _entities(texts[number], spans[number], best[number]) if bio else []
+            entities = {"entities": found} if bio else {}
             rows.append(_row(asked, {"words": told, **entities}, False))
         return rows
 
     return answer
 
 
-def _entities(words: Sequence[str], labels: Sequence[str]) -> list[Row]:
-    return [
-        {"type": kind, "text": " ".join(words[a : b + 1]), "first_word": a, "last_word": b}
-        for kind, a, b in chunks(labels)
-    ]
+def _entities(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Row]:
+    found = [(kind, spans[a][0], spans[b][1]) for kind, a, b in chunks(labels)]
+    return [{"type": k, "text": text[s:e], "start": s, "end": e} for k, s, e in found]
 
 
 def embed(use: Use) -> Answering:

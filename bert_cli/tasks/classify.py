@@ -17,7 +17,6 @@ from bert_cli.data.examples import TextExamples, write_lines
 from bert_cli.data.scores import confusion, score
 from bert_cli.data.table import hold_out, read_table
 from bert_cli.data.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.finetune import Logits, Scores, Task
 from bert_cli.tasks.texts import features_of_texts
@@ -30,10 +29,8 @@ SHOWN_LABELS = 12
 
 def run(settings: ClassifySettings) -> None:
     """Fine-tune on the rows and score the held-out ones; see `finetune.run` for what it raises."""
-    wanted = "train_file" if settings.do_training else "validation_file"
-    if getattr(settings, wanted) is None:
-        raise ConfigError(f"{wanted}: is not given; give --{wanted.replace('_', '-')}")
-    finetune.run(settings, build)
+    scores_only = settings.validation_file is not None and not settings.do_training
+    finetune.run(settings, build, () if scores_only else ("train_file",))
 
 
 def build(
@@ -52,6 +49,7 @@ def build(
         },
         score=partial(_score, development),
         best="accuracy",
+        show=partial(_show, development, names),
         write=partial(_write, development, names),
     )
 
@@ -61,17 +59,18 @@ def _read(
 ) -> tuple[TextExamples | None, TextExamples]:
     """Rows to train on, and those to score on."""
     columns = {"text_columns": settings.text_column, "label_column": settings.label_column}
-    if not settings.do_training:
-        names = source.label_names if source is not None else None
-        assert settings.validation_file is not None
+    # A model that is only scored has its labels, and its numbers for them.
+    names = source.label_names if source is not None and not settings.do_training else None
+    if not settings.do_training and settings.validation_file is not None:
         return None, read_table(settings.validation_file, **columns, label_names=names)  # type: ignore[arg-type]
     assert settings.train_file is not None
-    train = read_table(settings.train_file, **columns)  # type: ignore[arg-type]
+    train = read_table(settings.train_file, **columns, label_names=names)  # type: ignore[arg-type]
     if settings.validation_file is None:
         say(
             f"validation: {settings.held_out_share:.0%} of {settings.train_file}, held out by the seed"
         )
-        return hold_out(train, settings.held_out_share, settings.seed)
+        kept, held_out = hold_out(train, settings.held_out_share, settings.seed)
+        return kept if settings.do_training else None, held_out
     found = read_table(settings.validation_file, **columns, label_names=train.label_names)  # type: ignore[arg-type]
     return train, found
 
@@ -82,15 +81,23 @@ def _score(development: TextExamples, logits: Logits) -> Scores:
     return score(("accuracy", "macro_f1"), development.labels, predictions)
 
 
-def _write(development: TextExamples, names: Sequence[str], folder: Path, logits: Logits) -> None:
-    """The confusion matrix to the terminal and a file, the predictions beside the texts."""
+def _confusion(development: TextExamples, names: Sequence[str], logits: Logits) -> list[list[int]]:
     assert development.labels is not None
     predictions = np.argmax(logits["validation"], axis=1)
-    counts = confusion(development.labels, predictions, len(names))
+    return confusion(development.labels, predictions, len(names))
+
+
+def _show(development: TextExamples, names: Sequence[str], logits: Logits) -> None:
+    """The confusion matrix to the terminal."""
+    if len(names) <= SHOWN_LABELS:
+        say(_matrix(names, _confusion(development, names, logits)))
+
+
+def _write(development: TextExamples, names: Sequence[str], folder: Path, logits: Logits) -> None:
+    """The confusion matrix in a file, and the predictions beside the texts."""
+    counts = _confusion(development, names, logits)
     told = {"labels": list(names), "rows": "true label", "columns": "predicted", "counts": counts}
     write_lines(folder / "confusion.json", [json.dumps(told)])
-    if len(names) <= SHOWN_LABELS:
-        say(_matrix(names, counts))
     write_lines(
         folder / PREDICTIONS, (json.dumps(row) for row in _rows(development, names, logits))
     )

@@ -23,6 +23,7 @@ from bert_cli.data.features import FeatureReader, Features, by_length, padded_le
 from bert_cli.data.ledger import JSON, write_json_atomically
 from bert_cli.data.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.errors import ConfigError
+from bert_cli.model.hf import ARCHITECTURES
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh
 from bert_cli.tasks import assemble, start, training
@@ -51,6 +52,8 @@ class Task:
     score: Callable[[Logits], Scores]
     best: str
     """The score whose highest value decides which checkpoint is kept."""
+    show: Callable[[Logits], None] = lambda logits: None
+    """Says more about the scored predictions than the scores."""
     write: Callable[[Path, Logits], None] = lambda folder, logits: None
     """Writes the predictions of the best checkpoint into the run's folder."""
     more: Mapping[str, Features] | None = None
@@ -60,14 +63,14 @@ class Task:
 Build = Callable[[Asked, TextTokenizer, start.Source | None], Task]
 
 
-def run(settings: Asked, build: Build[Asked]) -> None:
+def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None:
     """Fine-tune and score, with as many seeds as the settings ask for.
 
-    `build` makes the task from the settings, the tokenizer and the model it starts from. Raises
-    ConfigError, DataError, CheckpointError or DeviceError; a request to stop saves and returns.
+    `build` makes the task from the settings, the tokenizer and the model it starts from; `needs` names
+    the settings that it cannot do without. Raises ConfigError, DataError, CheckpointError or
+    DeviceError; a request to stop saves and returns.
     """
-    if settings.do_training:
-        training.needs_a_folder(settings)
+    _refuse_what_lacks(settings, needs)
     with ExitStack() as claims:
         source = _source(settings)
         settings = _of_the_model(settings, source)
@@ -75,6 +78,8 @@ def run(settings: Asked, build: Build[Asked]) -> None:
         tokenizer_folder = _tokenizer_folder(settings, source)
         tokenizer = read_tokenizer(tokenizer_folder)
         _refuse_another_vocabulary(settings, tokenizer, tokenizer_folder)
+        if not settings.do_training:
+            _refuse_another_head(settings, source)
         task = build(settings, tokenizer, source)
         if not settings.do_training:
             _only_score(settings, mesh, task, source)
@@ -91,18 +96,43 @@ def run(settings: Asked, build: Build[Asked]) -> None:
             _say_spread(settings, found)
 
 
+def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None:
+    """Name all that is missing at once, so that nobody mends one after another."""
+    lines = [
+        f"{name}: is not given; give --{name.replace('_', '-')}"
+        for name in needs
+        if getattr(settings, name) is None
+    ]
+    if settings.pretrained_ckpt_path is None:
+        if settings.do_training and settings.tokenizer_path is None:
+            lines.append(
+                "pretrained_ckpt_path: is not given; give --pretrained-ckpt-path, the model to start from, or, "
+                "to train new weights, --tokenizer-path and bert_config"
+            )
+        elif not settings.do_training and settings.save_ckpt_path is None:
+            lines.append(
+                "pretrained_ckpt_path: is not given; give --pretrained-ckpt-path, the model to score, or "
+                "--save-ckpt-path, the folder of the run that trained it"
+            )
+    try:
+        if settings.do_training:
+            training.needs_a_folder(settings)
+    except ConfigError as error:
+        lines.append(str(error))
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
 def _source(settings: FinetuneSettings) -> start.Source | None:
-    """The model to start from or, where nothing is trained, to score."""
+    """The model to start from or, where nothing is trained, to score: what this run has come to, if anything."""
+    run = settings.save_ckpt_path
+    if not settings.do_training and run is not None and checkpoint.whole_checkpoints(run):
+        return start.find_source(str(run), "--save-ckpt-path")
     if settings.pretrained_ckpt_path is not None:
         return start.find_source(settings.pretrained_ckpt_path)
-    if not settings.do_training and settings.save_ckpt_path is not None:
-        return start.find_source(str(settings.save_ckpt_path), "--save-ckpt-path")
-    if settings.tokenizer_path is None or not settings.do_training:
-        raise ConfigError(
-            "pretrained_ckpt_path: is not given; give --pretrained-ckpt-path, the model to start from, or, to "
-            "train new weights, --tokenizer-path and bert_config"
-        )
-    return None
+    if settings.do_training:
+        return None
+    return start.find_source(str(run), "--save-ckpt-path")
 
 
 def _of_the_model(settings: Asked, source: start.Source | None) -> Asked:
@@ -129,6 +159,17 @@ def _refuse_another_vocabulary(
         raise ConfigError(
             f"{folder} (tokenizer of {len(tokenizer.pieces):,} pieces): the model has {words:,} words; give "
             "--tokenizer-path, the folder of the tokenizer that it was trained with"
+        )
+
+
+def _refuse_another_head(settings: FinetuneSettings, source: start.Source | None) -> None:
+    """What is scored without training has been trained for this task; better known before its data are read."""
+    assert source is not None
+    wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
+    if source.architecture not in (wanted, "?"):
+        raise ConfigError(
+            f"{source.folder} ({source.architecture}): was not trained for this task, which is scored with a "
+            f"{wanted}; leave out --no-do-training, or give a model that was"
         )
 
 
@@ -183,8 +224,8 @@ def _train_and_score(
         return None
     best.take(walked.engine, kept, walked.state.weights)
     scores = task.score(best.logits)
+    say(f"run: the best of its checkpoints is {kept}, whose predictions and scores follow")
     _finish(settings, task, walked.engine, best.logits, scores)
-    say(f"run: best of its checkpoints is {kept}")
     say(json.dumps(scores))
     return scores
 
@@ -224,10 +265,13 @@ def _only_score(
             f"{source.folder} ({source.architecture}): has no {', '.join(new)}, so it was not trained for this "
             "task; leave out --no-do-training, or give a model that was"
         )
+    say(f"run: scores {source.folder}")
     logits = logits_of_sets(engine, task.development, settings, task)
     scores = task.score(logits)
     if settings.save_ckpt_path is not None:
         _finish(settings, task, engine, logits, scores)
+    else:
+        task.show(logits)
     say(json.dumps(scores))
 
 
@@ -237,6 +281,7 @@ def _finish(
     """Predict what has no labels and write everything into the run's folder."""
     folder = settings.save_ckpt_path
     assert folder is not None
+    task.show(logits)
     more = logits_of_sets(engine, task.more or {}, settings, task)
     if engine.peers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +321,7 @@ def _logits(
 
 
 def _say_spread(settings: FinetuneSettings, found: Sequence[Scores]) -> None:
-    """Mean and standard deviation of each score over the seeds."""
+    """Mean and standard deviation of each score over the seeds, for people and as one JSON object."""
     say(f"{len(found)} seeds, {settings.seed} to {settings.seed + len(found) - 1}:")
     spread: dict[str, JSON] = {}
     for name in found[0]:
@@ -286,3 +331,4 @@ def _say_spread(settings: FinetuneSettings, found: Sequence[Scores]) -> None:
         say(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({', '.join(f'{v:.4f}' for v in values)})")
     assert settings.save_ckpt_path is not None
     write_json_atomically(settings.save_ckpt_path / SCORES, spread)
+    say(json.dumps(spread))

@@ -14,7 +14,6 @@ from bert_cli.data.examples import TextExamples
 from bert_cli.data.features import Features
 from bert_cli.data.scores import score
 from bert_cli.data.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.finetune import Logits, Scores, Task
 from bert_cli.tasks.texts import features_of_texts, predictions_of
@@ -25,10 +24,7 @@ MISMATCHED = "_mismatched"
 
 def run(settings: GlueSettings) -> None:
     """Fine-tune on the task and score it; see `finetune.run` for what it raises."""
-    for name in ("glue_task", "dataset_dir"):
-        if getattr(settings, name) is None:
-            raise ConfigError(f"{name}: is not given; give --{name.replace('_', '-')}")
-    finetune.run(settings, build)
+    finetune.run(settings, build, ("glue_task", "dataset_dir"))
 
 
 def build(settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:

@@ -16,7 +16,6 @@ from bert_cli.data.examples import write_lines
 from bert_cli.data.features import Features
 from bert_cli.data.scores import entity_scores
 from bert_cli.data.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.finetune import Logits, Scores, Task
 from bert_cli.train.report import say
@@ -27,10 +26,7 @@ PREDICTIONS = "predictions.conll"
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score the others; see `finetune.run` for what it raises."""
     wanted = {"train_file": settings.do_training, "validation_file": settings.do_validation}
-    for name, needed in wanted.items():
-        if needed and getattr(settings, name) is None:
-            raise ConfigError(f"{name}: is not given; give --{name.replace('_', '-')}")
-    finetune.run(settings, build)
+    finetune.run(settings, build, [name for name, needed in wanted.items() if needed])
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:

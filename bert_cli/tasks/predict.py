@@ -64,7 +64,8 @@ def run(settings: PredictSettings) -> None:
     device = one_device()
     model = open_model(source, task, settings.precision)
     told = f"{task} with {source.folder} ({source.architecture}) on one {device}"
-    print(f"{told}, {settings.precision}; {len(inputs):,} inputs", file=sys.stderr, flush=True)
+    counted = f"{len(inputs):,} input{'s' if len(inputs) > 1 else ''}"
+    print(f"{told}, {settings.precision}; {counted}", file=sys.stderr, flush=True)
     answer = ANSWERING[task](Use(model, tokenizer, settings, places))
     at_once = settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
@@ -168,7 +169,8 @@ def _check(asked: Asked, task: str) -> None:
     for name, text in asked.fields.items():
         what = "is empty" if name == "text" else f"'{name}' is empty"
         if not text.strip():
-            raise DataError(f"{asked.where}: {what}; give it a text or remove the line")
+            remedy = " or remove the line" if "(line " in asked.where else ""
+            raise DataError(f"{asked.where}: {what}; give it a text{remedy}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

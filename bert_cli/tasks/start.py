@@ -25,6 +25,10 @@ from bert_cli.train.step import State
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 TF1_CONFIG = "bert_config.json"
+NO_MODEL = (
+    f"holds neither a checkpoint nor a model; a run's folder has step_*/, a model's its config.json and "
+    f"{checkpoint.MODEL}, one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
+)
 TF1_ERRORS = (tf.errors.OpError, ValueError, RuntimeError)
 
 
@@ -92,11 +96,20 @@ def find_folder(name: str, flag: str) -> Path:
             raise CheckpointError(
                 f"{flag} ({name}): is no folder; give a checkpoint or a model's name"
             )
+        # A name on the hub is a word, or an owner's and a word.
+        if name.count("/") > 1:
+            raise CheckpointError(
+                f"{flag} ({name}): no such folder, and no model's name either; check the path"
+            )
         return _from_hub(name, flag)
     if (path / "config.json").is_file():
         return path
     best, whole = checkpoint.best_of(path), checkpoint.whole_checkpoints(path)
-    return best or (whole[-1] if whole else path)
+    if best is not None or whole:
+        return best or whole[-1]
+    seeds = sorted(run.name for run in path.glob("seed_*") if checkpoint.whole_checkpoints(run))
+    told = f"has a run of each seed; give one of them, as {path / seeds[0]}" if seeds else NO_MODEL
+    raise CheckpointError(f"{flag} ({path}): {told}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -105,8 +118,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); a model's folder has its config.json and "
+            f"{path}: cannot be read ({why}); a model's folder has its config.json and "
             f"{checkpoint.MODEL}, one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
         ) from error
     return found

@@ -46,6 +46,12 @@ FIXED = (
     "optimizer_opts",
     "generated_dataset",
 )
+# Of those that nobody sets, what they come from.
+MADE_OF = {
+    "examples_per_step": " (of global_batch)",
+    "total_steps": " (of the number of examples or epochs, and global_batch)",
+    "corpus": " (the examples that are read)",
+}
 
 
 @dataclass(frozen=True)
@@ -252,7 +258,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = ""
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             found += _differences(before, now, f"{above}{name}.")
         elif before != now:
-            found.append(f"{above}{name} was {before}, is {now}")
+            found.append(f"{above}{name}{MADE_OF.get(name, '')} was {before}, is {now}")
     return found
 
 

@@ -92,7 +92,8 @@ def line(step: int, total_steps: int, figures: Figures) -> str:
 def losses(figures: Figures, above: str = "") -> str:
     """The losses, each with its accuracies: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
 
-    `above` is what the names of an evaluation begin with.
+    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`. `above` is what
+    the names of an evaluation begin with.
     """
     own = {
         name.removeprefix(above): value for name, value in figures.items() if name.startswith(above)
@@ -104,11 +105,13 @@ def losses(figures: Figures, above: str = "") -> str:
         if not name.endswith("loss"):
             continue
         what = name.removesuffix("loss")
-        right = [
-            own[other] for other in own if other.startswith(what) and other.endswith("accuracy")
-        ]
-        told = " ".join(f"{100 * share:.1f}" for share in right)
-        parts.append(f"{what.rstrip('_') or 'loss'} {value:.4f}" + (f" ({told} %)" if told else ""))
+        right = {
+            other.removeprefix(what).removesuffix("accuracy").rstrip("_"): own[other]
+            for other in own
+            if other.startswith(what) and other.endswith("accuracy")
+        }
+        told = ", ".join(f"{name} {100 * share:.1f} %".lstrip() for name, share in right.items())
+        parts.append(f"{what.rstrip('_') or 'loss'} {value:.4f}" + (f" ({told})" if told else ""))
     return "  ".join(parts)
 
 

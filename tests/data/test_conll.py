@@ -16,6 +16,7 @@ from bert_cli.data.conll import (
     read_conll,
     word_features,
     word_labels,
+    words_of,
 )
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -187,3 +188,18 @@ def test_labels_come_back_whatever_the_length(tokenizer):
 def test_a_length_that_holds_no_word_is_refused(tokenizer):
     with pytest.raises(ConfigError, match=r"max_seq_length \(2\): holds no word"):
         word_features(sentences("a"), tokenizer, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ada lives in Paris.", "Ada lives in Paris ."),
+        ('("U.S." — don\'t!)', '( " U.S . " — don\'t ! )'),
+        ("  $5,000 / km² ...", "$5,000 / km² . . ."),
+        ("我爱北京。IBM与", "我 爱 北 京 。 IBM 与"),
+        ("हिन्दी भाषा।", "हिन्दी भाषा ।"),
+        (" \t", ""),
+    ],
+)
+def test_running_text_is_parted_into_words_as_conll_files_are(text, words):
+    assert [text[begin:end] for begin, end in words_of(text)] == words.split()

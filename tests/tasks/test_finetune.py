@@ -100,7 +100,19 @@ def test_a_model_is_scored_without_training(place, whole, capsys):
     ]
     words += ["--pretrained-ckpt-path", str(whole), "--cache-dir", str(place / "cache")]
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == scores_of(whole)
+    told = capsys.readouterr().out
+    assert json.loads(told.splitlines()[-1]) == scores_of(whole)
+    assert f"scores {best_of(whole)}" in told
+    assert "confusion (columns: predicted)" in told
+
+
+def test_what_a_run_held_out_is_what_scoring_alone_holds_out(place, tmp_path, capsys):
+    words = arguments(place, tmp_path / "run", "--num-epochs", "1")
+    del words[words.index("--validation-file") : words.index("--validation-file") + 2]
+    assert main(words) == 0
+    trained = capsys.readouterr().out.splitlines()[-1]
+    assert main([*words, "--no-do-training"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == trained
 
 
 def test_a_model_without_the_tasks_head_is_not_scored(place, capsys):
@@ -113,7 +125,14 @@ def test_a_model_without_the_tasks_head_is_not_scored(place, capsys):
         "64",
     ]
     assert main([*words, "--pretrained-ckpt-path", str(place / "model")]) == 2
-    assert "has no glue_head, so it was not trained for this task" in capsys.readouterr().err
+    assert "(BertForPreTraining): was not trained for this task" in capsys.readouterr().err
+
+
+def test_all_that_is_missing_is_named_at_once(capsys):
+    assert main(["ner"]) == 2
+    told = capsys.readouterr().err
+    for name in ("train_file", "validation_file", "pretrained_ckpt_path", "save_ckpt_path"):
+        assert f"{name}: is not given" in told
 
 
 def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(whole):
@@ -182,6 +201,11 @@ def test_several_seeds_tell_mean_and_spread(place, capsys):
     assert spread["mean"] == pytest.approx(np.mean(each))
     assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
     assert f"accuracy: {np.mean(each):.4f} +- {np.std(each, ddof=1):.4f}" in told
+    assert json.loads(told.splitlines()[-1]) == scores_of(run)
+    assert main(["predict", str(run), "good"]) == 4
+    assert (
+        f"has a run of each seed; give one of them, as {run / 'seed_5'}" in capsys.readouterr().err
+    )
 
 
 def test_a_classifier_for_other_labels_is_left_behind(place, whole, tmp_path, capsys):

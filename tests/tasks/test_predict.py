@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -215,12 +216,23 @@ def test_words_are_labelled_at_their_first_pieces_and_entities_are_told(models, 
     given = [word["probability"] for word in row["words"]]
     np.testing.assert_allclose(given, shares.max(1), atol=CLOSE)
     labels = [word["label"] for word in row["words"]]
+    words = re.finditer(r"\S+", text)
+    starts = {found.start(): label for found, label in zip(words, labels, strict=True)}
     for entity in row["entities"]:
-        first, last = entity["first_word"], entity["last_word"]
-        assert entity["text"] == " ".join(text.split()[first : last + 1])
-        assert labels[first].endswith(entity["type"]) and labels[first] != "O"
+        assert entity["text"] == text[entity["start"] : entity["end"]]
+        label = starts[entity["start"]]
+        assert label.endswith(entity["type"]) and label != "O"
     assert bool(row["entities"]) == any(label != "O" for label in labels)
     assert "entities" not in predict(capsys, models["plain_token"], text)[0]
+
+
+def test_punctuation_beside_a_word_is_a_word_of_its_own(models, capsys):
+    apart, beside = (
+        predict(capsys, models["token"], text)[0]["words"]
+        for text in ("( cats in paris . )", "(cats in paris.)")
+    )
+    assert [word["word"] for word in beside] == ["(", "cats", "in", "paris", ".", ")"]
+    assert beside == apart
 
 
 def test_every_word_of_a_sentence_that_is_too_long_is_labelled(models, capsys, tmp_path):

@@ -491,8 +491,8 @@ def test_other_settings_are_refused_naming_each_difference(saved):
     for difference in (
         "seed was 1984, is 7",
         "bert_config.num_hidden_layers was 2, is 3",
-        "corpus was 0123, is 4567",
-        "examples_per_step was 8, is 16",
+        "corpus (the examples that are read) was 0123, is 4567",
+        "examples_per_step (of global_batch) was 8, is 16",
         "--pretrained-ckpt-path",
     ):
         assert difference in told
