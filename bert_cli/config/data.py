@@ -26,6 +26,15 @@ class DataSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class Masking(DataSettings):
+    """How tokens are chosen for prediction: where records are dynamic a setting of the run."""
+
+    unit: Literal["token", "word"] = "token"
+    """What is chosen as a whole: single pieces, or words with all their pieces."""
+    probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of an example's tokens that are to be predicted, at most P of them."""
+
+
 class DownloadSettings(DataSettings):
     """Fetch a Wikipedia dump (or the shipped sample), resumed and verified.
 
@@ -88,6 +97,12 @@ def check_recipe(settings: "TokenizeSettings | DataChainSettings") -> None:
             f"duplication_factor ({copies}): has no effect with masking 'dynamic', which stores each example "
             "once; leave it out or choose masking 'static'"
         )
+    for name in ("whole_word_masking", "masked_lm_prob"):
+        if settings.masking == "dynamic" and name in settings.model_fields_set:
+            raise ValueError(
+                f"{name}: has no effect with masking 'dynamic', whose masks are drawn when records are read; "
+                "give it to the run, as `bert pretrain --masking.unit word` or --masking.probability"
+            )
     if settings.mask_tokens > settings.sequence_length - 3:
         raise ValueError(
             f"mask_tokens ({settings.mask_tokens}): is more than the tokens of an example "

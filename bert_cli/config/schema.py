@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from bert_cli.config.data import Masking
 from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -268,6 +269,8 @@ class PretrainSettings(TrainSettings):
     """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
     max_predictions_per_seq: Positive
     """Most masked places P of an example."""
+    masking: Masking = Masking()
+    """How the tokens to be predicted are chosen, anew each epoch; for dynamic records."""
     total_num_train_samples: Positive | None = None
     """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
     for sequences of at most 128 places, 34,239,360 for longer ones."""

@@ -1,36 +1,22 @@
-"""The BERT recipe: sentence pairs and masks from documents and a seed (Devlin et al. 2018, A.1).
+"""The BERT recipe: sentence pairs from documents and a seed (Devlin et al. 2018, A.1).
 
 A group's tokens lie in one flat array, sentences are its prefix sums and documents ranges of
 sentences; a pair is then five integers, and a pass over 75,000 sentences makes 22,000 of them in 40
-ms. Rows of tokens are only gathered, and masked, a block at a time. Every random bit of an example
-is a hash of the example's key and the place, so that its mask never depends on which rows stand
-beside it: the same function masks records once when they are written and anew each time when they
-are read.
+ms. Rows of tokens are only gathered a block at a time.
 
-Shapes: B examples, S places, P masked places, V words.
+Shapes: B examples, S places.
 """
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.permutation import GOLDEN, mix
-
-Ints = npt.NDArray[np.integer[Any]]
-Keys = npt.NDArray[np.uint64]
-
-# Streams of random bits of one example: which places, what replaces them, where it is cut.
-_PLACES, _REPLACEMENTS, _CUTS = (
-    np.uint64(0xD1B54A32D192ED03 * number % 2**64) for number in (1, 2, 3)
-)
-_NOT_CHOSEN = np.uint64(0xFFFFFFFFFFFFFFFF)
-_PLACE_BITS = np.uint64(0xFFFF)  # S is at most 65535
+from bert_cli.data.random_bits import CUTS, Ints, Keys, bits
 
 
 @dataclass(frozen=True)
@@ -62,38 +48,6 @@ class Pairs(NamedTuple):
             self.second_length[rows],
             self.is_random[rows],
         )
-
-
-class Masked(NamedTuple):
-    """What the model reads and is to predict."""
-
-    input_ids: npt.NDArray[np.int32]
-    """[B, S] tokens with the masked ones replaced."""
-    positions: npt.NDArray[np.int32]
-    """[B, P] masked places in ascending order, then zeros."""
-    ids: npt.NDArray[np.int32]
-    """[B, P] the tokens that stood there, then zeros."""
-    weights: npt.NDArray[np.float32]
-    """[B, P] 1.0 for a prediction, 0.0 for padding."""
-
-
-# --- random bits
-
-
-def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
-    """Keys of examples [B]: their numbers and what else tells them apart (seed, copy, epoch)."""
-    digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
-    base = np.uint64(int.from_bytes(digest, "little"))
-    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * GOLDEN) ^ base)
-
-
-def _bits(keys_B: Keys, stream: np.uint64, places: Ints) -> Keys:
-    """64 random bits for each place of each row: splitmix64 of the row's key, at that place."""
-    start_B = mix(keys_B + stream)
-    return mix(start_B[:, None] + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-
-
-# --- pairs
 
 
 def pair_sentences(
@@ -179,9 +133,9 @@ def _heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[
     left = tosses[rows]
     draw = 0
     while len(rows):
-        bits = _bits(keys[rows], _CUTS, np.array([2 * draw + side]))[:, 0]
+        drawn = bits(keys[rows], CUTS, np.array([2 * draw + side]))[:, 0]
         unused = np.maximum(64 - left, 0).astype(np.uint64)
-        heads[rows] += np.bitwise_count(bits >> unused)
+        heads[rows] += np.bitwise_count(drawn >> unused)
         rows, left = rows[left > 64], left[left > 64] - 64
         draw += 1
     return heads
@@ -205,171 +159,3 @@ def gather(
     rows_BS[rows, pairs.first_length + 1] = special.sep
     rows_BS[rows, lengths - 1] = special.sep
     return rows_BS, lengths
-
-
-# --- masks
-
-
-def mask_examples(
-    tokens_BS: Ints,
-    lengths_B: Ints,
-    first_lengths_B: Ints,
-    labels_B: Ints | npt.NDArray[np.bool_],
-    keys_B: Keys,
-    *,
-    special: SpecialIds,
-    vocab_size: int,
-    predictions: int,
-    masked_lm_prob: float = 0.15,
-    is_continuation: npt.NDArray[np.bool_] | None = None,
-) -> dict[str, npt.NDArray[Any]]:
-    """Mask rows of tokens, as `mask_tokens` does; return all that an example has, by its name.
-
-    `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. The arrays
-    are int32, the weights float32.
-    """
-    masked = mask_tokens(
-        tokens_BS,
-        lengths_B,
-        keys_B,
-        special=special,
-        vocab_size=vocab_size,
-        predictions=predictions,
-        masked_lm_prob=masked_lm_prob,
-        is_continuation=is_continuation,
-    )
-    places = np.arange(tokens_BS.shape[1])
-    is_token_BS = places < lengths_B[:, None]
-    return {
-        "input_ids": masked.input_ids,
-        "input_mask": is_token_BS.astype(np.int32),
-        "segment_ids": (is_token_BS & (places >= first_lengths_B[:, None])).astype(np.int32),
-        "masked_lm_positions": masked.positions,
-        "masked_lm_ids": masked.ids,
-        "masked_lm_weights": masked.weights,
-        "next_sentence_labels": labels_B.astype(np.int32),
-    }
-
-
-def mask_tokens(
-    tokens_BS: Ints,
-    lengths_B: Ints,
-    keys_B: Keys,
-    *,
-    special: SpecialIds,
-    vocab_size: int,
-    predictions: int,
-    masked_lm_prob: float = 0.15,
-    is_continuation: npt.NDArray[np.bool_] | None = None,
-) -> Masked:
-    """Choose `min(P, max(1, round(0.15 length)))` places of each row and replace them 80/10/10.
-
-    As in Devlin et al. 2018, section 3.1. Never [CLS], [SEP] or padding; 80 % become [MASK], 10 % a
-    word drawn from the whole vocabulary, 10 % stay. The length counts the special tokens. With
-    `is_continuation` [V] (pieces that continue a word) whole words are chosen: words in random
-    order, those that do not fit in what is left are passed over, so that a row may have fewer
-    predictions, none if its every word has more pieces than predictions are wanted.
-    """
-    sequence_length = tokens_BS.shape[1]
-    places = np.arange(sequence_length)
-    allowed_BS = (
-        (tokens_BS != special.cls) & (tokens_BS != special.sep) & (places < lengths_B[:, None])
-    )
-    wanted_B = np.clip(np.rint(lengths_B * masked_lm_prob).astype(np.int64), 1, predictions)
-    order_BS = (_bits(keys_B, _PLACES, places) & ~_PLACE_BITS) | places.astype(np.uint64)
-    if is_continuation is None:
-        places_BP = _single_places(
-            order_BS, allowed_BS, wanted_B, min(predictions, sequence_length)
-        )
-    else:
-        follows_BS = is_continuation[tokens_BS]
-        follows_BS[:, 0] = False
-        follows_BS[:, 1:] &= allowed_BS[:, :-1]  # what was cut off from its word begins one
-        places_BP = _word_places(
-            order_BS, allowed_BS, allowed_BS & ~follows_BS, wanted_B, predictions
-        )
-    return _replace(
-        tokens_BS,
-        places_BP,
-        keys_B,
-        special=special,
-        vocab_size=vocab_size,
-        predictions=predictions,
-    )
-
-
-def _single_places(
-    order_BS: Keys, allowed_BS: npt.NDArray[np.bool_], wanted_B: npt.NDArray[np.int64], most: int
-) -> npt.NDArray[np.int64]:
-    """Places of the `wanted` smallest random numbers of each row, ascending; S for none."""
-    order_BS[~allowed_BS] = _NOT_CHOSEN
-    smallest_BP = np.sort(np.partition(order_BS, most - 1, axis=1)[:, :most], axis=1)
-    chosen_BP = (np.arange(most) < wanted_B[:, None]) & (smallest_BP != _NOT_CHOSEN)
-    places_BP = np.where(chosen_BP, (smallest_BP & _PLACE_BITS).astype(np.int64), order_BS.shape[1])
-    return np.sort(places_BP, axis=1)
-
-
-def _word_places(
-    order_BS: Keys,
-    allowed_BS: npt.NDArray[np.bool_],
-    starts_BS: npt.NDArray[np.bool_],
-    wanted_B: npt.NDArray[np.int64],
-    predictions: int,
-) -> npt.NDArray[np.int64]:
-    """Places of whole words in random order, as many as fit, ascending; S for none."""
-    rows, length = order_BS.shape
-    words_BS = np.maximum(np.cumsum(starts_BS, axis=1) - 1, 0)
-    numbers = (words_BS + np.arange(rows)[:, None] * length)[allowed_BS]
-    sizes_BS = np.bincount(numbers, minlength=rows * length).reshape(rows, length)
-    shuffled_BS = np.sort(np.where(starts_BS, order_BS, _NOT_CHOSEN), axis=1)
-    taken_BS = np.zeros((rows, length), np.bool_)
-    left_B = wanted_B.copy()
-    row = np.arange(rows)  # those that still want a place and have a word
-    for turn in range(length):
-        start = shuffled_BS[row, turn]
-        goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
-        row, start = row[goes_on], start[goes_on]
-        if not len(row):
-            break
-        word = words_BS[row, (start & _PLACE_BITS).astype(np.int64)]
-        size = sizes_BS[row, word]
-        fits = size <= left_B[row]
-        left_B[row] -= np.where(fits, size, 0)
-        taken_BS[row, word] = fits
-    chosen_BS = allowed_BS & np.take_along_axis(taken_BS, words_BS, axis=1)
-    return np.sort(np.where(chosen_BS, np.arange(length), length), axis=1)[:, :predictions]
-
-
-def _replace(
-    tokens_BS: Ints,
-    places_BP: npt.NDArray[np.int64],
-    keys_B: Keys,
-    *,
-    special: SpecialIds,
-    vocab_size: int,
-    predictions: int,
-) -> Masked:
-    """Replace the chosen places 80/10/10 and pad the targets to P with zeros."""
-    rows, length = tokens_BS.shape
-    most = places_BP.shape[1]
-    chosen_BP = places_BP < length
-    places_BP = np.where(chosen_BP, places_BP, 0)
-    bits_BP = _bits(keys_B, _REPLACEMENTS, places_BP)
-    coin_BP = bits_BP >> np.uint64(32)
-    word_BP = ((bits_BP & np.uint64(0xFFFFFFFF)) * np.uint64(vocab_size)) >> np.uint64(32)
-    labels_BP = np.take_along_axis(tokens_BS, places_BP, axis=1).astype(np.int32)
-    replaced_BP = np.where(
-        coin_BP < np.uint64(0.8 * 2**32),
-        np.int32(special.mask),
-        np.where(coin_BP < np.uint64(0.9 * 2**32), word_BP.astype(np.int32), labels_BP),
-    )
-    input_ids = np.array(tokens_BS, np.int32)
-    row = np.broadcast_to(np.arange(rows)[:, None], places_BP.shape)
-    input_ids[row[chosen_BP], places_BP[chosen_BP]] = replaced_BP[chosen_BP]
-    positions = np.zeros((rows, predictions), np.int32)
-    ids = np.zeros((rows, predictions), np.int32)
-    weights = np.zeros((rows, predictions), np.float32)
-    positions[:, :most] = places_BP
-    ids[:, :most] = np.where(chosen_BP, labels_BP, 0)
-    weights[:, :most] = chosen_BP
-    return Masked(input_ids, positions, ids, weights)

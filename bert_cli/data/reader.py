@@ -20,9 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.data import Masking
 from bert_cli.data.index import OFFSETS, read_corpus
-from bert_cli.data.instances import Keys, SpecialIds, mask_examples, row_keys
+from bert_cli.data.instances import SpecialIds
+from bert_cli.data.masks import mask_examples
 from bert_cli.data.permutation import GOLDEN, mix, record_at
+from bert_cli.data.random_bits import Keys, row_keys
 from bert_cli.data.records import parse_dynamic, parse_static, read_payload
 from bert_cli.data.vocab import read_vocabulary
 from bert_cli.errors import ConfigError, DataError
@@ -88,15 +91,17 @@ class Reader:
         micro_batch_size: int,
         sequence_length: int | None = None,
         predictions: int | None = None,
+        masking: Masking | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         """Open a corpus; what is left out is as the corpus says.
 
-        Static records fix S and P. Dynamic ones can be read with any P and with an S that is not
-        smaller. Of each step's micro-batches the reader gives those of part `part` of `parts`, in
-        the order of the stream. Raises DataError for lengths or files that do not fit, ConfigError
-        for a step that is no whole number of micro-batches in each part.
+        Static records fix S, P and their masks. Dynamic ones can be read with any P, with an S that is
+        not smaller, and are masked as `masking` says. Of each step's micro-batches the reader gives
+        those of part `part` of `parts`, in the order of the stream. Raises DataError for lengths or
+        files that do not fit, ConfigError for a step that is no whole number of micro-batches in each
+        part.
         """
         self.folder, self.seed = folder, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
@@ -115,6 +120,7 @@ class Reader:
         self._offsets = self._map_offsets()
         self._check_files()
         self._special = SpecialIds(**self.corpus["special_ids"])
+        self.masking = masking or Masking()
         self._is_continuation = self._continuations()
 
     def __len__(self) -> int:
@@ -197,7 +203,7 @@ class Reader:
             special=self._special,
             vocab_size=self.corpus["vocab_size"],
             predictions=self.predictions,
-            masked_lm_prob=self.corpus["masked_lm_prob"],
+            masking=self.masking,
             is_continuation=self._is_continuation,
         )
 
@@ -238,7 +244,7 @@ class Reader:
 
     def _continuations(self) -> npt.NDArray[np.bool_] | None:
         """Which words continue another one [V], when whole words are masked here."""
-        if not (self.is_dynamic and self.corpus["whole_word_masking"]):
+        if not self.is_dynamic or self.masking.unit == "token":
             return None
         vocabulary = read_vocabulary(self.folder / "vocab.txt")
         if vocabulary.sha256 != self.corpus["vocab_sha256"]:
@@ -316,6 +322,7 @@ class GeneratedReader:
             special=special,
             vocab_size=self.vocab_size,
             predictions=self.predictions,
+            masking=Masking(),
         )
 
 

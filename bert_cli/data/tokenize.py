@@ -13,22 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data.index import write_corpus
-from bert_cli.data.instances import (
-    Pairs,
-    gather,
-    mask_examples,
-    pair_sentences,
-    row_keys,
-    truncate_pairs,
-)
+from bert_cli.data.instances import Pairs, gather, pair_sentences, truncate_pairs
 from bert_cli.data.ledger import Shard, Stats, finished_files, read_manifest
+from bert_cli.data.masks import mask_examples
+from bert_cli.data.random_bits import row_keys
 from bert_cli.data.records import (
     DynamicRecords,
     RecordWriter,
@@ -62,8 +57,8 @@ class Recipe:
     masking: str
     copies: int
     short_seq_prob: float
-    masked_lm_prob: float
-    whole_word_masking: bool
+    static_masks: Masking | None
+    """How masks are drawn that are written; None where they are drawn when records are read."""
     random_seed: int
     vocab_sha256: str
 
@@ -83,6 +78,8 @@ def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... and their indices, the tokenizer's files, corpus.json."""
     vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
     dynamic = settings.masking == "dynamic"
+    unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
+    masks = Masking(unit=unit, probability=settings.masked_lm_prob)
     recipe = Recipe(
         vocab=vocabulary.path,
         cased=settings.cased,
@@ -91,8 +88,7 @@ def run(settings: TokenizeSettings) -> None:
         masking=settings.masking,
         copies=1 if dynamic else settings.duplication_factor,
         short_seq_prob=settings.short_seq_prob,
-        masked_lm_prob=settings.masked_lm_prob,
-        whole_word_masking=settings.whole_word_masking,
+        static_masks=None if dynamic else masks,
         random_seed=settings.random_seed,
         vocab_sha256=vocabulary.sha256,
     )
@@ -115,12 +111,13 @@ def run(settings: TokenizeSettings) -> None:
 
 def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
     """What corpus.json says about the records beside their files and counts."""
+    masks = recipe.static_masks
     return {
         "format": recipe.masking,
         "sequence_length": recipe.sequence_length,
         "mask_tokens": recipe.mask_tokens,
-        "masked_lm_prob": recipe.masked_lm_prob,
-        "whole_word_masking": recipe.whole_word_masking,
+        "masked_lm_prob": masks.probability if masks else None,
+        "whole_word_masking": masks.unit == "word" if masks else None,
         "vocab_size": len(vocabulary.pieces),
         "vocab_sha256": vocabulary.sha256,
         "token_bytes": token_bytes(len(vocabulary.pieces)),
@@ -261,14 +258,15 @@ def blocks(
     """Serialised records of all pairs, in their order, a block at a time."""
     special = vocabulary.special
     size = len(vocabulary.pieces)
-    continuation = vocabulary.is_continuation if recipe.whole_word_masking else None
+    masks = recipe.static_masks
+    continuation = vocabulary.is_continuation if masks and masks.unit == "word" else None
     length = recipe.sequence_length
     step = max(1, BLOCK_PLACES // length)
     for first in range(0, len(keys), step):
         rows = slice(first, first + step)
         block = pairs.take(rows)
         tokens_BS, lengths_B = gather(group.tokens, block, special, length)
-        if recipe.masking == "dynamic":
+        if masks is None:
             yield _dynamic_block(tokens_BS, lengths_B, block, token_bytes(size))
             continue
         examples = mask_examples(
@@ -280,7 +278,7 @@ def blocks(
             special=special,
             vocab_size=size,
             predictions=recipe.mask_tokens,
-            masked_lm_prob=recipe.masked_lm_prob,
+            masking=masks,
             is_continuation=continuation,
         )
         yield static_payloads(examples)

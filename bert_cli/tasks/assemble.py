@@ -83,9 +83,15 @@ def open_corpus(
         micro_batch_size=settings.global_batch.micro_batch_size,
         sequence_length=settings.max_seq_length,
         predictions=settings.max_predictions_per_seq,
+        masking=settings.masking,
         part=part,
         parts=parts,
     )
+    if not reader.is_dynamic and "masking" in settings.model_fields_set:
+        raise ConfigError(
+            f"masking: has no effect on {folder}, whose records are static and masked already; leave it out, or "
+            "make the records with --masking dynamic"
+        )
     words = reader.corpus["vocab_size"]
     if words != settings.bert_config.vocab_size:
         raise ConfigError(

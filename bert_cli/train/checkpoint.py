@@ -42,6 +42,7 @@ FIXED = (
     "precision",
     "max_seq_length",
     "max_predictions_per_seq",
+    "masking",
     "bert_config",
     "optimizer_opts",
     "generated_dataset",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_cli.config.data import Masking
 from bert_cli.data.index import write_corpus
 from bert_cli.data.reader import Batch, GeneratedReader, Reader
 from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads, static_payloads
@@ -277,12 +278,11 @@ def test_a_dynamic_corpus_is_read_with_other_lengths_and_a_static_one_is_not(
         open_reader(corpus, sequence_length=12)
 
 
-def test_whole_words_are_masked_whole_when_the_corpus_says_so(tmp_path: Path) -> None:
-    changes = {"mask_tokens": 8, "masked_lm_prob": 0.5}
-    plain_folder = make_corpus(tmp_path / "plain", "dynamic", [200], **changes)
-    folder = make_corpus(tmp_path / "c", "dynamic", [200], **changes, whole_word_masking=True)
-    got = open_reader(folder).rows(np.arange(200))
-    plain = open_reader(plain_folder).rows(np.arange(200))
+def test_whole_words_are_masked_whole_when_the_run_says_so(tmp_path: Path) -> None:
+    folder = make_corpus(tmp_path / "c", "dynamic", [200], mask_tokens=8)
+    words = Masking(unit="word", probability=0.5)
+    got = open_reader(folder, masking=words).rows(np.arange(200))
+    plain = open_reader(folder, masking=Masking(probability=0.5)).rows(np.arange(200))
     assert not np.array_equal(got["masked_lm_positions"], plain["masked_lm_positions"])
     for row in range(200):
         ids = got["input_ids"][row].copy()
@@ -295,12 +295,14 @@ def test_whole_words_are_masked_whole_when_the_corpus_says_so(tmp_path: Path) ->
 
 
 def test_a_changed_vocabulary_is_noticed_where_it_decides_the_masks(tmp_path: Path) -> None:
-    folder = make_corpus(tmp_path / "c", "dynamic", [5], whole_word_masking=True)
-    open_reader(folder)
+    folder = make_corpus(tmp_path / "c", "dynamic", [5])
+    words = Masking(unit="word")
+    open_reader(folder, masking=words)
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
+    open_reader(folder)
     with pytest.raises(DataError, match="is not the vocabulary"):
-        open_reader(folder)
+        open_reader(folder, masking=words)
 
 
 def test_a_step_must_be_whole_micro_batches(corpus: Path) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data import tokenize
 from bert_cli.data.index import read_corpus
-from bert_cli.data.instances import mask_tokens, row_keys
 from bert_cli.data.ledger import read_manifest
+from bert_cli.data.masks import mask_tokens
+from bert_cli.data.random_bits import row_keys
 from bert_cli.data.records import parse_dynamic, parse_static, read_payload
 from bert_cli.data.tokenize import encode_group, plan_groups
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary
@@ -364,7 +365,13 @@ def test_the_mask_of_the_readers_function_is_the_recipes(dynamic):
     special = read_vocabulary(dynamic / "vocab.txt").special
     keys = row_keys(np.arange(len(rows)), "mask", 1, 0)
     out = mask_tokens(
-        rows, records.lengths, keys, special=special, vocab_size=len(PIECES), predictions=P
+        rows,
+        records.lengths,
+        keys,
+        special=special,
+        vocab_size=len(PIECES),
+        predictions=P,
+        masking=Masking(),
     )
     wanted = [min(P, max(1, round(0.15 * n))) for n in records.lengths.tolist()]
     assert out.weights.sum(axis=1).tolist() == wanted
