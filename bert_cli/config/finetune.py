@@ -164,6 +164,19 @@ class GlueSettings(FinetuneSettings):
     do_test: bool = False
     """Also predict the test set and write the file that the benchmark's server accepts."""
 
+    @model_validator(mode="after")
+    def _test_predictions_have_a_model_and_a_place(self) -> "GlueSettings":
+        if self.do_test and not self.do_validation:
+            raise ValueError(
+                "do_test has no effect without do_validation, whose scores choose the checkpoint that predicts; "
+                "leave out one of them"
+            )
+        if self.do_test and self.save_ckpt_path is None:
+            raise ValueError(
+                "do_test writes a file; give --save-ckpt-path, the folder that receives it"
+            )
+        return self
+
 
 class NerSettings(FinetuneSettings):
     """Fine-tune on labelled tokens (named entities and the like) in CoNLL format.
@@ -208,4 +221,6 @@ class ClassifySettings(FinetuneSettings):
             raise ValueError(f"text_column names {len(self.text_column)} columns; give one or two")
         if "held_out_share" in self.model_fields_set and self.validation_file is not None:
             raise ValueError("held_out_share has no effect with validation_file; leave one out")
+        if "held_out_share" in self.model_fields_set and not self.do_validation:
+            raise ValueError("held_out_share has no effect without do_validation; leave it out")
         return self

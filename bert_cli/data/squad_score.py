@@ -64,14 +64,18 @@ def read_gold(gold: Path | Mapping[str, Any]) -> Gold:
 
 
 def gold_of(questions: Questions) -> Gold:
-    """The gold answers of questions that were read. DataError for one that has none."""
-    for question in questions.questions:
-        if not question.answers and not question.is_impossible:
-            raise DataError(
-                f"question '{question.id}': has no answers to score against; give a development file"
-            )
-    texts = [(row.id, tuple(answer.text for answer in row.answers)) for row in questions.questions]
-    return Gold(texts, any(question.is_impossible for question in questions.questions))
+    """The gold answers of questions that were read, by the rule of `read_gold`: where some are impossible,
+    so is one without an answer. DataError for it elsewhere.
+    """
+    rows = questions.questions
+    version_2 = any(question.is_impossible for question in rows)
+    bare = [question.id for question in rows if not question.answers]
+    if bare and not version_2:
+        raise DataError(
+            f"question '{bare[0]}': has no answers to score against; give a development file"
+        )
+    texts = [(row.id, tuple(answer.text for answer in row.answers)) for row in rows]
+    return Gold(texts, version_2)
 
 
 def read_predictions(path: Path) -> dict[str, str]:

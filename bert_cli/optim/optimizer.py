@@ -76,8 +76,9 @@ class Optimizer:
 def decayed_by_layer(rules: Mapping[str, Rule], decay: float) -> dict[str, Rule]:
     """The rules with a learning rate that falls by `decay` a layer from the top to the embeddings.
 
-    Layer k of L has decay ** (L - k) of the rate, embeddings decay ** (L + 1), everything above the
-    encoder all of it (Clark et al. 2020, ELECTRA, appendix B; Howard & Ruder 2018, section 3.2).
+    Layer k of L, counted from 0 at the bottom, has decay ** (L - k) of the rate, embeddings
+    decay ** (L + 1), everything above the encoder all of it (Howard & Ruder 2018, section 3.2; the rates
+    of Clark et al. 2020, ELECTRA, appendix B, are chosen for this kind of decay).
     """
     numbers = {name: re.match(r"hid_(\d+)/", name) for name in rules}
     layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)

@@ -32,7 +32,15 @@ def refuse_differences(peers: Peers, fixed: dict[str, Any]) -> None:
 def meetings(settings: TrainSettings) -> dict[str, Any]:
     """The settings that decide when the processes meet: with others they would wait for ever."""
     told = settings.model_dump(mode="json")
-    names = ("evaluate_every_steps", "evaluation_examples", "validation_dir", "max_skipped_steps")
+    names = (
+        "evaluate_every_steps",
+        "evaluation_examples",
+        "validation_dir",
+        "max_skipped_steps",
+        "do_validation",
+        "do_test",
+        "seeds",
+    )
     return {
         **{name: told[name] for name in (*names, "global_batch", "dry_run") if name in told},
         "parallel": {**told["parallel"], "trace": None},

@@ -18,7 +18,7 @@ from bert_cli.data.scores import confusion, score
 from bert_cli.data.table import hold_out, read_table
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.tasks import finetune, start
-from bert_cli.tasks.finetune import Logits, Scores, Task
+from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.tasks.texts import features_of_texts
 from bert_cli.train.report import say
 
@@ -38,8 +38,12 @@ def build(
 ) -> Task:
     """The rows of the file, and those to score on."""
     train, development = _read(settings, source)
-    names = development.label_names
+    names = (development or train).label_names  # type: ignore[union-attr]
     assert names is not None
+    if development is None:
+        assert train is not None
+        kept = features_of_texts(train, "train", settings, tokenizer)
+        return Task(len(names), names, kept, {}, score=lambda logits: {}, best="accuracy")
     return Task(
         labels=len(names),
         label_names=names,
@@ -56,7 +60,7 @@ def build(
 
 def _read(
     settings: ClassifySettings, source: start.Source | None
-) -> tuple[TextExamples | None, TextExamples]:
+) -> tuple[TextExamples | None, TextExamples | None]:
     """Rows to train on, and those to score on."""
     columns = {"text_columns": settings.text_column, "label_column": settings.label_column}
     # A model that is only scored has its labels, and its numbers for them.
@@ -65,6 +69,8 @@ def _read(
         return None, read_table(settings.validation_file, **columns, label_names=names)  # type: ignore[arg-type]
     assert settings.train_file is not None
     train = read_table(settings.train_file, **columns, label_names=names)  # type: ignore[arg-type]
+    if settings.validation_file is None and not settings.do_validation:
+        return train, None
     if settings.validation_file is None:
         say(
             f"validation: {settings.held_out_share:.0%} of {settings.train_file}, held out by the seed"

@@ -7,19 +7,15 @@ end that one is scored, its predictions are written, and the score is printed as
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import plan_of
-from bert_cli.data.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.features import FeatureReader
 from bert_cli.data.ledger import JSON, write_json_atomically
 from bert_cli.data.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.errors import ConfigError
@@ -27,37 +23,16 @@ from bert_cli.model.hf import ARCHITECTURES
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh
 from bert_cli.tasks import assemble, start, training
+from bert_cli.tasks.evaluation import Scorer, fingerprint_of, label_order
+from bert_cli.tasks.job import Job
+from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import StopRequest
+from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.report import say
 
-Logits = Mapping[str, npt.NDArray[np.float32]]
-"""Of each development set by its name: [n, L] for examples, [T, L] for places."""
-Scores = dict[str, float]
 Asked = TypeVar("Asked", bound=FinetuneSettings)
 
 SCORES = "scores.json"
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a task brings to the walk."""
-
-    labels: int
-    """Outputs of the head."""
-    label_names: Sequence[str] | None
-    """Names of a classifier's labels; None where they have none."""
-    train: Features | None
-    development: Mapping[str, Features]
-    score: Callable[[Logits], Scores]
-    best: str
-    """The score whose highest value decides which checkpoint is kept."""
-    show: Callable[[Logits], None] = lambda logits: None
-    """Says more about the scored predictions than the scores."""
-    write: Callable[[Path, Logits], None] = lambda folder, logits: None
-    """Writes the predictions of the best checkpoint into the run's folder."""
-    more: Mapping[str, Features] | None = None
-    """Sets without labels to be predicted for `write` at the end."""
 
 
 Build = Callable[[Asked, TextTokenizer, start.Source | None], Task]
@@ -82,18 +57,18 @@ def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None
             _refuse_another_head(settings, source)
         task = build(settings, tokenizer, source)
         if not settings.do_training:
-            _only_score(settings, mesh, task, source)
+            _only_score(settings, mesh, task, source, stop)
             return
         found = []
         for seed in range(settings.seed, settings.seed + settings.seeds):
             with ExitStack() as own:
                 one = _with_seed(settings, seed)
-                scores = _train_and_score(one, mesh, task, stop, own, tokenizer_folder)
-            if scores is None:
+                finished, scores = _train_and_score(one, mesh, task, stop, own, tokenizer_folder)
+            if not finished:
                 return
-            found.append(scores)
+            found += [scores] if scores is not None else []
         if len(found) > 1:
-            _say_spread(settings, found)
+            _say_spread(settings, found, mesh.processes.rank)
 
 
 def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None:
@@ -136,11 +111,11 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
 
 
 def _of_the_model(settings: Asked, source: start.Source | None) -> Asked:
-    """The settings with the shape of the model they start from, unless they say it themselves."""
-    if source is None or "bert_config" in settings.model_fields_set:
+    """The settings with the shape of the model they start from, but for what they say of it themselves."""
+    if source is None:
         return settings
     given = settings.model_dump(exclude_unset=True)
-    shape = source.config.model_dump()
+    shape = source.config.model_dump() | given.get("bert_config", {})
     return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
 
 
@@ -179,7 +154,10 @@ def _with_seed(settings: Asked, seed: int) -> Asked:
     say(f"seed {seed}:")
     folder = settings.save_ckpt_path
     own = folder / f"seed_{seed}" if folder is not None else None
-    return settings.model_copy(update={"seed": seed, "save_ckpt_path": own})
+    board = settings.tensorboard_dir
+    shown = board / f"seed_{seed}" if board is not None else None
+    changed = {"seed": seed, "save_ckpt_path": own, "tensorboard_dir": shown}
+    return settings.model_copy(update=changed)
 
 
 def _train_and_score(
@@ -189,8 +167,8 @@ def _train_and_score(
     stop: StopRequest,
     claims: ExitStack,
     tokenizer_folder: Path,
-) -> Scores | None:
-    """One run with one seed; None when it was asked to stop, or nothing was to be scored."""
+) -> tuple[bool, Scores | None]:
+    """One run with one seed: whether it came to its end, and its scores where there are some."""
     assert task.train is not None
     total = round(settings.num_epochs * len(task.train))
     plan = plan_of(settings, total, len(task.train))
@@ -203,59 +181,56 @@ def _train_and_score(
         part=mesh.processes.rank,
         parts=mesh.processes.count,
     )
-    best = _Best(settings, task)
-    job = training.Job(
+    scorer = Scorer(settings, task, stop)
+    job = Job(
         plan=plan,
         reader=reader,
         sample={name: column[: len(mesh.devices)] for name, column in reader[0].items()},
         form=lambda model: start.disk_format(settings, model, tokenizer_folder, task.label_names),
-        evaluate=best.evaluate if settings.do_validation else None,
+        evaluate=scorer.evaluate if settings.do_validation else None,
+        held_out=fingerprint_of({**task.development, **(task.more or {})}),
         evaluate_every=settings.evaluate_every_steps
         or -(-len(task.train) // plan.examples_per_step),
         best=task.best,
         labels=task.labels,
     )
     walked = training.walk(settings, mesh, job, stop, claims)
-    if walked is None or not walked.finished or settings.dry_run or not settings.do_validation:
-        return None
-    assert settings.save_ckpt_path is not None
-    kept = checkpoint.best_of(settings.save_ckpt_path)
-    if kept is None:
-        return None
-    best.take(walked.engine, kept, walked.state.weights)
-    scores = task.score(best.logits)
-    say(f"run: the best of its checkpoints is {kept}, whose predictions and scores follow")
-    _finish(settings, task, walked.engine, best.logits, scores)
+    if walked is None or not walked.finished:
+        return False, None
+    if settings.dry_run or not settings.do_validation:
+        return True, None
+    kept = _kept(settings, walked.engine)
+    try:
+        logits = scorer.take(walked.engine, kept, walked.state.weights)
+        scores = task.score(logits)
+        say(f"run: the best of its checkpoints is {kept}, whose predictions and scores follow")
+        _finish(settings, task, walked.engine, scorer, logits, scores)
+    except StoppedWhileScoringError:
+        say("run: stopped before its end; the same command scores what it has trained")
+        return False, None
     say(json.dumps(scores))
-    return scores
+    return True, scores
 
 
-class _Best:
-    """Scores the development sets, and holds on to the logits of the best time."""
-
-    def __init__(self, settings: FinetuneSettings, task: Task) -> None:
-        self.settings, self.task = settings, task
-        self.value: float | None = None
-        self.logits: Logits = {}
-
-    def evaluate(self, engine: Engine) -> Scores:
-        logits = logits_of_sets(engine, self.task.development, self.settings, self.task)
-        scores = self.task.score(logits)
-        if self.value is None or scores[self.task.best] > self.value:
-            self.value, self.logits = scores[self.task.best], logits
-        return scores
-
-    def take(self, engine: Engine, kept: Path, weights: Mapping[str, Any]) -> None:
-        """Have the logits of the checkpoint that was kept, and its weights in the engine."""
-        start.put_weights(start.find_source(str(kept)), weights)
-        if self.value is None or self.value != checkpoint.best_value(kept.parent):
-            self.logits = logits_of_sets(engine, self.task.development, self.settings, self.task)
+def _kept(settings: FinetuneSettings, engine: Engine) -> Path:
+    """The best checkpoint, as rank 0 sees it: a file may show later on another host."""
+    folder, step = settings.save_ckpt_path, -1
+    assert folder is not None
+    if engine.peers.rank == 0:
+        best = checkpoint.best_of(folder)
+        assert best is not None, "a run that was evaluated has a best checkpoint"
+        step = int(best.name.rpartition("_")[2])
+    return folder / checkpoint.name_of(int(engine.peers.of_rank_0([step])[0]))
 
 
 def _only_score(
-    settings: FinetuneSettings, mesh: Mesh, task: Task, source: start.Source | None
+    settings: FinetuneSettings,
+    mesh: Mesh,
+    task: Task,
+    source: start.Source | None,
+    stop: StopRequest,
 ) -> None:
-    """Score a model as it is."""
+    """Score a model as it is; KeyboardInterrupt when asked to stop, since there is nothing to save."""
     assert source is not None
     model = assemble.build_model(settings, mesh, task.labels)
     engine = assemble.build_engine(model, settings, mesh)
@@ -265,62 +240,46 @@ def _only_score(
             f"{source.folder} ({source.architecture}): has no {', '.join(new)}, so it was not trained for this "
             "task; leave out --no-do-training, or give a model that was"
         )
+    order = label_order(source, task.label_names)
+    scorer = Scorer(settings, task, stop)
     say(f"run: scores {source.folder}")
-    logits = logits_of_sets(engine, task.development, settings, task)
-    scores = task.score(logits)
-    if settings.save_ckpt_path is not None:
-        _finish(settings, task, engine, logits, scores)
-    else:
-        task.show(logits)
+    try:
+        logits = _in_order(scorer.logits_of(engine, task.development), order)
+        scores = task.score(logits)
+        if settings.save_ckpt_path is not None:
+            _finish(settings, task, engine, scorer, logits, scores, order)
+        else:
+            task.show(logits)
+    except StoppedWhileScoringError:
+        raise KeyboardInterrupt from None
     say(json.dumps(scores))
 
 
+def _in_order(logits: Logits, order: Sequence[int] | None) -> Logits:
+    return logits if order is None else {name: found[:, order] for name, found in logits.items()}
+
+
 def _finish(
-    settings: FinetuneSettings, task: Task, engine: Engine, logits: Logits, scores: Scores
+    settings: FinetuneSettings,
+    task: Task,
+    engine: Engine,
+    scorer: Scorer,
+    logits: Logits,
+    scores: Scores,
+    order: Sequence[int] | None = None,
 ) -> None:
     """Predict what has no labels and write everything into the run's folder."""
     folder = settings.save_ckpt_path
     assert folder is not None
     task.show(logits)
-    more = logits_of_sets(engine, task.more or {}, settings, task)
+    more = _in_order(scorer.logits_of(engine, task.more or {}), order)
     if engine.peers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         task.write(folder, {**logits, **more})
         write_json_atomically(folder / SCORES, scores)
 
 
-def logits_of_sets(
-    engine: Engine, sets: Mapping[str, Features], settings: FinetuneSettings, task: Task
-) -> dict[str, npt.NDArray[np.float32]]:
-    """The logits of all examples of some sets; the processes share them."""
-    size, most = settings.global_batch.micro_batch_size, settings.max_seq_length
-    by_place = settings.LAST_BLOCKS[-1] != "glue_head"
-    return {
-        name: _logits(engine, features, task.labels, by_place, size, most)
-        for name, features in sets.items()
-    }
-
-
-def _logits(
-    engine: Engine, features: Features, labels: int, by_place: bool, size: int, most: int
-) -> npt.NDArray[np.float32]:
-    peers = engine.peers
-    found = np.zeros((len(features.tokens) if by_place else len(features), labels), np.float32)
-    starts, lengths = features.starts, features.lengths
-    for numbers in by_length(features, size)[peers.rank :: peers.count]:
-        # Filled up with what is there: another number of examples would be traced once more.
-        filled = np.resize(numbers, size)
-        places = padded_length(int(lengths[numbers].max()), most)
-        logits = engine.predict(features.batch(filled, places))[: len(numbers)]
-        if by_place:
-            inside = np.arange(places) < lengths[numbers, None]
-            found[(starts[numbers, None] + np.arange(places))[inside]] = logits[inside]
-        else:
-            found[numbers] = logits
-    return peers.total(found).astype(np.float32)
-
-
-def _say_spread(settings: FinetuneSettings, found: Sequence[Scores]) -> None:
+def _say_spread(settings: FinetuneSettings, found: Sequence[Scores], rank: int) -> None:
     """Mean and standard deviation of each score over the seeds, for people and as one JSON object."""
     say(f"{len(found)} seeds, {settings.seed} to {settings.seed + len(found) - 1}:")
     spread: dict[str, JSON] = {}
@@ -330,5 +289,6 @@ def _say_spread(settings: FinetuneSettings, found: Sequence[Scores]) -> None:
         spread[name] = {"mean": mean, "standard_deviation": deviation, "values": values}
         say(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({', '.join(f'{v:.4f}' for v in values)})")
     assert settings.save_ckpt_path is not None
-    write_json_atomically(settings.save_ckpt_path / SCORES, spread)
+    if rank == 0:
+        write_json_atomically(settings.save_ckpt_path / SCORES, spread)
     say(json.dumps(spread))

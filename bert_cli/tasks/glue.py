@@ -15,7 +15,7 @@ from bert_cli.data.features import Features
 from bert_cli.data.scores import score
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.tasks import finetune, start
-from bert_cli.tasks.finetune import Logits, Scores, Task
+from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.tasks.texts import features_of_texts, predictions_of
 from bert_cli.train.report import say
 

@@ -14,10 +14,10 @@ from bert_cli.config.finetune import NerSettings
 from bert_cli.data.conll import Sentences, WordPlaces, read_conll, word_features, word_labels
 from bert_cli.data.examples import write_lines
 from bert_cli.data.features import Features
-from bert_cli.data.scores import entity_scores
+from bert_cli.data.scores import chunks, entity_scores
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.tasks import finetune, start
-from bert_cli.tasks.finetune import Logits, Scores, Task
+from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train.report import say
 
 PREDICTIONS = "predictions.conll"
@@ -73,7 +73,9 @@ def _score(sentences: Sentences, places: WordPlaces, logits: Logits) -> Scores:
     labels = sentences.names(sentences.labels)
     whole, by_type = entity_scores(labels, _predicted(sentences, places, logits))
     scores = {"f1": whole.f1, "precision": whole.precision, "recall": whole.recall}
-    return scores | {f"f1_{name}": found.f1 for name, found in sorted(by_type.items())}
+    # Of the types that the sentences have: others, which were only predicted, come and go with a seed.
+    types = sorted({kind for sentence in labels for kind, _, _ in chunks(sentence)})
+    return scores | {f"f1_{name}": by_type[name].f1 for name in types}
 
 
 def _write(sentences: Sentences, places: WordPlaces, folder: Path, logits: Logits) -> None:

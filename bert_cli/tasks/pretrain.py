@@ -11,6 +11,7 @@ from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.reader import Reader
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks import assemble, start, training
+from bert_cli.tasks.job import Job
 
 
 def run(settings: PretrainSettings) -> None:
@@ -28,12 +29,12 @@ def run(settings: PretrainSettings) -> None:
         sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
         corpus = None if settings.generated_dataset else settings.dataset_dir
 
-        def evaluate(engine: Engine) -> dict[str, float]:
+        def evaluate(engine: Engine, step: int) -> dict[str, float]:
             assert held_out is not None
             wanted = settings.evaluation_examples
             return assemble.evaluate(engine, held_out, wanted, plan.micro_batch_size)
 
-        job = training.Job(
+        job = Job(
             plan=plan,
             reader=reader,
             sample=sample,

@@ -19,12 +19,12 @@ from bert_cli.data.squad_answers import (
     best_null_threshold,
     with_null_threshold,
 )
-from bert_cli.data.squad_score import gold_of, score
+from bert_cli.data.squad_score import Gold, gold_of, score
 from bert_cli.data.squad_windows import Windows, arrays_of_windows, make_windows, windows_of
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.tasks import finetune, start
-from bert_cli.tasks.finetune import Logits, Scores, Task
+from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train.report import say
 
 # version_2 -> names of the official files.
@@ -45,13 +45,14 @@ class _Development:
     """The questions to score on, and the windows that they are read through."""
 
     questions: Questions
+    gold: Gold
     windows: Windows
     settings: SquadSettings
 
     def score(self, logits: Logits) -> Scores:
         """The official scores in per cent, with version_2 at the best threshold."""
         found, _ = self._answers(logits)
-        scores = score(gold_of(self.questions), found.predictions)
+        scores = score(self.gold, found.predictions)
         return {"f1": scores.pop("f1"), "exact_match": scores.pop("exact_match"), **scores}
 
     def write(self, folder: Path, logits: Logits) -> None:
@@ -96,7 +97,7 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Sourc
     if not settings.do_validation:
         return Task(2, None, train, {}, score=lambda logits: {}, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
-    held_out = _Development(questions, windows, settings)
+    held_out = _Development(questions, gold_of(questions), windows, settings)
     sets = {SET: windows.features}
     return Task(2, None, train, sets, held_out.score, best="f1", write=held_out.write)
 

@@ -7,17 +7,17 @@ folder continues the run.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bert_cli.config import layout
-from bert_cli.config.plan import Plan, describe
+from bert_cli.config.plan import describe
 from bert_cli.config.schema import TrainSettings
 from bert_cli.data.ledger import write_json_atomically
-from bert_cli.data.reader import Batches, read_ahead
+from bert_cli.data.reader import read_ahead
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.parallel.collectives import Peers
@@ -25,40 +25,15 @@ from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh, devices_here, open_mesh
 from bert_cli.parallel.roll_call import StoppedWhileJoiningError
 from bert_cli.parallel.watchdog import Watchdog
-from bert_cli.tasks import agreement, assemble, start
+from bert_cli.tasks import agreement, assemble, hooks, start
+from bert_cli.tasks.job import Job
 from bert_cli.train import checkpoint, report
-from bert_cli.train.loop import Every, Hook, Info, StopRequest, train
+from bert_cli.train.loop import StopRequest, train
 from bert_cli.train.report import say
 from bert_cli.train.step import Batch, State, Step
 
 DRY_RUN_STEPS = 2
 Asked = TypeVar("Asked", bound=TrainSettings)
-
-
-class Examples(Batches, Protocol):
-    """The stream of a run's examples, this process' part of it."""
-
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a kind of run gives to the walk."""
-
-    plan: Plan
-    reader: Examples
-    sample: Batch
-    """Some micro-batches [M, B, ...] to trace with, one for each replica of this process."""
-    form: Callable[[assemble.Model], checkpoint.Format]
-    """How its model looks on disk."""
-    evaluate: Callable[[Engine], dict[str, float]] | None = None
-    """Figures on held-out examples; says them too."""
-    evaluate_every: int | None = None
-    """Steps between evaluations; there is one at the end too."""
-    best: str | None = None
-    """The figure of an evaluation whose highest value decides which checkpoint is kept."""
-    labels: int = 2
-    """Outputs of a classifier."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +100,9 @@ def walk(
     saves = not settings.dry_run
     if saves:
         _claim(settings, peers, claims)
-    _start(settings, peers, state, form, fixed)
+    _start(settings, peers, state, form, fixed, {"held_out": job.held_out})
+    if saves and not hooks.caught_up(settings, job, engine, state):
+        return Walked(engine, state, form, finished=False)
     if state.step >= plan.total_steps:
         say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
         peers.meet()
@@ -135,9 +112,9 @@ def walk(
     built = time.monotonic()
     step.compile(job.sample)
     say(f"built in {built - began:.1f} s, traced in {time.monotonic() - built:.1f} s")
-    hooks = _hooks(settings, job, engine, state, save, last)
+    doing = hooks.hooks_of(settings, job, engine, state, save, last, claims)
     wish = _wish(peers, stop)
-    finished = train(state, read_ahead(reader, state.step, last), step, hooks, wish)
+    finished = train(state, read_ahead(reader, state.step, last), step, doing, wish)
     if save is not None and not finished:
         save()
     # Whoever leaves early is taken for lost by those who still save.
@@ -202,9 +179,10 @@ def _start(
     state: State,
     form: checkpoint.Format,
     fixed: dict[str, Any],
+    also: dict[str, Any],
 ) -> None:
     """Put the first values into the state, the same on all processes."""
-    agreement.refuse_differences(peers, {**fixed, **agreement.meetings(settings)})
+    agreement.refuse_differences(peers, {**fixed, **agreement.meetings(settings), **also})
     say(f"run: {start.start(settings, state, form, fixed)}")
     agreement.refuse_other_starts(peers, state)
     agreement.refuse_other_weights(peers, state)
@@ -262,111 +240,6 @@ def _compile(step: Step, batch: Batch, began: float) -> None:
         f"compiled in {time.monotonic() - ready:.1f} s, after {ready - began:.1f} s of imports, "
         "building and the first batch; nothing was trained"
     )
-
-
-def _hooks(
-    settings: TrainSettings,
-    job: Job,
-    engine: Engine,
-    state: State,
-    save: Callable[[], None] | None,
-    last: int,
-) -> list[tuple[Hook, Every]]:
-    """What is done now and then, in this order: measure, evaluate, report, save."""
-    pace = report.Pace(last, job.plan.examples_per_step)
-    peers = engine.peers
-    reports = _reports(settings, state) if save is not None and peers.rank == 0 else []
-    first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
-
-    def measure(info: Info) -> None:
-        info.figures.update(pace.after_step(info.step, info.figures["tokens"]))
-        info.figures["seconds_waited"] = info.seconds_waited
-
-    def tell(info: Info) -> None:
-        for one in reports:
-            one(info.step, info.figures)
-        # The first line too: it says that the run is alive.
-        if every_line.due(info.step) or info.step == first:
-            say(report.line(info.step, last, info.figures))
-
-    each = Every(steps=1)
-    hooks: list[tuple[Hook, Every]] = [(measure, each)]
-    if save is not None:
-        hooks += list(_evaluation(job, engine, last))
-    hooks.append((tell, each))
-    if save is not None:
-        every = Every(
-            steps=settings.checkpoint_every_steps,
-            minutes=settings.checkpoint_every_minutes,
-            last_step=last,
-            # Every process takes part in a save, and their clocks differ.
-            agreed=lambda due: bool(peers.of_rank_0([due])[0]),
-        )
-        hooks.append((lambda info: save(), every))
-        hooks += list(_keeping_best(settings, job, peers, save, last))
-    hooks += _trace_hooks(settings, engine, state.step, last)
-    # Saving and evaluating are not the pace of a step.
-    hooks.append((lambda info: pace.restart(), each))
-    return hooks
-
-
-def _evaluation(job: Job, engine: Engine, last: int) -> Iterator[tuple[Hook, Every]]:
-    evaluate = job.evaluate
-    if evaluate is None:
-        return
-
-    def hook(info: Info) -> None:
-        found = evaluate(engine)
-        info.figures.update({f"validation_{name}": value for name, value in found.items()})
-        told = report.losses(found) or "  ".join(f"{name} {found[name]:.4f}" for name in found)
-        say(f"step {info.step}: held out, {told}")
-
-    yield hook, Every(steps=job.evaluate_every, last_step=last)
-
-
-def _keeping_best(
-    settings: TrainSettings, job: Job, peers: Peers, save: Callable[[], None], last: int
-) -> Iterator[tuple[Hook, Every]]:
-    """Save after each evaluation, and note the one with the highest score."""
-    best, folder = job.best, settings.save_ckpt_path
-    if best is None or job.evaluate is None or folder is None:
-        return
-
-    def hook(info: Info) -> None:
-        save()
-        if peers.rank == 0:
-            checkpoint.note_best(folder, info.step, best, info.figures[f"validation_{best}"])
-
-    yield hook, Every(steps=job.evaluate_every, last_step=last)
-
-
-def _trace_hooks(
-    settings: TrainSettings, engine: Engine, done: int, last: int
-) -> list[tuple[Hook, Every]]:
-    """Write the trace, when one is asked for, after the steps that it notes."""
-    trace, path, peers = engine.trace, settings.parallel.trace, engine.peers
-    if trace is None or path is None:
-        return []
-    if peers.count > 1:
-        path = path.with_stem(f"{path.stem}_rank{peers.rank}")
-
-    def write(info: Info) -> None:
-        trace.write(path, peers.rank)
-        say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
-
-    return [(write, Every(last_step=min(done + trace.steps, last)))]
-
-
-def _reports(settings: TrainSettings, state: State) -> list[report.Report]:
-    folder = settings.save_ckpt_path
-    assert folder is not None
-    reports = [report.jsonl(folder / report.METRICS, state.step)]
-    if settings.tensorboard_dir is not None:
-        reports.append(report.tensorboard(settings.tensorboard_dir))
-    if settings.wandb.enabled:
-        told = settings.model_dump(mode="json")
-        reports.append(report.wandb(settings.wandb.model_dump(), told, folder))
-    return reports
 
 
 def _last_words(settings: TrainSettings, state: State, began: float, finished: bool) -> str:

@@ -307,17 +307,24 @@ def clear_half_written(folder: Path) -> list[str]:
 
 
 def note_best(folder: Path, step: int, name: str, value: float) -> bool:
-    """Write down that a step's checkpoint is the best one, unless an older one is as good; whether it is.
+    """Write down a step's score, and that its checkpoint is the best one unless an older one is as good.
 
-    `value` is the figure `name` of an evaluation; more is better.
+    `value` is the figure `name` of an evaluation; more is better. Returns whether it is the best now.
     """
     old = _read_best(folder)
-    if old is not None and old["value"] >= value and (folder / name_of(old["step"])).is_dir():
-        return False
+    is_better = old is None or value > old["value"] or not (folder / name_of(old["step"])).is_dir()
+    best = {"step": step, "value": value} if old is None or is_better else old
+    told = {"step": best["step"], "figure": name, "value": best["value"], "scored": step}
     beside = folder / f".{BEST}"
-    beside.write_text(json.dumps({"step": step, "figure": name, "value": value}), encoding="utf-8")
+    beside.write_text(json.dumps(told), encoding="utf-8")
     os.replace(beside, folder / BEST)
-    return True
+    return is_better
+
+
+def last_scored(folder: Path) -> int:
+    """The last step that was scored; 0 where none was."""
+    found = _read_best(folder)
+    return found["scored"] if found else 0
 
 
 def best_of(folder: Path) -> Path | None:
@@ -336,7 +343,12 @@ def best_value(folder: Path) -> float | None:
 def _read_best(folder: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((folder / BEST).read_text(encoding="utf-8"))
-        return {"step": int(found["step"]), "value": float(found["value"])}
+        step = int(found["step"])
+        return {
+            "step": step,
+            "value": float(found["value"]),
+            "scored": int(found.get("scored", step)),
+        }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

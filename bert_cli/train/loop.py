@@ -67,6 +67,10 @@ class Every:
         return False
 
 
+class StoppedWhileScoringError(Exception):
+    """Someone asked to stop; what was scored so far is given up."""
+
+
 class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a wish and the second into an end.
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def jsonl(path: Path, done: int) -> Report:
             ) from error
 
     return report
+
+
+def last_step(path: Path) -> int:
+    """The last step that a file of `jsonl` tells of; 0 where there is none."""
+    if not path.exists():
+        return 0
+    return max(
+        (_step(line, 0) for line in path.read_text(encoding="utf-8").splitlines()), default=0
+    )
 
 
 def _step(line: str, done: int) -> int:
@@ -142,10 +152,13 @@ def tensorboard(folder: Path) -> Report:
     return guarded("tensorboard", report)
 
 
-def wandb(settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path) -> Report:
+def wandb(
+    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
+) -> Report:
     """Log to Weights & Biases; the run's id lies beside the checkpoints, so a resumed run is one run.
 
-    A start that fails (no network, no login) is said and the run goes on without.
+    `closing` ends it, since a second run of this process would be taken for the same. A start that
+    fails (no network, no login) is said and the run goes on without.
     """
     try:
         import wandb as client
@@ -166,6 +179,7 @@ def wandb(settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: 
     except Exception as error:  # a tracker must never stop a run, whatever it raises
         print(f"wandb: not logging ({type(error).__name__}: {error})")
         return lambda step, figures: None
+    closing.callback(run.finish)
     return guarded("wandb", lambda step, figures: run.log(dict(figures), step=step))
 
 

@@ -170,11 +170,22 @@ def test_an_unknown_task_or_split_is_refused_with_those_there_are(tmp_path, task
         read_clue(tmp_path, task, split)
 
 
+def test_the_server_s_files_have_the_names_of_version_1_1():
+    assert {task: server_file(task) for task in TASKS} == {
+        "afqmc": "afqmc_predict.json",
+        "tnews": "tnews11_predict.json",
+        "iflytek": "iflytek_predict.json",
+        "cmnli": "cmnli_predict.json",
+        "ocnli": "ocnli_50k_predict.json",
+        "wsc": "cluewsc11_predict.json",
+        "csl": "csl_predict.json",
+    }
+
+
 def test_the_server_s_file_has_an_object_a_line_with_id_and_label(tmp_path):
     examples = TextExamples(["x", "y"], None, None, ["0", "a7"], ("100", "101"))
     path = tmp_path / server_file("tnews")
     write_server_file(path, "tnews", examples, np.array([1, 0]))
-    assert path.name == "tnews_predict.json"
     assert path.read_text() == '{"id": 0, "label": "101"}\n{"id": "a7", "label": "100"}\n'
     with pytest.raises(DataError, match="1 predictions for 2 examples of tnews"):
         write_server_file(path, "tnews", examples, np.array([1]))

@@ -193,8 +193,11 @@ def test_questions_that_were_read_score_like_their_file():
     ]
     told = score(gold_of(Questions(tuple(rows))), {"a": "Red", "b": ""})
     assert told["f1"] == 100.0 and told["NoAns_total"] == 1
+    bare = Question("c", "?", "red", (), False)
+    # Unmarked among marked ones: the script of 2.0 goes by the answers alone.
+    assert score(gold_of(Questions((*rows, bare))), {"c": ""})["NoAns_total"] == 2
     with pytest.raises(DataError, match="question 'c': has no answers"):
-        gold_of(Questions((*rows, Question("c", "?", "red", (), False))))
+        gold_of(Questions((rows[0], bare)))
 
 
 @pytest.mark.parametrize("value", ["null", "3", '["x"]', '{"text": "x"}', "true"])

@@ -13,6 +13,11 @@ import pytest
 from tiny_models import write_model, write_reviews
 
 from bert_cli.cli import main
+from bert_cli.config.finetune import ClassifySettings
+from bert_cli.errors import DeviceError
+from bert_cli.tasks import evaluation
+from bert_cli.tasks.evaluation import Scorer
+from bert_cli.tasks.task import Task
 from bert_cli.train.checkpoint import best_of, whole_checkpoints
 
 FLAGS = [
@@ -164,6 +169,63 @@ def test_the_layout_changes_nothing(place, whole, layout):
     ours, theirs = losses_of(run), losses_of(whole)
     assert np.abs(ours - theirs).max() < 1e-4
     assert scores_of(run) == pytest.approx(scores_of(whole), abs=1e-6)
+
+
+def test_a_run_that_was_not_scored_is_scored_by_the_same_command(place, whole, capsys):
+    """As after a kill between the last save and its score, or a training without validation."""
+    run = place / "unscored"
+    flags = ["--num-epochs", "1"]
+    assert main(arguments(place, run, *flags, "--no-do-validation", "--seeds", "2")) == 0
+    assert sorted(path.name for path in run.iterdir()) == ["seed_1984", "seed_1985"]
+    seed = run / "seed_1984"
+    assert not (seed / "scores.json").exists() and not (seed / "best.json").exists()
+    capsys.readouterr()
+    assert main(arguments(place, seed, *flags)) == 0
+    told = capsys.readouterr().out
+    assert "step 10: held out, accuracy" in told and "nothing to do" in told
+    assert json.loads(told.splitlines()[-1]) == scores_of(seed)
+    assert json.loads((seed / "best.json").read_text())["scored"] == 10
+
+
+def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
+    place, whole, monkeypatch, capsys
+):
+    run, real = place / "stopped", evaluation.by_length
+
+    def with_a_signal(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "by_length", with_a_signal)
+        assert main(arguments(place, run)) == 0
+    assert "step 10: not scored" in capsys.readouterr().out
+    assert [path.name for path in whole_checkpoints(run)] == ["step_00000010"]
+    assert main(arguments(place, run)) == 0
+    assert "continues from" in capsys.readouterr().out
+    assert scores_of(run) == scores_of(whole)
+    assert best_of(run).name == best_of(whole).name
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 31))
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "by_length", with_a_signal)
+        assert main([*arguments(place, run), "--no-do-training"]) == 130
+
+
+def test_of_equal_scores_the_older_one_is_kept_with_its_own_predictions(monkeypatch):
+    task = Task(2, None, None, {}, score=lambda logits: {"f1": logits["f1"]}, best="f1")
+    scorer = Scorer(ClassifySettings(), task, stop=lambda: False)
+    for step, value in ((10, 0.5), (20, 0.5), (30, 0.4)):
+        monkeypatch.setattr(scorer, "logits_of", lambda *_, v=value, s=step: {"f1": v, "of": s})
+        assert scorer.evaluate(None, step) == {"f1": value}
+    assert (scorer.best, scorer.logits["of"]) == ((10, 0.5), 10)
+
+
+def test_numbers_that_are_not_finite_are_no_score(monkeypatch):
+    task = Task(2, None, None, {}, score=lambda logits: {}, best="f1")
+    monkeypatch.setattr(evaluation, "_logits", lambda *_: np.array([[0.0, np.nan]]))
+    with pytest.raises(DeviceError, match="dev: what the model says of it is not finite"):
+        Scorer(ClassifySettings(), task, lambda: False).logits_of(None, {"dev": None})
 
 
 def test_a_killed_run_continues_to_the_same_weights(place, whole):

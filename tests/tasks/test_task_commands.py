@@ -1,12 +1,15 @@
 """`bert squad`, `bert glue` and `bert ner` from files to scores, on small models and made-up data."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny_models import OTHERS, SENTIMENT, write_model, write_questions
 
 from bert_cli.cli import main
+from bert_cli.train.checkpoint import best_of
 
 COMMON = [
     "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",
@@ -66,8 +69,6 @@ def test_transformers_finds_the_same_answer(place, answered):
     import torch
     import transformers
 
-    from bert_cli.train.checkpoint import best_of
-
     folder = best_of(answered)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -79,9 +80,16 @@ def test_transformers_finds_the_same_answer(place, answered):
         with torch.no_grad():
             out = model(**given)
         best = nbest[question["id"]][0]
-        # Every entry is a start and an end that the model gave these very scores.
-        for name, logits in (("start_logit", out.start_logits), ("end_logit", out.end_logits)):
-            assert float((logits - best[name]).abs().min()) < 1e-4
+        offsets = given.encodings[0].offsets
+        inside = [n for n, of in enumerate(given.sequence_ids(0)) if of == 1]
+        start, end = out.start_logits[0], out.end_logits[0]
+        spans = [
+            (float(start[i] + end[j]), i, j) for i in inside for j in inside if 0 <= j - i < 30
+        ]
+        score, first, last = max(spans)
+        assert score == pytest.approx(best["start_logit"] + best["end_logit"], abs=1e-4)
+        text = paragraph["context"][offsets[first][0] : offsets[last][1]]
+        assert best["text"] == text
 
 
 def test_questions_without_an_answer_get_none(place, capsys):
@@ -149,11 +157,16 @@ def review(draw, number, is_test):
     return [str(number), text] if is_test else [text, str(label)]
 
 
-def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place, capsys):
+@pytest.fixture(scope="module")
+def sentiment(place):
     write_glue(place / "glue" / "SST-2", 90, (["sentence", "label"], ["index", "sentence"]), review)
     words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(place / "glue"), "--do-test"]
     assert main([*words, *flags(place, "sst2")]) == 0
-    scores = last_line(capsys)
+    return place / "sst2"
+
+
+def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place, sentiment):
+    scores = json.loads((sentiment / "scores.json").read_text())
     assert list(scores) == ["accuracy"]
     assert scores["accuracy"] > 0.8
     lines = (place / "sst2" / "SST-2.tsv").read_text().splitlines()
@@ -166,6 +179,70 @@ def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place,
         np.mean([int(line.split("\t")[1]) == t for line, t in zip(lines[1:], truth, strict=True)])
         > 0.8
     )
+
+
+def relabelled(folder, out, names, order=(0, 1)):
+    """A copy of a classifier whose labels have other names, or another order."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / "model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        tensors[name] = np.ascontiguousarray(tensors[name][list(order)])
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    config["id2label"] = {str(number): name for number, name in enumerate(names)}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def test_a_model_that_is_only_scored_keeps_its_own_order_of_labels(
+    place, sentiment, tmp_path, capsys
+):
+    kept = best_of(sentiment)
+    names = list(json.loads((kept / "config.json").read_text())["id2label"].values())
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(place / "glue")]
+    words += [*COMMON, "--no-do-training", "--cache-dir", str(place / "cache")]
+    expected = json.loads((sentiment / "scores.json").read_text())
+    swapped = relabelled(kept, tmp_path / "swapped", names[::-1], (1, 0))
+    assert main([*words, "--pretrained-ckpt-path", str(swapped)]) == 0
+    told = capsys.readouterr().out
+    assert "are in another order" in told
+    assert json.loads(told.splitlines()[-1]) == expected
+    unnamed = relabelled(kept, tmp_path / "unnamed", ["LABEL_0", "LABEL_1"])
+    assert main([*words, "--pretrained-ckpt-path", str(unnamed)]) == 0
+    told = capsys.readouterr().out
+    assert f"have no names; taken in this order: {', '.join(names)}" in told
+    assert json.loads(told.splitlines()[-1]) == expected
+    strange = relabelled(kept, tmp_path / "strange", ["yes", "no"])
+    assert main([*words, "--pretrained-ckpt-path", str(strange)]) == 2
+    assert "(labels yes, no): are not this task's" in capsys.readouterr().err
+
+
+def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(place, capsys):
+    columns = ["index", *"abcdefg", "sentence1", "sentence2"]
+    folder = place / "glue" / "MNLI"
+    folder.mkdir(parents=True)
+    files = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+    for seed, name in enumerate(files):
+        draw, lines = np.random.default_rng(seed), []
+        for number in range(45):
+            label = int(draw.integers(3))
+            words = [str(word) for word in draw.choice(OTHERS, 9)]
+            words[::2] = [("good", "bad", "awful")[label]] * 5
+            row = [str(number), *(["-"] * 7), " ".join(words), "what is it"]
+            word = ("entailment", "neutral", "contradiction")[label]
+            lines.append("\t".join(row if name.startswith("test") else [*row, "-", word]))
+        head = columns if name.startswith("test") else [*columns, "label1", "gold_label"]
+        (folder / f"{name}.tsv").write_text("\n".join(["\t".join(head), *lines]) + "\n")
+    words = ["glue", "--glue-task", "mnli", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "mnli"), "--num-epochs", "6"]) == 0
+    scores = last_line(capsys)
+    assert sorted(scores) == ["accuracy", "accuracy_mismatched"]
+    assert min(scores.values()) > 0.7
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        lines = (place / "mnli" / name).read_text().splitlines()
+        assert len(lines) == 46
+        said = {line.split("\t")[1] for line in lines[1:]}
+        assert said <= {"entailment", "neutral", "contradiction"}
 
 
 def similar(draw, number, is_test):

@@ -1,6 +1,7 @@
 """Figures to files and lines; a tracker that fails never stops a run."""
 
 import json
+from contextlib import ExitStack
 
 from bert_cli.train import report
 
@@ -122,15 +123,23 @@ def test_wandb_offline_keeps_one_identity_over_two_starts(tmp_path, monkeypatch)
     monkeypatch.setenv("WANDB_SILENT", "true")
     settings = {"project": "p", "name": None, "tags": ["t"]}
     for step in (1, 2):
-        tell = report.wandb(settings, {"seed": 1}, tmp_path)
-        tell(step, {"mlm_loss": 1.0})
-        import wandb
-
-        wandb.finish()
+        with ExitStack() as closing:
+            report.wandb(settings, {"seed": 1}, tmp_path, closing)(step, {"mlm_loss": 1.0})
     folders = sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) >= 1
     identity = (tmp_path / "wandb_id").read_text()
     assert all(name.endswith(identity) for name in folders)
+
+
+def test_runs_after_one_another_in_a_process_are_wandb_runs_of_their_own(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("seed_1", "seed_2"):
+        with ExitStack() as closing:
+            report.wandb({"project": "p", "name": None, "tags": []}, {}, tmp_path / name, closing)
+            assert wandb.run.id == (tmp_path / name / "wandb_id").read_text()
 
 
 def test_a_wandb_that_cannot_start_lets_the_run_go_on(tmp_path, monkeypatch, capsys):
@@ -140,5 +149,6 @@ def test_a_wandb_that_cannot_start_lets_the_run_go_on(tmp_path, monkeypatch, cap
         raise wandb.errors.CommError("no network")
 
     monkeypatch.setattr(wandb, "init", refuses)
-    report.wandb({"project": "p", "name": None, "tags": []}, {}, tmp_path)(1, {"mlm_loss": 1.0})
+    settings = {"project": "p", "name": None, "tags": []}
+    report.wandb(settings, {}, tmp_path, ExitStack())(1, {"mlm_loss": 1.0})
     assert "wandb: not logging" in capsys.readouterr().out
