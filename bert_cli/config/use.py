@@ -69,8 +69,9 @@ class PredictSettings(Settings):
     version_2: bool = False
     """The model may say that the context has no answer, as one trained on SQuAD 2.0 can; the answer is
     then empty."""
-    null_score_diff_threshold: float = 0.0
-    """With version_2, how much better no answer must score than the best one to be given."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, how much better no answer must score than the best one to be given; by default
+    what `bert squad` chose for this model, or 0."""
 
     @model_validator(mode="after")
     def _one_place_for_texts(self) -> "PredictSettings":

@@ -10,8 +10,10 @@ on the same logits.
 Shapes: q questions, n windows, T tokens of all of them, L places of a window.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from bert_cli.data.features import by_length
 from bert_cli.data.squad import Questions
 from bert_cli.data.squad_score import best_score, gold_of
 from bert_cli.data.squad_windows import Windows
+from bert_cli.errors import DataError
 
 Floats = npt.NDArray[np.floating[Any]]
 Numbers = npt.NDArray[np.int64]
@@ -29,6 +32,7 @@ Entry = dict[str, str | float]
 SUMS_AT_ONCE = 1 << 22
 """Sums of a start and an end, 32 MB; more at once is not faster."""
 WINDOWS_AT_ONCE = 64
+NULL_THRESHOLD = "null_threshold.json"
 SPARE = 4
 """Runs taken from a window for each answer wanted, as several may be the same text."""
 
@@ -205,6 +209,17 @@ def _null_places(windows: Windows, start: Floats, end: Floats, questions: int) -
     order = np.lexsort((places, start[places] + end[places], windows.question))
     first = np.searchsorted(windows.question[order], np.arange(questions))
     return places[order[first]]
+
+
+def null_threshold_of(run: Path) -> float | None:
+    """The threshold that lies in a run's folder, None for none. DataError where it cannot be read."""
+    path = run / NULL_THRESHOLD
+    if not path.is_file():
+        return None
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: holds no threshold ({error}); remove it, or score the run again") from error
 
 
 def with_null_threshold(

@@ -185,17 +185,20 @@ def question_answering(use: Use) -> Answering:
             n_best=N_BEST,
             max_answer_length=asked_for.max_answer_length,
             version_2=asked_for.version_2,
-            null_threshold=asked_for.null_score_diff_threshold if asked_for.version_2 else None,
+            null_threshold=asked_for.null_score_diff_threshold,
         )
         texts = [asked.fields["question"] for asked in inputs]
         encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
-        owners = windows.question[_owners(windows.features)]
-        rows = []
+        # A question's windows stand together, so its places are one range.
+        ends = np.searchsorted(windows.question, np.arange(len(inputs)), side="right")
+        ends = windows.features.ends[ends - 1]
+        rows, begin = [], 0
         for number, asked in enumerate(inputs):
             text = found.predictions[str(number)]
             entry = next(row for row in found.nbest[str(number)] if row["text"] == text)
             # Of equal texts in the context, the one whose first piece has this very score.
-            own = (owners == number) & (logits[:, 0] == entry["start_logit"])
+            own = begin + np.flatnonzero(logits[begin : ends[number], 0] == entry["start_logit"])
+            begin = ends[number]
             starts = windows.offsets[own, 0].tolist()
             begins = [at for at in starts if text and asked.fields["context"][at:].startswith(text)]
             start = begins[0] if begins else None
@@ -311,11 +314,6 @@ def _by_place(
         where = features.starts[numbers, None] + np.arange(inside.shape[1])
         found[where[inside]] = logits[inside]
     return found
-
-
-def _owners(features: Features) -> npt.NDArray[np.int64]:
-    """[T] the example that each place is of."""
-    return np.repeat(np.arange(len(features)), features.lengths)
 
 
 def _features_of_ids(rows: Sequence[Sequence[int]]) -> Features:

@@ -48,7 +48,7 @@ def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None
     _refuse_what_lacks(settings, needs)
     with ExitStack() as claims:
         source = _source(settings)
-        settings = _of_the_model(settings, source)
+        settings = of_the_model(settings, source)
         settings, mesh, stop = training.prepare(settings, claims)
         tokenizer_folder = _tokenizer_folder(settings, source)
         tokenizer = read_tokenizer(tokenizer_folder)
@@ -110,7 +110,7 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
     return start.find_source(str(run), "--save-ckpt-path")
 
 
-def _of_the_model(settings: Asked, source: start.Source | None) -> Asked:
+def of_the_model(settings: Asked, source: start.Source | None) -> Asked:
     """The settings with the shape of the model they start from, but for what they say of it themselves."""
     if source is None:
         return settings

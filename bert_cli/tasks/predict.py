@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.examples import read_json_lines, read_lines, text_of
+from bert_cli.data.squad_answers import null_threshold_of
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks import start
@@ -61,6 +62,7 @@ def run(settings: PredictSettings) -> None:
             f"{source.folder} (tokenizer of {len(tokenizer.pieces):,} pieces): the model has {words:,} words; "
             "put the tokenizer's files there that it was trained with"
         )
+    settings = _with_threshold(settings, source)
     device = one_device()
     model = open_model(source, task, settings.precision)
     told = f"{task} with {source.folder} ({source.architecture}) on one {device}"
@@ -81,6 +83,16 @@ def _refuse_without_effect(settings: PredictSettings, task: str) -> None:
         raise ConfigError(
             f"TEXT ({settings.text}): has no effect with task {task}; give --question and --context"
         )
+
+
+def _with_threshold(settings: PredictSettings, source: start.Source) -> PredictSettings:
+    """The settings with the threshold that was chosen on the development set of the model's run."""
+    if not settings.version_2 or settings.null_score_diff_threshold is not None:
+        return settings
+    chosen = null_threshold_of(source.folder.parent)
+    told = "chosen by `bert squad`" if chosen is not None else "none was chosen for this model"
+    print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({told})", file=sys.stderr)
+    return settings.model_copy(update={"null_score_diff_threshold": chosen or 0.0})
 
 
 def _places(settings: PredictSettings, source: start.Source) -> int:

@@ -14,6 +14,7 @@ from bert_cli.data.features import cached, file_hash
 from bert_cli.data.ledger import write_json_atomically
 from bert_cli.data.squad import Questions, read_squad
 from bert_cli.data.squad_answers import (
+    NULL_THRESHOLD,
     Answers,
     answers,
     best_null_threshold,
@@ -63,7 +64,7 @@ class _Development:
         told = "predictions.json and nbest_predictions.json"
         if threshold is not None:
             write_json_atomically(folder / "null_odds.json", found.null_odds)
-            write_json_atomically(folder / "null_threshold.json", {"threshold": threshold})
+            write_json_atomically(folder / NULL_THRESHOLD, {"threshold": threshold})
             told += f"; no answer where it scores {threshold:.4f} better than the best one"
         say(f"{SET}: {len(self.questions):,} answers in {folder}/{told}")
 

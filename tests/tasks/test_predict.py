@@ -303,6 +303,20 @@ def test_no_answer_is_given_where_it_scores_better_by_the_threshold(models, caps
     assert some["answer"] != "" and some["start"] is not None
 
 
+def test_the_threshold_that_a_run_chose_is_taken(models, capsys, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(models["question"], run / "step_00000010")
+    flags = ["--max-query-length", 8, "--doc-stride", 8, "--question", "What?"]
+    flags += ["--context", "the cat sat on the mat", "--version-2"]
+    for threshold, is_empty in ((-1e9, True), (1e9, False)):
+        (run / "null_threshold.json").write_text(json.dumps({"threshold": threshold}))
+        (row,) = predict(capsys, run / "step_00000010", *flags)
+        assert (row["answer"] == "") == is_empty
+    (run / "null_threshold.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no threshold"):
+        predict(capsys, run / "step_00000010", *flags)
+
+
 SENTENCES = [
     "The cat sat on the mat.",
     "It had been raining in Paris all day, and the streets were empty.",
