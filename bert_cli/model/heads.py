@@ -5,7 +5,8 @@ examples). Micro-batches, replicas and accumulation then only add, and the gradi
 one big batch however the padding falls. The masked-LM head reads only the P masked places, and its
 output matrix is the word table of block `emb`, the same variable.
 
-Shapes: B examples, P masked places, M = B * P, D model width, V words.
+Shapes: B examples, P masked places, M = B * P, C sequences of a pack (1 without packing), D model width,
+V words.
 """
 
 from collections.abc import Mapping
@@ -51,14 +52,22 @@ class MaskedLM(keras.layers.Layer):
 class PretrainingHeads(keras.layers.Layer):
     """Block `heads`, the last piece: hidden -> loss and the sums that are reported."""
 
-    READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
-    COUNTS: ClassVar[Mapping[str, str]] = {"masked": "masked_lm_weights"}
+    READS = (
+        "masked_lm_ids",
+        "masked_lm_weights",
+        "next_sentence_labels",
+        "next_sentence_weights",
+    )
+    COUNTS: ClassVar[Mapping[str, str]] = {
+        "masked": "masked_lm_weights",
+        "pairs": "next_sentence_weights",
+    }
     """What the loss is divided by, beside the examples -> the column that it is the sum of."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "mlm_loss": ("mlm_loss", "masked"),
-        "nsp_loss": ("nsp_loss", "examples"),
+        "nsp_loss": ("nsp_loss", "pairs"),
         "mlm_accuracy": ("mlm_correct", "masked"),
-        "nsp_accuracy": ("nsp_correct", "examples"),
+        "nsp_accuracy": ("nsp_correct", "pairs"),
     }
     """Figure -> the sum and the count it is the ratio of."""
 
@@ -78,7 +87,12 @@ class PretrainingHeads(keras.layers.Layer):
 
     def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
-        return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
+        mlm_BPV, nsp_B12 = self.scores(hidden, 1)
+        return mlm_BPV, nsp_B12[:, 0]
+
+    def scores(self, hidden: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
+        return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
 
     def call(
         self,
@@ -89,16 +103,21 @@ class PretrainingHeads(keras.layers.Layer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Losses of Devlin et al. 2019 (section 3.1) as sums over the whole step's counts.
 
-        `labels`: `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` [B].
-        `counts`: float32 scalars, `masked` (sum of the weights of the whole step) and `examples`.
+        `labels`: `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` and, where not
+        every sequence has one, `next_sentence_weights` [B], of packs [B, C]. `counts`: float32 scalars,
+        `masked` and `pairs`, the sums of both weights over the whole step.
         Returns this micro-batch's share of the loss, and the float32 sums `mlm_loss`,
         `mlm_correct`, `nsp_loss`, `nsp_correct`. There is no dropout here; `key` is not read.
         """
-        mlm_BPV, nsp_B2 = self.logits(hidden)
+        next_sentence = labels["next_sentence_labels"]
+        sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
+        mlm_BPV, nsp_BC2 = self.scores(hidden, sequences)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
         mlm_loss, mlm_correct = summed(mlm_BPV, labels["masked_lm_ids"], weights)
-        nsp_loss, nsp_correct = summed(nsp_B2, labels["next_sentence_labels"], None)
-        loss = mlm_loss / counts["masked"] + nsp_loss / counts["examples"]
+        known = labels.get("next_sentence_weights")
+        known = None if known is None else ops.reshape(known, (-1,))
+        nsp_loss, nsp_correct = summed(nsp_BC2, next_sentence, known)
+        loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
         sums = {
             "mlm_loss": mlm_loss,
             "mlm_correct": mlm_correct,

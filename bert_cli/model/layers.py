@@ -6,7 +6,12 @@ a block does, and none is cast behind our back: matrix products run in the compu
 policy, everything between them in float32, and one tensor in the compute dtype travels from block to
 block.
 
-Shapes: B examples, S places, P masked places, N heads, H head width, D model width, F inner width.
+An example may be a pack of several sequences (Krell et al. 2021). Its batch then has the columns
+`position_ids`, which start again in each sequence, and `next_sentence_positions`, where they begin, and
+`input_mask` numbers the sequences instead of only telling them from padding.
+
+Shapes: B examples, S places, P masked places, C sequences of a pack (1 without packing), N heads, H head
+width, D model width, F inner width.
 """
 
 from collections.abc import Mapping
@@ -95,7 +100,7 @@ class Table(keras.layers.Layer):
 class Embeddings(keras.layers.Layer):
     """Block `emb`: word + position + segment, LayerNorm, dropout. The first block: no input."""
 
-    READS = ("input_ids", "segment_ids")
+    READS = ("input_ids", "segment_ids", "position_ids")
 
     def __init__(
         self, config: BertConfig, *, name: str, policy: keras.DTypePolicy, site: int
@@ -115,8 +120,9 @@ class Embeddings(keras.layers.Layer):
         self.layer_norm = LayerNorm(width, config.layer_norm_eps, name="layer_norm", policy=policy)
 
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `input_ids` and `segment_ids` [B, S]; returns [B, S, D]."""
-        places = ops.arange(ops.shape(batch["input_ids"])[1])
+        """Reads `input_ids`, `segment_ids` and, of packs, `position_ids` [B, S]; returns [B, S, D]."""
+        is_packed = "position_ids" in batch
+        places = batch["position_ids"] if is_packed else ops.arange(ops.shape(batch["input_ids"])[1])
         words_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
         x_BSD = self.layer_norm(words_BSD + self.position(places))
         x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, key, self.site)
@@ -171,16 +177,14 @@ class SelfAttention(keras.layers.Layer):
             width, self.config, name="output", policy=policy, site=self.site + 1
         )
 
-    def call(self, x_BSD: Tensor, mask_BS: Tensor, key: Tensor | None) -> Tensor:
-        """Every place reads every place whose mask is 1: [B, S, D] -> [B, S, D]."""
+    def call(self, x_BSD: Tensor, unread: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `unread` is added to the scores, as `unread_scores` makes it."""
         # The scale goes into the query in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         query_BNSH = self._heads(self.query(x_BSD) * scale, (0, 2, 1, 3))
         key_BNHS = self._heads(self.key(x_BSD), (0, 2, 3, 1))
         value_BNSH = self._heads(self.value(x_BSD), (0, 2, 1, 3))
-        # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
-        padding_B11S = (1.0 - ops.cast(mask_BS, "float32"))[:, None][:, None] * MASKED_SCORE
-        scores_BNSS = ops.cast(ops.matmul(query_BNSH, key_BNHS), "float32") + padding_B11S
+        scores_BNSS = ops.cast(ops.matmul(query_BNSH, key_BNHS), "float32") + unread
         shares_BNSS = ops.softmax(scores_BNSS, axis=-1)
         shares_BNSS = dropout(shares_BNSS, self.config.attention_probs_dropout_prob, key, self.site)
         read_BNSH = ops.matmul(ops.cast(shares_BNSS, self.compute_dtype), value_BNSH)
@@ -225,7 +229,7 @@ class EncoderLayer(keras.layers.Layer):
     """Block `hid_N`: attention, then feed-forward. Uses the dropout sites `site` to `site` + 2."""
 
     SITES = 3
-    READS = ("input_mask",)
+    READS = ("input_mask", "position_ids")
 
     def __init__(
         self, config: BertConfig, *, name: str, policy: keras.DTypePolicy, site: int
@@ -242,14 +246,28 @@ class EncoderLayer(keras.layers.Layer):
         self.feed_forward = FeedForward(config, name="feed_forward", policy=policy, site=site + 2)
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `input_mask` [B, S], 1 for a real place; [B, S, D] -> [B, S, D]."""
-        return self.feed_forward(self.attention(hidden, batch["input_mask"], key), key)
+        """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
+        return self.feed_forward(self.attention(hidden, unread_scores(batch), key), key)
+
+
+def unread_scores(batch: Mapping[str, Tensor]) -> Tensor:
+    """What is added to a place's scores of the places that it must not read: [B, 1, 1, S] or [B, 1, S, S].
+
+    Of a single sequence that is padding, the same for all places. In a pack it is every place of another
+    sequence too; padding reads padding, which no real place does.
+    """
+    # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
+    mask_B1S = batch["input_mask"][:, None]
+    if "position_ids" in batch:
+        others_BSS = ops.not_equal(mask_B1S, ops.swapaxes(mask_B1S, 1, 2))
+        return (ops.cast(others_BSS, "float32") * MASKED_SCORE)[:, None]
+    return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
 
 
 class MaskedPlaces(keras.layers.Layer):
-    """Block `enc_out`: keep only the places the heads read, [CLS] first. No weights."""
+    """Block `enc_out`: keep only the places the heads read, each sequence's [CLS] first. No weights."""
 
-    READS = ("masked_lm_positions",)
+    READS = ("masked_lm_positions", "next_sentence_positions")
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         super().__init__(name=name, dtype=policy, autocast=False)
@@ -259,18 +277,21 @@ class MaskedPlaces(keras.layers.Layer):
         """Nothing to create."""
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P]; [B, S, D] -> [B, 1 + P, D]."""
+        """Reads `masked_lm_positions` [B, P], of packs `next_sentence_positions` [B, C]; [B, C + P, D]."""
         places_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, places, width = ops.shape(hidden)
         first_B1 = ops.arange(examples, dtype="int32")[:, None] * places
-        rows = ops.concatenate([first_B1, first_B1 + places_BP], axis=1)
+        firsts_BC = first_B1
+        if "next_sentence_positions" in batch:
+            firsts_BC = first_B1 + ops.cast(batch["next_sentence_positions"], "int32")
+        rows = ops.concatenate([firsts_BC, first_B1 + places_BP], axis=1)
         return ops.take(ops.reshape(hidden, (-1, width)), rows, axis=0)
 
 
 class Pooler(keras.layers.Layer):
-    """Block `pool`: tanh(dense([CLS])) in row 0; the masked places pass through."""
+    """Block `pool`: tanh(dense([CLS])) in the first row or rows; the masked places pass through."""
 
-    READS = ()
+    READS = ("next_sentence_positions",)
 
     def __init__(self, config: BertConfig, *, name: str, policy: keras.DTypePolicy) -> None:
         super().__init__(name=name, dtype=policy, autocast=False)
@@ -282,6 +303,8 @@ class Pooler(keras.layers.Layer):
         self.dense = Dense(self.width, self.width, name="dense", policy=self.dtype_policy)
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """[B, 1 + P, D] -> [B, 1 + P, D]."""
-        first_B1D = ops.cast(ops.tanh(self.dense(hidden[:, :1])), self.compute_dtype)
-        return ops.concatenate([first_B1D, hidden[:, 1:]], axis=1)
+        """[B, C + P, D] -> [B, C + P, D]."""
+        starts = batch.get("next_sentence_positions")
+        sequences = 1 if starts is None else starts.shape[1]
+        first_BCD = ops.cast(ops.tanh(self.dense(hidden[:, :sequences])), self.compute_dtype)
+        return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)

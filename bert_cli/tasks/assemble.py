@@ -29,7 +29,7 @@ from bert_cli.parallel.mesh import Mesh
 from bert_cli.parallel.stages import Keeps, Stage, cut
 from bert_cli.parallel.trace import Trace
 from bert_cli.parallel.update import DeviceUpdate, Keeping
-from bert_cli.train.step import Batch, State, Step, Value, means
+from bert_cli.train.step import Batch, State, Step, Value, count, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
@@ -264,15 +264,16 @@ def evaluate(
     starts = range(0, total, micro_batch_size)
     head = engine.head
     sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
-    masked = 0.0
+    counts: dict[str, float] = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
     for first in starts[peers.rank :: peers.count]:
         rows = reader.rows(np.arange(first, min(total, first + micro_batch_size)))
-        masked += float(rows["masked_lm_weights"].sum())
+        for name, value in count(rows, head.COUNTS).items():
+            counts[name] += value
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
-    *found, masked = map(float, peers.total([*sums.values(), masked]))
+    found = list(map(float, peers.total([*sums.values(), *counts.values()])))
     return means(
-        dict(zip(sums, found, strict=True)),
-        {"masked": max(masked, 1.0), "examples": float(total)},
+        dict(zip(sums, found[: len(sums)], strict=True)),
+        dict(zip(counts, found[len(sums) :], strict=True)),
         head.MEANS,
     )

@@ -27,13 +27,14 @@ def hooks_of(
     claims: ExitStack,
 ) -> list[tuple[Hook, Every]]:
     """What is done after a step, in this order, each with when it is due."""
-    pace = report.Pace(last, job.plan.examples_per_step)
+    pace = report.Pace(last)
     peers = engine.peers
     reports = _reports(settings, state, claims) if save is not None and peers.rank == 0 else []
     first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
 
     def measure(info: Info) -> None:
-        info.figures.update(pace.after_step(info.step, info.figures["tokens"]))
+        examples, tokens = info.figures["examples"], info.figures["tokens"]
+        info.figures.update(pace.after_step(info.step, examples, tokens))
         info.figures["seconds_waited"] = info.seconds_waited
 
     def tell(info: Info) -> None:

@@ -206,11 +206,8 @@ class Pace:
     The first step of a process is left out: it holds the tracing.
     """
 
-    def __init__(
-        self, total_steps: int, examples_per_step: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total_steps = total_steps
-        self.examples_per_step = examples_per_step
         self.clock = clock
         self.last = clock()
         self.recent: deque[float] = deque(maxlen=20)
@@ -220,7 +217,7 @@ class Pace:
         """Begin the next step now: what was done since the last one is not its time."""
         self.last = self.clock()
 
-    def after_step(self, step: int, tokens: float) -> dict[str, float]:
+    def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
         """Figures of the step that has just ended; `tokens` are its real ones, padding left out."""
         now = self.clock()
         took, self.last = max(now - self.last, 1e-9), now
@@ -229,7 +226,7 @@ class Pace:
         self.first = False
         mean = sum(self.recent) / len(self.recent) if self.recent else took
         return {
-            "examples_per_second": self.examples_per_step / took,
+            "examples_per_second": examples / took,
             "tokens_per_second": tokens / took,
             "seconds_per_step": took,
             "seconds_left": mean * (self.total_steps - step),

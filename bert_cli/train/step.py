@@ -81,8 +81,8 @@ class Step:
         """
         state, peers = self.state, self.engine.peers
         # A step without a masked token, or a labelled word, has a loss of 0 and not of 0 / 0.
-        counts = _totalled(peers.total, count(batch, self.engine.head.COUNTS))
-        counts = {name: max(number, 1.0) for name, number in counts.items()}
+        counted = _totalled(peers.total, count(batch, self.engine.head.COUNTS))
+        counts = {name: max(number, 1.0) for name, number in counted.items()}
         scale = state.loss_scale
         whole_scale = raised(scale.value, self.micro_batches)
         position = state.step * self.micro_batches + peers.rank * len(batch["input_ids"])
@@ -104,13 +104,14 @@ class Step:
         state.step += 1
         self._refuse_to_go_on_without_progress()
         return {
-            **means(sums, counts, self.engine.head.MEANS),
+            **means(sums, counted, self.engine.head.MEANS),
             "learning_rate": rate,
             "gradient_norm": math.sqrt(squared),
             "weight_norm": math.sqrt(weighed),
             "loss_scale": scale.value,
             "skipped": state.loss_scale.skipped,
             "tokens": counts["tokens"],
+            "examples": counts["examples"],
         }
 
     def compile(self, batch: Batch) -> None:
@@ -128,13 +129,22 @@ class Step:
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
-    """What the losses of a batch [M, B, ...] are divided by: its examples, and by name the sums of columns.
+    """What the losses of a batch [..., B, S] are divided by: its examples, and by name the sums of columns.
 
-    The real tokens are counted too, for the pace.
+    A pack counts as all its sequences; a column of weights that is not there stands for ones. The real
+    tokens are counted too, for the pace.
     """
-    examples = math.prod(batch["input_ids"].shape[:-1])
-    sums = {name: float(np.sum(batch[column])) for name, column in columns.items()}
-    return {**sums, "examples": float(examples), "tokens": float(np.sum(batch["input_mask"]))}
+    # 1, and in a pack the number of its last sequence.
+    examples = float(np.sum(np.max(batch["input_mask"], axis=-1)))
+    sums = {
+        name: float(np.sum(batch[column])) if column in batch else examples
+        for name, column in columns.items()
+    }
+    return {
+        **sums,
+        "examples": examples,
+        "tokens": float(np.count_nonzero(batch["input_mask"])),
+    }
 
 
 def _totalled(
@@ -158,5 +168,10 @@ def raised(loss_scale: float, micro_batches: int) -> float:
 def means(
     sums: Mapping[str, Any], counts: Mapping[str, float], figures: Mapping[str, tuple[str, str]]
 ) -> dict[str, float]:
-    """Each figure as the head says: a sum of its own over the count it belongs to."""
-    return {name: float(sums[over]) / counts[by] for name, (over, by) in figures.items()}
+    """Each figure as the head says: a sum of its own over the count it belongs to.
+
+    Where that is 0 (no example has a next sentence) there is nothing to tell.
+    """
+    return {
+        name: float(sums[over]) / counts[by] for name, (over, by) in figures.items() if counts[by]
+    }

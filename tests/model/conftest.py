@@ -55,7 +55,7 @@ def counts_of():
     def counts(columns):
         return {
             "masked": np.float32(columns["masked_lm_weights"].sum()),
-            "examples": np.float32(len(columns["next_sentence_labels"])),
+            "pairs": np.float32(len(columns["next_sentence_labels"])),
         }
 
     return counts

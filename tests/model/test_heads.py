@@ -23,7 +23,7 @@ def cross_entropy(logits, labels):
 def test_sums_are_those_of_numpy(tiny, blocks, make_examples, counts_of):
     columns, counts = (
         make_examples(tiny, examples=16),
-        {"masked": np.float32(70), "examples": np.float32(40)},
+        {"masked": np.float32(70), "pairs": np.float32(40)},
     )
     hidden = np.random.default_rng(0).normal(size=(16, 6, 32)).astype(np.float32) * 3
     heads = blocks[-1][1]
@@ -53,7 +53,7 @@ def test_right_answers_are_counted_by_weight(tiny, blocks, make_examples):
     heads = blocks[-1][1]
     mlm, _ = heads.logits(hidden)
     columns["masked_lm_ids"] = mlm.numpy().argmax(-1)
-    _, sums = heads(hidden, columns, {"masked": np.float32(1), "examples": np.float32(1)}, None)
+    _, sums = heads(hidden, columns, {"masked": np.float32(1), "pairs": np.float32(1)}, None)
     assert (
         float(sums["mlm_correct"])
         == columns["masked_lm_weights"].sum()
@@ -65,7 +65,7 @@ def test_the_weight_decides_not_the_label(tiny, blocks, make_examples):
     """Word 0 may be an answer, and any label may stand where the weight is 0."""
     columns = make_examples(tiny)
     hidden = np.random.default_rng(0).normal(size=(4, 6, 32)).astype(np.float32)
-    counts = {"masked": np.float32(1), "examples": np.float32(1)}
+    counts = {"masked": np.float32(1), "pairs": np.float32(1)}
     heads = blocks[-1][1]
     before, _ = heads(hidden, columns, counts, None)
     unused = columns["masked_lm_weights"] == 0
@@ -125,7 +125,7 @@ def test_scores_of_float16_are_summed_in_float32(tiny, make_examples):
     columns = make_examples(tiny, examples=512)
     hidden = np.zeros((512, 6, 32), np.float16)
     loss, sums = heads(
-        hidden, columns, {"masked": np.float32(1e5), "examples": np.float32(1e5)}, None
+        hidden, columns, {"masked": np.float32(1e5), "pairs": np.float32(1e5)}, None
     )
     assert np.isfinite(loss)
     assert float(sums["mlm_loss"]) > 65504

@@ -113,7 +113,7 @@ def test_recomputation_within_a_turn_really_runs_the_forward_pass_again(plain):
     def products(engine) -> int:
         (stage,) = engine.replicas[0]
         batch = {name: column[0] for name, column in examples(2).items()}
-        counts = {name: tf.constant(1.0) for name in ("masked", "examples", "tokens")}
+        counts = {name: tf.constant(1.0) for name in ("masked", "pairs", "examples", "tokens")}
         given = None, stage.columns(batch), KEY, counts, tf.constant(1.0)
         return products_of(stage._turn, *given)
 

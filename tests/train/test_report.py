@@ -71,13 +71,13 @@ def test_durations_read_as_people_say_them():
 
 def test_the_pace_leaves_out_the_first_step_and_what_is_done_between_steps():
     now = 0.0
-    pace = report.Pace(10, 64, clock=lambda: now)
+    pace = report.Pace(10, clock=lambda: now)
     now = 30.0  # tracing
-    pace.after_step(1, 640.0)
+    pace.after_step(1, 64.0, 640.0)
     pace.restart()
     for step in (2, 3):
         now += 2.0
-        figures = pace.after_step(step, 640.0)
+        figures = pace.after_step(step, 64.0, 640.0)
         now += 100.0  # a checkpoint
         pace.restart()
     assert figures["examples_per_second"] == 32.0

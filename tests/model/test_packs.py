@@ -1,0 +1,159 @@
+"""A pack gives what its sequences give alone: no place reads another sequence's, forward or backward."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_cli.model.bert import build_blocks, named_weights
+
+PLACES, MOST, PREDICTED = 24, 3, 4
+# Lengths of the sequences of each pack; the second is not full, the last one is alone.
+PACKS = ((9, 8, 7), (12, 9), (24,))
+
+
+@pytest.fixture(scope="module")
+def sequences(tiny):
+    """Each sequence alone: tokens, segments, masked places, label."""
+    draw = np.random.default_rng(0)
+    made = []
+    for length in (length for pack in PACKS for length in pack):
+        places = np.sort(
+            draw.permutation(np.arange(1, length - 1))[: draw.integers(1, PREDICTED + 1)]
+        )
+        made.append(
+            {
+                "ids": draw.integers(1, tiny.vocab_size, length),
+                "segments": (np.arange(length) > length // 2).astype(int),
+                "places": places,
+                "labels": draw.integers(0, tiny.vocab_size, len(places)),
+                "next": int(draw.integers(2)),
+            }
+        )
+    return made
+
+
+def filled(rows, width, dtype=np.int32):
+    found = np.zeros((len(rows), width), dtype)
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = row
+    return found
+
+
+def alone(sequences):
+    return {
+        "input_ids": filled([s["ids"] for s in sequences], PLACES),
+        "input_mask": filled([np.ones(len(s["ids"])) for s in sequences], PLACES),
+        "segment_ids": filled([s["segments"] for s in sequences], PLACES),
+        "masked_lm_positions": filled([s["places"] for s in sequences], PREDICTED),
+        "masked_lm_ids": filled([s["labels"] for s in sequences], PREDICTED),
+        "masked_lm_weights": filled(
+            [np.ones(len(s["places"])) for s in sequences], PREDICTED, np.float32
+        ),
+        "next_sentence_labels": np.array([s["next"] for s in sequences], np.int32),
+    }
+
+
+def packed(sequences):
+    rest, rows = list(sequences), []
+    for lengths in PACKS:
+        parts, rest = rest[: len(lengths)], rest[len(lengths) :]
+        starts = np.cumsum([0, *lengths])[:-1]
+        rows.append((parts, starts))
+    join = lambda values: np.concatenate([np.zeros(0, int), *values])  # noqa: E731
+    of = {
+        "input_ids": [join([p["ids"] for p in parts]) for parts, _ in rows],
+        "input_mask": [
+            join([np.full(len(p["ids"]), n + 1) for n, p in enumerate(parts)]) for parts, _ in rows
+        ],
+        "segment_ids": [join([p["segments"] for p in parts]) for parts, _ in rows],
+        "position_ids": [join([np.arange(len(p["ids"])) for p in parts]) for parts, _ in rows],
+    }
+    columns = {name: filled(values, PLACES) for name, values in of.items()}
+    most = MOST * PREDICTED
+    places = [
+        join([s + p["places"] for p, s in zip(parts, starts, strict=True)])
+        for parts, starts in rows
+    ]
+    columns["masked_lm_positions"] = filled(places, most)
+    columns["masked_lm_ids"] = filled(
+        [join([p["labels"] for p in parts]) for parts, _ in rows], most
+    )
+    columns["masked_lm_weights"] = filled([np.ones(len(row)) for row in places], most, np.float32)
+    columns["next_sentence_positions"] = filled([starts for _, starts in rows], MOST)
+    columns["next_sentence_labels"] = filled(
+        [[p["next"] for p in parts] for parts, _ in rows], MOST
+    )
+    columns["next_sentence_weights"] = filled(
+        [np.ones(len(parts)) for parts, _ in rows], MOST, np.float32
+    )
+    return columns
+
+
+def run(blocks, columns):
+    """Loss, sums, logits [predictions, V] and [sequences, 2] of what is real, and gradients by name."""
+    *body, (_, heads) = blocks
+    weights = named_weights(blocks)
+    variables = {name: getattr(weight, "value", weight) for name, weight in weights.items()}
+    counts = {"masked": np.float32(columns["masked_lm_weights"].sum()), "pairs": np.float32(6)}
+    with tf.GradientTape() as tape:
+        hidden = None
+        for _, block in body:
+            hidden = block(hidden, columns, None)
+        loss, sums = heads(hidden, columns, counts, None)
+    found = tape.gradient(loss, list(variables.values()))
+    gradients = {n: tf.convert_to_tensor(g).numpy() for n, g in zip(variables, found, strict=True)}
+    many = 1 if columns["next_sentence_labels"].ndim == 1 else MOST
+    mlm, nsp = (logits.numpy() for logits in heads.scores(hidden, many))
+    known = columns.get("next_sentence_weights", np.ones((len(mlm), 1)))
+    mlm, nsp = mlm[columns["masked_lm_weights"] > 0], nsp[known > 0]
+    return float(loss), {name: float(value) for name, value in sums.items()}, mlm, nsp, gradients
+
+
+@pytest.fixture(scope="module")
+def both(tiny, sequences):
+    blocks = build_blocks(tiny, seed=1, policy="float32")
+    draw = np.random.default_rng(5)
+    for weight in named_weights(blocks).values():
+        weight.assign(weight.numpy() + draw.normal(0, 0.2, weight.shape))
+    return blocks, run(blocks, alone(sequences)), run(blocks, packed(sequences))
+
+
+def test_the_logits_of_a_pack_are_those_of_its_sequences(both):
+    _, (loss, sums, mlm, nsp, _), (packed_loss, packed_sums, packed_mlm, packed_nsp, _) = both
+    assert nsp.shape == (6, 2) and np.abs(mlm).max() > 1
+    np.testing.assert_allclose(packed_mlm, mlm, atol=1e-5)
+    np.testing.assert_allclose(packed_nsp, nsp, atol=1e-5)
+    assert packed_loss == pytest.approx(loss, abs=1e-5)
+    assert packed_sums == pytest.approx(sums, rel=1e-5)
+
+
+def test_the_gradients_of_a_pack_are_those_of_its_sequences(both):
+    _, (*_, alone_gradients), (*_, packed_gradients) = both
+    assert alone_gradients.keys() == packed_gradients.keys()
+    for name, gradient in alone_gradients.items():
+        scale = max(1.0, np.abs(gradient).max())
+        np.testing.assert_allclose(
+            packed_gradients[name], gradient, atol=1e-5 * scale, err_msg=name
+        )
+    assert max(np.abs(gradient).max() for gradient in alone_gradients.values()) > 0.01
+
+
+def test_what_stands_in_another_sequence_changes_nothing(tiny, both, sequences):
+    blocks, _, (_, _, before, nsp_before, _) = both
+    columns = packed(sequences)
+    columns["input_ids"][0, 9:17] = 1 + columns["input_ids"][0, 9:17] % (tiny.vocab_size - 1)
+    _, _, after, nsp_after, _ = run(blocks, columns)
+    counts = [len(s["places"]) for s in sequences]
+    own = slice(counts[0], counts[0] + counts[1])
+    assert np.abs(after[own] - before[own]).max() > 1e-3
+    others = np.delete(np.arange(sum(counts)), np.arange(own.start, own.stop))
+    np.testing.assert_array_equal(after[others], before[others])
+    np.testing.assert_array_equal(nsp_after[[0, 2, 3, 4, 5]], nsp_before[[0, 2, 3, 4, 5]])
+
+
+def test_a_pack_without_its_mask_would_be_seen(both, sequences):
+    blocks, (_, _, alone_mlm, _, _), _ = both
+    columns = packed(sequences)
+    columns["input_mask"] = (columns["input_mask"] > 0).astype(np.int32)
+    _, _, mlm, _, _ = run(blocks, columns)
+    assert np.abs(mlm - alone_mlm).max() > 1e-2
