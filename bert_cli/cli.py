@@ -51,11 +51,29 @@ COMMANDS = {
         "IndexSettings",
         "index records for random access",
     ),
+    "pack": (
+        "bert_cli.data.pack",
+        "bert_cli.config.data",
+        "PackSettings",
+        "pack records, so that few places are padding",
+    ),
     "data": (
         "bert_cli.tasks.data",
         "bert_cli.config.data",
         "DataChainSettings",
         "extract to index in one call",
+    ),
+    "inspect": (
+        "bert_cli.data.inspect",
+        "bert_cli.config.look",
+        "InspectSettings",
+        "what is in a folder of records, and what of it will hurt",
+    ),
+    "doctor": (
+        "bert_cli.tasks.doctor",
+        "bert_cli.config.look",
+        "DoctorSettings",
+        "look at this machine and a run before it starts",
     ),
     "pretrain": (
         "bert_cli.tasks.pretrain",

@@ -88,7 +88,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.schema import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.parallel.mesh import open_mesh
-    from bert_cli.tasks import assemble
+    from bert_cli.tasks import assemble, corpora
 
     asked = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
@@ -100,9 +100,9 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     engine = assemble.build_engine(model, asked, mesh)
     state = assemble.build_state(model, engine, mesh, asked.optimizer_opts)
     step = assemble.build_step(engine, state, asked, plan, lambda: False)
-    reader = assemble.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
+    reader = corpora.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
-    sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
     step.compile(sample)
     traced = time.perf_counter() - began
     batch = reader[0]

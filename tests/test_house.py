@@ -17,6 +17,7 @@ import bert_cli
 from bert_cli.cli import COMMANDS, help_text
 from bert_cli.config import data as data_settings
 from bert_cli.config import finetune as finetune_settings
+from bert_cli.config import look as look_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config import use as use_settings
@@ -35,8 +36,9 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
     "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune",
-    "bert_cli.config.use", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
+    "bert_cli.config.use", "bert_cli.config.look", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
+    "bert_cli.tasks.machine", "bert_cli.tasks.finding",
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
@@ -166,10 +168,20 @@ def test_a_command_is_the_file_of_the_same_name(name):
     assert [argument.arg for argument in run[0].args.args] == ["settings"]
 
 
+SETTINGS = (
+    schema,
+    data_settings,
+    parallel_settings,
+    finetune_settings,
+    use_settings,
+    look_settings,
+)
+
+
 def settings_classes() -> list[type[BaseModel]]:
     return [
         kind
-        for module in (schema, data_settings, parallel_settings, finetune_settings, use_settings)
+        for module in SETTINGS
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     ]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import CliPositionalArg
 
 
@@ -18,6 +18,9 @@ def _cores() -> int:
 
 
 Processes = Annotated[int, Field(ge=1)]
+Splitter = Literal["punkt", "sentencex", "lines"]
+SPLITTER_NAMES = AliasChoices("sentence_splitter", "splitter")
+"""The flag and the name that it had before."""
 
 
 class DataSettings(BaseModel):
@@ -26,13 +29,77 @@ class DataSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class TextSettings(DataSettings):
+    """What is read where text of one's own may stand, and how."""
+
+    input_format: Literal["auto", "wikiextractor", "plain", "json-lines", "parquet"] = "auto"
+    """What the files are; `auto` looks at how each begins. gzip, xz, bzip2 and zstandard are unpacked."""
+    text_field: str = Field("text", min_length=1)
+    """Field of JSON lines, or column of Parquet, that holds a document's text."""
+
+
+class ExecutorSettings(DataSettings):
+    """Where the shards of a step are done: by processes of this machine, or by a cluster."""
+
+    executor: Literal["local", "dask"] = "local"
+    """`local` processes, or the workers of a `dask` cluster that share the file system."""
+    scheduler: str | None = None
+    """Address of the dask scheduler, as tcp://HOST:8786, or the file that `dask scheduler
+    --scheduler-file` wrote."""
+
+    @model_validator(mode="after")
+    def _executor_has_its_scheduler(self) -> "ExecutorSettings":
+        if self.executor == "dask" and self.scheduler is None:
+            raise ValueError(
+                "executor (dask): needs the scheduler's address; add --scheduler tcp://HOST:8786"
+            )
+        if self.executor == "local" and self.scheduler is not None:
+            raise ValueError(
+                f"scheduler ({self.scheduler}): has no effect with executor 'local'; "
+                "add --executor dask or leave it out"
+            )
+        if self.executor == "dask" and "processes" in self.model_fields_set:
+            raise ValueError(
+                "processes: has no effect with executor 'dask', whose workers say how many threads "
+                "they have; leave it out"
+            )
+        return self
+
+
+def packed_predictions(
+    sequence_length: int, sequences: int, predictions: int, probability: float | None
+) -> int:
+    """Masked places that a pack of at most N sequences has room for: none of it can have more.
+
+    A sequence has at most P of them, and `max(1, round(probability length))`, which is at most one
+    more than its share. `probability` is None for records that do not say how they were masked.
+    """
+    if sequences == 1 or probability is None:
+        return sequences * predictions
+    return min(sequences * predictions, int(sequence_length * probability) + sequences)
+
+
 class Masking(DataSettings):
     """How tokens are chosen for prediction: where records are dynamic a setting of the run."""
 
-    unit: Literal["token", "word"] = "token"
-    """What is chosen as a whole: single pieces, or words with all their pieces."""
+    unit: Literal["token", "word", "span"] = "token"
+    """What is chosen as a whole: single pieces, words with all their pieces, or spans of such words."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of an example's tokens that are to be predicted, at most P of them."""
+    span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """Chance that a span ends after each of its words; spans only. 0.2 gives 3.8 words on average."""
+    longest_span: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Most words of a span; spans only."""
+
+    @model_validator(mode="after")
+    def _settings_of_spans_have_spans(self) -> "Masking":
+        for name in ("span_stop", "longest_span"):
+            if name in self.model_fields_set and self.unit != "span":
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}): has no effect with unit {self.unit!r}; leave it out "
+                    "or choose unit 'span'"
+                )
+        return self
 
 
 class DownloadSettings(DataSettings):
@@ -53,7 +120,7 @@ class DownloadSettings(DataSettings):
     """Copy the small sample that ships with the tool instead of downloading."""
 
 
-class ExtractSettings(DataSettings):
+class ExtractSettings(ExecutorSettings):
     """Turn a dump into text with WikiExtractor: folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
@@ -71,22 +138,31 @@ class ExtractSettings(DataSettings):
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
-class PreprocessSettings(DataSettings):
-    """Split extracted text into sentences: one a line, a blank line between documents.
+class PreprocessSettings(TextSettings, ExecutorSettings):
+    """Split text into sentences: one a line, a blank line between documents.
 
     Example: bert preprocess data/extracted data/sentences --language english
+    Example: bert preprocess 'books/*.jsonl.gz' data/sentences --text-field body --deduplicate
     """
 
     input: CliPositionalArg[Path]
-    """Folder of extracted text, as `bert extract` leaves it."""
+    """What `bert extract` leaves, or text of one's own: a folder, a file, or a quoted 'pattern*'."""
     out: CliPositionalArg[Path]
     """Folder that receives the sentences."""
+    documents: Literal["blank-lines", "files"] = "blank-lines"
+    """What ends a document of plain text: a blank line, or only the end of its file."""
     processes: Processes = Field(default_factory=_cores)
     """Local processes."""
     language: str = "english"
     """Language of the sentence splitter, by NLTK's name (english, german, ...)."""
-    splitter: Literal["punkt", "sentencex"] = "punkt"
-    """`punkt` (NLTK) or `sentencex` (Rust, many times faster; needs the extra of that name)."""
+    sentence_splitter: Splitter = Field("punkt", validation_alias=SPLITTER_NAMES)
+    """`punkt` (NLTK), `sentencex` (Rust, many times faster; needs the extra of that name), or
+    `lines` for text that has one sentence a line already."""
+    deduplicate: bool = False
+    """Drop documents that are equal, but for white space, to an earlier one."""
+    near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
+    """Drop documents, beside equal ones, that share this much of their runs of five words with an
+    earlier one (0.8 say; needs the extra of that name)."""
 
 
 def check_recipe(settings: "TokenizeSettings | DataChainSettings") -> None:
@@ -110,16 +186,19 @@ def check_recipe(settings: "TokenizeSettings | DataChainSettings") -> None:
         )
 
 
-class TokenizeSettings(DataSettings):
+class TokenizeSettings(TextSettings, ExecutorSettings):
     """Make masked-LM + next-sentence records from sentences.
 
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128 --mask-tokens 20
+    Example: bert tokenize notes.txt.gz data/128 --vocab vocab.txt --no-nsp
     """
 
     input: CliPositionalArg[Path]
-    """Folder of sentences, as `bert preprocess` leaves it."""
+    """What `bert preprocess` leaves, or text of one sentence a line: a folder, a file, 'pattern*'."""
     out: CliPositionalArg[Path]
     """Folder that receives the records."""
+    documents: Literal["blank-lines", "files"] = "blank-lines"
+    """What ends a document of plain text: a blank line, or only the end of its file."""
     vocab: str
     """A vocab.txt, a folder that holds one, or a model name on the Hugging Face hub."""
     sequence_length: int = Field(128, ge=8, le=65535)
@@ -134,6 +213,9 @@ class TokenizeSettings(DataSettings):
     """Share of examples that aim at a random shorter length."""
     masked_lm_prob: float = Field(0.15, gt=0.0, lt=1.0)
     """Share of an example's tokens that are to be predicted, at most P of them."""
+    nsp: bool = True
+    """Make sentence pairs with a next-sentence label; without, single segments of consecutive
+    sentences, for text that has no documents."""
     whole_word_masking: bool = False
     """Choose whole words for masking, with all their pieces."""
     cased: bool = False
@@ -142,7 +224,7 @@ class TokenizeSettings(DataSettings):
     """Seed of pairs and masks: same seed and input, same bytes."""
     group_files: int = Field(1, ge=1)
     """How many input files are paired and shuffled together; each group becomes one record file,
-    and is what a process holds in memory (51 MB of text: 0.3 GB)."""
+    and is what a process holds in memory (51 MB of text: 0.3 GB). A file counts 64 MB at most."""
     processes: Processes = Field(default_factory=_cores)
     """Local processes; the bytes written do not depend on it."""
 
@@ -152,14 +234,14 @@ class TokenizeSettings(DataSettings):
         return self
 
 
-class VocabSettings(DataSettings):
+class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on sentences of one's own.
 
     Example: bert vocab data/sentences data/vocab --size 30522
     """
 
     input: CliPositionalArg[Path]
-    """Folder of sentences, as `bert preprocess` leaves it."""
+    """What `bert preprocess` leaves, or text of one sentence a line: a folder, a file, 'pattern*'."""
     out: CliPositionalArg[Path]
     """Folder that receives vocab.txt and the tokenizer's settings."""
     size: int = Field(30522, ge=100)
@@ -184,7 +266,7 @@ class IndexSettings(DataSettings):
     """Local processes."""
 
 
-class DataChainSettings(DataSettings):
+class DataChainSettings(ExecutorSettings):
     """Chain extract, preprocess, tokenize and index in one restartable call.
 
     Example: bert data dump.xml.bz2 data/wikipedia --vocab vocab.txt --sequence-length 128 --mask-tokens 20
@@ -206,6 +288,8 @@ class DataChainSettings(DataSettings):
     """How often the text is gone through; static only."""
     short_seq_prob: float = Field(0.1, ge=0.0, le=1.0)
     """Share of examples that aim at a random shorter length."""
+    nsp: bool = True
+    """Make sentence pairs with a next-sentence label, as for `bert tokenize`."""
     whole_word_masking: bool = False
     """Choose whole words for masking."""
     cased: bool = False
@@ -216,8 +300,12 @@ class DataChainSettings(DataSettings):
     """How many input files are paired and shuffled together."""
     language: str = "english"
     """Language of the sentence splitter, by NLTK's name."""
-    splitter: Literal["punkt", "sentencex"] = "punkt"
+    sentence_splitter: Splitter = Field("punkt", validation_alias=SPLITTER_NAMES)
     """Sentence splitter, as for `bert preprocess`."""
+    deduplicate: bool = False
+    """Drop documents that are equal to an earlier one."""
+    near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
+    """Drop documents that are nearly equal to an earlier one, as for `bert preprocess`."""
     expand_templates: bool = False
     """Expand templates, as for `bert extract`."""
     processes: Processes = Field(default_factory=_cores)
@@ -227,3 +315,23 @@ class DataChainSettings(DataSettings):
     def _recipe_is_possible(self) -> "DataChainSettings":
         check_recipe(self)
         return self
+
+
+class PackSettings(ExecutorSettings):
+    """Put several sequences into one example, so that few places of a batch are padding.
+
+    Example: bert pack data/512 data/512_packed --sequence-length 512 --max-sequences-per-pack 3
+    """
+
+    input: CliPositionalArg[Path]
+    """Folder of records, static or dynamic, that are not packed yet."""
+    out: CliPositionalArg[Path]
+    """Folder that receives the packed records, of the same kind."""
+    sequence_length: int | None = Field(None, ge=8, le=65535)
+    """Places S of a pack; as many as the records have, or more. By default as many."""
+    max_sequences_per_pack: int = Field(3, ge=2)
+    """Most sequences in a pack."""
+    random_seed: int = Field(12345, ge=0)
+    """Which records of a length stand together: same seed and input, same bytes."""
+    processes: Processes = Field(default_factory=_cores)
+    """Local processes; the bytes written do not depend on it."""

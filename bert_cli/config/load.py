@@ -58,6 +58,7 @@ PATH_KEYS = (
     "test_file",
     "tokenizer_path",
     "cache_dir",
+    "dataset_cache",
 )
 
 
@@ -325,13 +326,31 @@ def _expand_paths(values: Mapping[str, Any], opens_files: bool) -> dict[str, Any
     expanded = dict(values)
     for name in PATH_KEYS:
         value = expanded.get(name)
-        if not isinstance(value, str):
-            continue
-        expanded[name] = os.path.expanduser(os.path.expandvars(value))
         instead = bool(values.get("train_file") and values.get("validation_file"))
         unread = name == "dataset_dir" and (values.get("generated_dataset") or instead)
-        if "$" in expanded[name] and opens_files and not unread:
-            raise ConfigError(
-                f"{name} ({value}): the variable is not set; export it or give --{name.replace('_', '-')}"
-            )
+        if isinstance(value, str):
+            expanded[name] = _expanded(name, value, opens_files and not unread)
+        elif name == "dataset_dir" and isinstance(value, list):
+            expanded[name] = [
+                _expanded_corpus(f"{name}.{number}", one, opens_files and not unread)
+                for number, one in enumerate(value)
+            ]
     return expanded
+
+
+def _expanded_corpus(name: str, value: Any, is_opened: bool) -> Any:
+    """One of several corpora: a path, or a path with a weight."""
+    if isinstance(value, str):
+        return _expanded(name, value, is_opened)
+    if isinstance(value, Mapping) and isinstance(value.get("path"), str):
+        return {**value, "path": _expanded(f"{name}.path", value["path"], is_opened)}
+    return value
+
+
+def _expanded(name: str, value: str, is_opened: bool) -> str:
+    path = os.path.expanduser(os.path.expandvars(value))
+    if "$" in path and is_opened:
+        raise ConfigError(
+            f"{name} ({value}): the variable is not set; export it or give --{name.replace('_', '-')}"
+        )
+    return path

@@ -16,6 +16,7 @@ def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     """Dotted path of every setting of a class, groups included."""
     paths: list[str] = []
     for name, about in settings.model_fields.items():
+        name = about.alias or name
         path = f"{above}.{name}" if above else name
         paths.append(path)
         for kind in (about.annotation, *getattr(about.annotation, "__args__", ())):

@@ -35,32 +35,49 @@ class Plan:
     """Records in the corpus; None for made-up examples."""
     peak_learning_rate: float
     """Highest learning rate, after the linear scaling rule."""
+    sequences_per_example: float = 1.0
+    """More than 1 where examples are packs; on average over an epoch."""
 
     @property
     def epochs(self) -> float | None:
         """How often the run goes through the corpus."""
         return None if self.corpus_examples is None else self.examples / self.corpus_examples
 
+    @property
+    def sequences_per_step(self) -> int:
+        """The global batch as it counts for the learning rate: packs are several sequences each."""
+        return round(self.examples_per_step * self.sequences_per_example)
 
-def make_plan(settings: PretrainSettings, corpus_examples: int | None) -> Plan:
+
+def make_plan(
+    settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
+) -> Plan:
     """The plan of a pre-training run over a corpus of so many examples (None: made-up ones).
 
     Raises ConfigError for a sequence length that has no default number of examples.
     """
     asked = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
-    return plan_of(settings, asked, corpus_examples)
+    return plan_of(settings, asked, corpus_examples, sequences_per_example)
 
 
-def plan_of(settings: TrainSettings, examples: int, corpus_examples: int | None) -> Plan:
-    """The plan of a run that reads so many examples, rounded up to whole steps."""
+def plan_of(
+    settings: TrainSettings,
+    examples: int,
+    corpus_examples: int | None,
+    sequences_per_example: float = 1.0,
+) -> Plan:
+    """The plan of a run that reads so many examples, rounded up to whole steps.
+
+    Where they are packs, what is asked for is counted in sequences, as the learning rate's batch is
+    (Krell et al. 2021, section 3.3): a run of so many samples sees as many, in fewer steps.
+    """
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     examples_per_step = batch.micro_batch_size * micro_batches
-    total_steps = math.ceil(examples / examples_per_step)
+    sequences = examples_per_step * sequences_per_example
+    total_steps = math.ceil(examples / sequences)
     rate = settings.optimizer_opts.learning_rate
-    scale = (
-        1.0 if rate.reference_batch_size is None else examples_per_step / rate.reference_batch_size
-    )
+    scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
     return Plan(
         total_steps=total_steps,
         warmup_steps=int(rate.warmup_frac * total_steps),
@@ -70,6 +87,7 @@ def plan_of(settings: TrainSettings, examples: int, corpus_examples: int | None)
         examples=total_steps * examples_per_step,
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
+        sequences_per_example=sequences_per_example,
     )
 
 
@@ -85,13 +103,16 @@ def _default_examples(sequence_length: int) -> int:
 
 def describe(plan: Plan) -> str:
     """The plan in the words of a person, a fact a line."""
+    packed = plan.sequences_per_example > 1
+    what = f"packs, {plan.sequences_per_step:,} sequences" if packed else "examples"
     lines = [
-        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} examples "
+        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} {what} "
         f"({plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up",
     ]
     if plan.corpus_examples is not None:
         lines.append(
-            f"{plan.examples:,} examples out of {plan.corpus_examples:,} ({plan.epochs:.3g} epochs)"
+            f"{plan.examples:,} {'packs' if packed else 'examples'} out of {plan.corpus_examples:,} "
+            f"({plan.epochs:.3g} epochs)"
         )
     return "\n".join(f"  {line}" for line in lines)

@@ -8,11 +8,11 @@ engine's to refuse. The key names are those that users of the original example k
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bert_cli.config.data import Masking
+from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -204,7 +204,7 @@ class TrainSettings(Settings):
     @property
     def knows_its_model(self) -> bool:
         """Whether bert_config is the model's shape already, and not still to be read from one."""
-        return True
+        return self.pretrained_ckpt_path is None or "bert_config" in self.model_fields_set
 
     @model_validator(mode="after")
     def _model_and_optimizer_fit(self) -> "TrainSettings":
@@ -253,6 +253,15 @@ def _difference(got: list[str], wanted: list[str], layers: int) -> str:
     return f"{' and '.join(told) or 'has the blocks in another order'}, but {asked}; list each once"
 
 
+class WeightedCorpus(Settings):
+    """One of several corpora that a run reads."""
+
+    path: str
+    """Folder of records, or the address of one."""
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    """Its share of the examples, beside the weights of the others."""
+
+
 class PretrainSettings(TrainSettings):
     """Pre-train BERT with masked-LM and next-sentence prediction.
 
@@ -261,26 +270,51 @@ class PretrainSettings(TrainSettings):
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
 
-    dataset_dir: Path | None = None
-    """Folder of records with a corpus.json. `$DATASETS_DIR` and `~` are expanded."""
-    validation_dir: Path | None = None
+    dataset_dir: str | list[WeightedCorpus] | None = None
+    """Folder of records with a corpus.json, or the address of one (s3://...); given several times, or in a
+    config as a list of {"path": ..., "weight": ...}, all of them by their weights. `$DATASETS_DIR` and
+    `~` are expanded."""
+    validation_dir: str | None = None
     """Folder of records to evaluate on every `evaluate_every_steps`."""
+    dataset_cache: Path = Path("~/.cache/bert/records")
+    """Where records from object storage are kept on this machine's disk."""
     generated_dataset: bool = False
     """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
     max_predictions_per_seq: Positive
     """Most masked places P of an example."""
     masking: Masking = Masking()
     """How the tokens to be predicted are chosen, anew each epoch; for dynamic records."""
+    max_sequences_per_pack: Positive = 1
+    """Most sequences C of an example: from 2 on short ones are packed together as they are read, from
+    dynamic records. Batches, samples and learning rates are then counted in sequences."""
+    length_bins: Positive | None = None
+    """Read records by length, in at most so many groups, so that a step is only as long as its longest
+    example: the simpler way to less padding; for dynamic records that are not packed."""
     total_num_train_samples: Positive | None = None
     """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
     for sequences of at most 128 places, 34,239,360 for longer ones."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order; at most all there are."""
 
+    @field_validator("dataset_dir", mode="before")
+    @classmethod
+    def _paths_are_corpora(cls, value: Any) -> Any:
+        """A flag gives a list of paths, mostly of one."""
+        if not isinstance(value, list):
+            return str(value) if isinstance(value, Path) else value
+        if len(value) == 1 and isinstance(value[0], str):
+            return value[0]
+        return [{"path": one} if isinstance(one, str) else one for one in value]
+
     @property
     def places_read(self) -> int:
-        """[CLS] and the masked places: the others end with the encoder."""
-        return 1 + self.max_predictions_per_seq
+        """Each sequence's [CLS] and the masked places: the others end with the encoder."""
+        most, places = self.max_sequences_per_pack, self.max_seq_length
+        if most == 1:
+            return 1 + self.max_predictions_per_seq
+        return most + packed_predictions(
+            places, most, self.max_predictions_per_seq, self.masking.probability
+        )
 
     @model_validator(mode="after")
     def _corpus_settings_fit(self) -> "PretrainSettings":

@@ -61,6 +61,7 @@ def run(settings: ExtractSettings) -> None:
         versions=["wikiextractor"],
         total=path.stat().st_size,
         notes=dump.notes,
+        scheduler=settings.scheduler,
         own_process=True,  # so that WikiExtractor dies with this process, see shards.py
     )
 

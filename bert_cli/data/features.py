@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.columns import Batch
 from bert_cli.data.permutation import record_at
-from bert_cli.data.reader import Batch, check_step, micro_batches, positions_of
+from bert_cli.data.steps import check_step, micro_batches, positions_of
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.checksums import Checksums, checksums
 from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
 from bert_cli.data.ledger import Stats, versions_of, write_json_atomically
 from bert_cli.data.records import (
@@ -32,6 +33,7 @@ from bert_cli.data.records import (
     token_bytes,
 )
 from bert_cli.data.shards import Progress, summary
+from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import (
     Vocabulary,
     find_vocabulary,
@@ -57,6 +59,8 @@ DESCRIPTION = (
     "special_ids",
     "tokenizer",
 )
+# What only some records have: labels of pairs unless it is false; packs of several sequences.
+OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
 
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
@@ -206,11 +210,13 @@ def _write_indexes(stale: list[Path], processes: int) -> int:
 def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
     """Write corpus.offsets and then corpus.json of a folder whose files are all indexed.
 
-    `description` has the keys of DESCRIPTION. Returns the content of corpus.json. Its fingerprint
-    is a hash of format, lengths, vocabulary and each file's name, size and index: it changes when
-    any record's place or size does. Raises DataError for a file without a fresh index.
+    `description` has the keys of DESCRIPTION and any of OPTIONAL. Returns the content of
+    corpus.json. Its fingerprint is a hash of format, lengths, vocabulary and each file's name, size
+    and index: it changes when any record's place or size does. There is a checksum of each file's
+    bytes, too, by which copies of the folder are verified. Raises DataError for a file without a
+    fresh index.
     """
-    paths = record_files(folder)
+    paths, before = record_files(folder), Checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
     beside = folder / f".{OFFSETS}.{os.getpid()}"
     files: list[dict[str, Any]] = []
@@ -231,13 +237,23 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
         os.fsync(out.fileno())
     os.replace(beside, folder / OFFSETS)
     corpus: dict[str, Any] = {key: description[key] for key in DESCRIPTION}
+    more = {key: description[key] for key in OPTIONAL if key in description}
+    corpus |= more
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
         raise DataError(f"folder ({folder}): its {len(files)} files hold no records; rebuild them")
     # All of it: the masks of dynamic records follow from every one of these.
     told = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
+    told += [more] if more else []
     told += [[*file.values(), digest] for file, digest in zip(files, hashes, strict=True)]
     corpus["fingerprint"] = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    # Not part of the fingerprint, which older folders have without them.
+    for file, check in zip(
+        files, checksums(folder, [f["name"] for f in files], before), strict=True
+    ):
+        file["crc32c"] = check["crc32c"]
+    beside_records = [name for name in (OFFSETS, *TOKENIZER) if (folder / name).is_file()]
+    corpus["beside"] = checksums(folder, beside_records)
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 
@@ -280,7 +296,7 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
             raise DataError(
                 f"vocab ({vocab}): is not the vocabulary that {folder / CORPUS} names; leave it out"
             )
-        return {key: corpus[key] for key in DESCRIPTION}
+        return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL) if key in corpus}
     if vocab is None:
         raise DataError(
             f"folder ({folder}): has no corpus.json, so another tool made its records; "

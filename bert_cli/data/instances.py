@@ -1,15 +1,17 @@
 """The BERT recipe: sentence pairs from documents and a seed (Devlin et al. 2018, A.1).
 
-A group's tokens lie in one flat array, sentences are its prefix sums and documents ranges of
-sentences; a pair is then five integers, and a pass over 75,000 sentences makes 22,000 of them in 40
-ms. Rows of tokens are only gathered a block at a time.
+Or single segments, for text without documents (Liu et al. 2019, 4.2). A group's tokens lie in one
+flat array, sentences are its prefix sums and documents ranges of sentences; a pair is then five
+integers, and a pass over 75,000 sentences makes 22,000 of them in 40 ms. Rows of tokens are only
+gathered a block at a time.
 
 Shapes: B examples, S places.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -31,7 +33,10 @@ class SpecialIds:
 
 
 class Pairs(NamedTuple):
-    """Sentence pairs as places of a flat token array; all [examples]."""
+    """Sentence pairs as places of a flat token array; all [examples].
+
+    A single segment is a pair without a second: its length is 0.
+    """
 
     first_start: npt.NDArray[np.int64]
     first_length: npt.NDArray[np.int64]
@@ -102,6 +107,49 @@ def pair_sentences(
     return Pairs(columns[0], columns[1], columns[2], columns[3], columns[4].astype(np.bool_))
 
 
+def fill_sentences(
+    sentences: Sequence[int],
+    documents: Sequence[int],
+    *,
+    sequence_length: int,
+    short_seq_prob: float,
+    random: Random,
+) -> Pairs:
+    """Go once through every document and fill single segments with consecutive sentences.
+
+    As many whole sentences as fit into S - 2 tokens (in `short_seq_prob` of the examples into a
+    random smaller target, but at least one), none from the next document: the DOC-SENTENCES of Liu
+    et al. 2019, section 4.2, which is their FULL-SENTENCES where there is one document. A sentence
+    longer than S - 2 fills segments of its own, so every token is in exactly one example.
+    """
+    draw = random.random
+    longest = sequence_length - 2
+    starts: list[int] = []
+    lengths: list[int] = []
+    for document, limit in pairwise(documents):
+        place, stop = sentences[document], sentences[limit]
+        below = document
+        while place < stop:
+            target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
+            # The last end of a sentence that is not behind the target, else the next end.
+            end = bisect_right(sentences, place + target, below + 1, limit + 1) - 1
+            if sentences[end] <= place:
+                end += 1
+            length = min(sentences[end] - place, longest)
+            starts.append(place)
+            lengths.append(length)
+            place += length
+            below = end if place == sentences[end] else end - 1
+    zeros = np.zeros(len(starts), np.int64)
+    return Pairs(
+        np.array(starts, np.int64),
+        np.array(lengths, np.int64),
+        zeros,
+        zeros,
+        zeros.astype(np.bool_),
+    )
+
+
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     """Cut every pair to `longest` tokens.
 
@@ -144,14 +192,14 @@ def _heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[
 def gather(
     tokens: Ints, pairs: Pairs, special: SpecialIds, sequence_length: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Rows `[CLS] A [SEP] B [SEP]` with padding [B, S], and their lengths [B]."""
+    """Rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]`, with padding [B, S]; their lengths [B]."""
     places = np.arange(sequence_length)
     first = pairs.first_length[:, None]
     in_first = places <= first
     source = places + np.where(
         in_first, pairs.first_start[:, None] - 1, pairs.second_start[:, None] - first - 2
     )
-    lengths = pairs.first_length + pairs.second_length + 3
+    lengths = pairs.first_length + pairs.second_length + np.where(pairs.second_length > 0, 3, 2)
     rows_BS = tokens.take(source, mode="clip").astype(np.int32)
     rows_BS[places >= lengths[:, None]] = special.pad
     rows = np.arange(len(lengths))

@@ -110,6 +110,11 @@ class Ledger:
     def _markers(self) -> Iterator[Path]:
         return self.done.rglob("*.shard")
 
+    def whole_before(self) -> tuple[int, int]:
+        """Number of the shards that earlier runs left whole, and the bytes they wrote."""
+        stats = [json.loads(path.read_bytes())["stats"] for path in self._markers()]
+        return len(stats), sum(each["bytes_out"] for each in stats)
+
     def _marker(self, shard: Shard) -> Path:
         return self.done / f"{shard.output.as_posix()}.shard"
 
@@ -158,14 +163,21 @@ class Ledger:
         }
         write_json_atomically(marker, entry)
         self.known[shard.output.as_posix()] = entry
-        shutil.rmtree(self.room(shard))
+        # A worker of a cluster that was given up for dead may still write in there.
+        shutil.rmtree(self.room(shard), ignore_errors=True)
 
     def close(
-        self, fresh: Stats, seconds: float, processes: int, counted: str, notes: Sequence[str]
+        self,
+        fresh: Stats,
+        seconds: float,
+        processes: int | None,
+        counted: str,
+        notes: Sequence[str],
     ) -> tuple[Manifest, Stats]:
         """Check that the folder holds this run's shards and no others; write the manifest.
 
-        A run that found everything done leaves the manifest, with its times, as it is.
+        `processes` is None where a cluster did the work. A run that found everything done leaves
+        the manifest, with its times, as it is.
         """
         strangers = {*self._markers()} - {self.done / f"{name}.shard" for name in self.order}
         if strangers:

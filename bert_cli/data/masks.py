@@ -2,7 +2,8 @@
 
 Every random bit is a hash of the example's key and the place, so that a mask never depends on which
 rows stand beside it: the same function masks records once when they are written and anew each time
-when they are read.
+when they are read. What is chosen as a whole is a piece, a word, or a span of words (Joshi et al.
+2020, "SpanBERT", section 3.1).
 
 Shapes: B examples, S places, P masked places, V words.
 """
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking
 from bert_cli.data.instances import SpecialIds
-from bert_cli.data.random_bits import PLACES, REPLACEMENTS, Ints, Keys, bits
+from bert_cli.data.random_bits import PLACES, REPLACEMENTS, SPANS, Ints, Keys, bits
 
 _NOT_CHOSEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 _PLACE_BITS = np.uint64(0xFFFF)  # S is at most 65535
@@ -31,6 +32,17 @@ class Masked(NamedTuple):
     """[B, P] the tokens that stood there, then zeros."""
     weights: npt.NDArray[np.float32]
     """[B, P] 1.0 for a prediction, 0.0 for padding."""
+
+
+class _Words(NamedTuple):
+    """The words of rows, numbered from 0 in each row."""
+
+    starts: npt.NDArray[np.bool_]
+    """[B, S] whether a place begins a word."""
+    numbers: npt.NDArray[np.int64]
+    """[B, S] the word that a place belongs to; of no meaning where no word is."""
+    sizes: npt.NDArray[np.int64]
+    """[B, S] pieces of each word, by its number; 0 where a row has no more words."""
 
 
 def mask_examples(
@@ -91,7 +103,8 @@ def mask_tokens(
     word drawn from the whole vocabulary, 10 % stay. The length counts the special tokens. Whole words
     need `is_continuation` [V] (pieces that continue a word) and come in random order; those that do
     not fit in what is left are passed over, so that a row may have fewer predictions, none if its
-    every word has more pieces than predictions are wanted.
+    every word has more pieces than predictions are wanted. Of spans, which are of such words, the
+    80/10/10 are drawn once for all places of a span.
     """
     sequence_length = tokens_BS.shape[1]
     places = np.arange(sequence_length)
@@ -104,17 +117,27 @@ def mask_tokens(
         places_BP = _single_places(
             order_BS, allowed_BS, wanted_B, min(predictions, sequence_length)
         )
+        decided_BP = places_BP
     else:
         assert is_continuation is not None
-        follows_BS = is_continuation[tokens_BS]
-        follows_BS[:, 0] = False
-        follows_BS[:, 1:] &= allowed_BS[:, :-1]  # what was cut off from its word begins one
-        places_BP = _word_places(
-            order_BS, allowed_BS, allowed_BS & ~follows_BS, wanted_B, predictions
-        )
+        words = _find_words(tokens_BS, allowed_BS, is_continuation)
+        order_BS = np.sort(np.where(words.starts, order_BS, _NOT_CHOSEN), axis=1)
+        heads_BS = None
+        if masking.unit == "word":
+            taken_BS = _take_words(order_BS, words, wanted_B)
+        else:
+            heads_BS = _take_spans(order_BS, words, wanted_B, keys_B, masking)
+            taken_BS = heads_BS > 0
+        chosen_BS = allowed_BS & np.take_along_axis(taken_BS, words.numbers, axis=1)
+        places_BP = np.sort(np.where(chosen_BS, places, sequence_length), axis=1)[:, :predictions]
+        decided_BP = places_BP
+        if heads_BS is not None:
+            numbers_BP = np.take_along_axis(words.numbers, places_BP % sequence_length, axis=1)
+            decided_BP = np.take_along_axis(heads_BS, numbers_BP, axis=1)
     return _replace(
         tokens_BS,
         places_BP,
+        decided_BP,
         keys_B,
         special=special,
         vocab_size=vocab_size,
@@ -133,53 +156,115 @@ def _single_places(
     return np.sort(places_BP, axis=1)
 
 
-def _word_places(
-    order_BS: Keys,
-    allowed_BS: npt.NDArray[np.bool_],
-    starts_BS: npt.NDArray[np.bool_],
-    wanted_B: npt.NDArray[np.int64],
-    predictions: int,
-) -> npt.NDArray[np.int64]:
-    """Places of whole words in random order, as many as fit, ascending; S for none."""
-    rows, length = order_BS.shape
-    words_BS = np.maximum(np.cumsum(starts_BS, axis=1) - 1, 0)
-    numbers = (words_BS + np.arange(rows)[:, None] * length)[allowed_BS]
+def _find_words(
+    tokens_BS: Ints, allowed_BS: npt.NDArray[np.bool_], is_continuation: npt.NDArray[np.bool_]
+) -> _Words:
+    """Words of the allowed places; what was cut off from its word begins one."""
+    rows, length = tokens_BS.shape
+    follows_BS = is_continuation[tokens_BS]
+    follows_BS[:, 0] = False
+    follows_BS[:, 1:] &= allowed_BS[:, :-1]
+    starts_BS = allowed_BS & ~follows_BS
+    numbers_BS = np.maximum(np.cumsum(starts_BS, axis=1) - 1, 0)
+    numbers = (numbers_BS + np.arange(rows)[:, None] * length)[allowed_BS]
     sizes_BS = np.bincount(numbers, minlength=rows * length).reshape(rows, length)
-    shuffled_BS = np.sort(np.where(starts_BS, order_BS, _NOT_CHOSEN), axis=1)
+    return _Words(starts_BS, numbers_BS, sizes_BS)
+
+
+def _take_words(
+    order_BS: Keys, words: _Words, wanted_B: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """[B, S] whether a word is masked: in random order, as many as fit."""
+    rows, length = order_BS.shape
     taken_BS = np.zeros((rows, length), np.bool_)
     left_B = wanted_B.copy()
     row = np.arange(rows)  # those that still want a place and have a word
     for turn in range(length):
-        start = shuffled_BS[row, turn]
+        start = order_BS[row, turn]
         goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
         row, start = row[goes_on], start[goes_on]
         if not len(row):
             break
-        word = words_BS[row, (start & _PLACE_BITS).astype(np.int64)]
-        size = sizes_BS[row, word]
+        word = words.numbers[row, (start & _PLACE_BITS).astype(np.int64)]
+        size = words.sizes[row, word]
         fits = size <= left_B[row]
         left_B[row] -= np.where(fits, size, 0)
         taken_BS[row, word] = fits
-    chosen_BS = allowed_BS & np.take_along_axis(taken_BS, words_BS, axis=1)
-    return np.sort(np.where(chosen_BS, np.arange(length), length), axis=1)[:, :predictions]
+    return taken_BS
+
+
+def _take_spans(
+    order_BS: Keys,
+    words: _Words,
+    wanted_B: npt.NDArray[np.int64],
+    keys_B: Keys,
+    masking: Masking,
+) -> npt.NDArray[np.int64]:
+    """[B, S] the place where the span of each masked word begins, 0 for a word that is not masked.
+
+    Joshi et al. 2020, section 3.1: a length is drawn and a word to start with, until enough is
+    masked. Starts come in random order, which is the same as drawing them and passing over those
+    already masked. A span ends early with its segment, before a word that is masked already, and
+    before one that does not fit in what is left.
+    """
+    rows, length = order_BS.shape
+    within = np.arange(min(masking.longest_span, length))
+    # Past the last word are sizes of 0, so that a span may look further than there are words.
+    sizes_BS = np.pad(words.sizes, ((0, 0), (0, len(within))))
+    begins_BS = np.sort(np.where(words.starts, np.arange(length), length), axis=1)
+    # Places between a word and the one before it: where it is not 0, a [SEP] parts them.
+    gaps_BS = np.zeros_like(sizes_BS)
+    gaps_BS[:, 1:length] = begins_BS[:, 1:] - begins_BS[:, :-1] - words.sizes[:, :-1]
+    heads_BS = np.zeros_like(sizes_BS)
+    left_B = wanted_B.copy()
+    row = np.arange(rows)  # those that still want a place and have a word
+    for turn in range(length):
+        start = order_BS[row, turn]
+        goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
+        row, start = row[goes_on], start[goes_on]
+        if not len(row):
+            break
+        place = (start & _PLACE_BITS).astype(np.int64)[:, None]
+        span = words.numbers[row[:, None], place] + within
+        lengths = _span_lengths(bits(keys_B[row], SPANS, place), masking)
+        at = row[:, None], span
+        sizes = sizes_BS[at]
+        fits = (within < lengths) & (sizes > 0) & (heads_BS[at] == 0)
+        fits &= (within == 0) | (gaps_BS[at] == 0)
+        fits &= np.cumsum(sizes, axis=1) <= left_B[row][:, None]
+        fits = np.logical_and.accumulate(fits, axis=1)
+        left_B[row] -= np.where(fits, sizes, 0).sum(axis=1)
+        heads_BS[at] = np.where(fits, place, heads_BS[at])
+    return heads_BS[:, :length]
+
+
+def _span_lengths(drawn: Keys, masking: Masking) -> npt.NDArray[np.int64]:
+    """Words of spans, 1 to the longest, each length `1 - span_stop` times as likely as the one before."""
+    shares = (1.0 - masking.span_stop) ** np.arange(masking.longest_span)
+    upto = np.cumsum(shares)[:-1] / shares.sum()
+    return 1 + np.searchsorted((upto * 2**53).astype(np.uint64), drawn >> np.uint64(11), "right")
 
 
 def _replace(
     tokens_BS: Ints,
     places_BP: npt.NDArray[np.int64],
+    decided_BP: npt.NDArray[np.int64],
     keys_B: Keys,
     *,
     special: SpecialIds,
     vocab_size: int,
     predictions: int,
 ) -> Masked:
-    """Replace the chosen places 80/10/10 and pad the targets to P with zeros."""
+    """Replace the chosen places 80/10/10 and pad the targets to P with zeros.
+
+    Which of the three is drawn at the place in `decided`, a word at the place itself.
+    """
     rows, length = tokens_BS.shape
     most = places_BP.shape[1]
     chosen_BP = places_BP < length
     places_BP = np.where(chosen_BP, places_BP, 0)
     drawn_BP = bits(keys_B, REPLACEMENTS, places_BP)
-    coin_BP = drawn_BP >> np.uint64(32)
+    coin_BP = bits(keys_B, REPLACEMENTS, decided_BP) >> np.uint64(32)
     word_BP = ((drawn_BP & np.uint64(0xFFFFFFFF)) * np.uint64(vocab_size)) >> np.uint64(32)
     labels_BP = np.take_along_axis(tokens_BS, places_BP, axis=1).astype(np.int32)
     replaced_BP = np.where(

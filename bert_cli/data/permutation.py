@@ -35,23 +35,23 @@ def mix(numbers: Bits) -> Bits:
 
 
 def permute(
-    positions: npt.ArrayLike, size: int, seed: int, epoch: npt.ArrayLike
+    positions: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike
 ) -> npt.NDArray[np.int64]:
     """Return the record number at each position [n] of an epoch, a bijection of 0 .. size - 1.
 
-    `epoch` is one number or one for each position.
+    `size` and `epoch` are one number or one for each position; sizes are below 2**53.
     """
     numbers = np.array(positions, np.uint64, ndmin=1)
-    assert size >= 1
-    assert numbers.size == 0 or int(numbers.max()) < size
+    sizes = np.broadcast_to(np.asarray(size, np.uint64), numbers.shape)
+    assert np.all(numbers < sizes)
     epochs = np.broadcast_to(np.asarray(epoch, np.uint64), numbers.shape)
     keys = mix(_seed_key(seed) + epochs * GOLDEN)
-    bits = (size - 1).bit_length()
+    bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)  # bit_length
     numbers = _feistel(numbers, keys, bits)
-    outside = np.flatnonzero(numbers >= size)
+    outside = np.flatnonzero(numbers >= sizes)
     while outside.size:
-        numbers[outside] = _feistel(numbers[outside], keys[outside], bits)
-        outside = outside[numbers[outside] >= size]
+        numbers[outside] = _feistel(numbers[outside], keys[outside], bits[outside])
+        outside = outside[numbers[outside] >= sizes[outside]]
     return numbers.astype(np.int64)
 
 
@@ -71,10 +71,11 @@ def _seed_key(seed: int) -> Bits:
     return mix(np.array([(seed + 1) * int(GOLDEN) % 2**64], np.uint64))
 
 
-def _feistel(numbers: Bits, keys: Bits, bits: int) -> Bits:
+def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
     """Permute the numbers below 2**bits: each half in turn is changed by a hash of the other."""
-    low = np.uint64(bits // 2)
-    low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
+    one = np.uint64(1)
+    low = bits >> one
+    low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = numbers >> low, numbers & low_mask
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
     for first, second in steps.reshape(-1, 2):

@@ -1,100 +1,163 @@
-"""Turn extracted text into sentences: one a line, a blank line between documents.
+"""Turn text into sentences: one a line, a blank line between documents.
 
-Read are `<doc id= url= title=>` ... `</doc>` blocks, line by line, so a file of any size fits in
-memory. Of each document: the first line, its title, is dropped; &amp;, &lt; and &gt; are undone
-(after the <doc> lines are recognised, so no text can pass for one); `formula_1` and `codice_1`, which
-stand where a formula or code was, and brackets that were left empty are taken out; white space
-becomes single spaces. A line is split by itself, so no sentence runs over two paragraphs. Headings
-stay, as lines such as `History.`: nothing in the text tells them from short paragraphs. Documents
-without a sentence are left out and counted, and so are lines outside documents; a file with text and
-no document is refused.
+A shard is a file of `bert extract`, a range of a large file, or several small files; its documents
+pass through line by line, so files and documents of any size fit in memory. White space becomes
+single spaces. A line is split by itself, so no sentence runs over two paragraphs. Of WikiExtractor's
+articles the titles are dropped and the headings stay, as lines such as `History.`: nothing in the
+text tells them from short paragraphs. Documents without a sentence are left out and counted, and so
+are duplicates where that is asked for, and lines outside articles.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.ledger import Shard, Stats, finished_files, recorded_settings
-from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, punkt, sentencex
+from bert_cli.data.documents import marked_lines
+from bert_cli.data.duplicates import Numbers, find_duplicates
+from bert_cli.data.ledger import Stats, recorded_settings
+from bert_cli.data.parts import Outputs, bundled, cut, read_parts, shard_of, text_bytes
+from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, one_a_line, punkt, sentencex
 from bert_cli.data.shards import run_shards
-from bert_cli.errors import DataError
+from bert_cli.data.text_files import (
+    CLOSE,
+    Part,
+    Reading,
+    find_root,
+    recognise_all,
+    refuse_without_effect,
+)
 
-OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
-CLOSE = "</doc>"
-PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
-EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
-SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
+SHARD_BYTES = 16_000_000
+"""A range of a large file, and at most so much of small files together: a shard of some seconds."""
+BYTES_WRITTEN = 1.0
+"""For a byte of text: 0.995 for 10 MB of English articles, 1.000 for text without <doc> lines."""
+
 NO_WORD = re.compile(r"[\W_]*")
-
-Kind = Literal["document", "body", "outside"]
-"""What a line is: the <doc> that begins a document, text of its body, or text outside documents."""
 
 
 def run(settings: PreprocessSettings) -> None:
-    """Split a folder of extracted text.
+    """Split files of text.
 
-    Raises DataError for a file in another format, and if not one sentence came out of the folder.
+    Raises DataError for a file that is not text, and if not one sentence came out of the folder.
     """
-    files = finished_files(settings.input)
-    for path in files:
-        refuse_other_formats(path)
-    root = settings.input if settings.input.is_dir() else settings.input.parent
-    shards = [Shard((path,), Path(f"{path.relative_to(root)}.txt")) for path in files]
-    notes: list[str] = []
-    parameters = "sentencex"
-    if settings.splitter == "punkt":
-        corpus = partial(_corpus, files)
+    reading = Reading(settings.input_format, settings.text_field, settings.documents)
+    parts, notes = recognise_all(settings.input, reading)
+    refuse_without_effect(parts, settings.model_fields_set)
+    outputs = plan_outputs(settings.input, parts, reading)
+    splitter = settings.sentence_splitter
+    parameters: str = splitter
+    if splitter == "punkt":
+        corpus = partial(_corpus, parts, reading)
         before = recorded_settings(settings.out, "preprocess") or {}
         begun_with = before.get("parameters")
         parameters, note = choose_punkt(settings.language, settings.out, begun_with, corpus)
         notes += [note] if note else []
-    else:
+    elif splitter == "sentencex":
         sentencex(settings.language)  # says at once if it is not installed
+    if settings.deduplicate or settings.near_duplicates is not None:
+        duplicates = find_duplicates(
+            outputs,
+            reading,
+            out=settings.out,
+            processes=settings.processes,
+            threshold=settings.near_duplicates,
+            scheduler=settings.scheduler,
+        )
+        shards = [
+            shard_of(path, of, exact=e, near=n)
+            for (path, of), (e, n) in zip(outputs, duplicates, strict=True)
+        ]
+        notes.insert(0, _told(duplicates, settings.near_duplicates))
+    else:
+        shards = [shard_of(path, of) for path, of in outputs]
+    learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
     run_shards(
         "preprocess",
         shards,
         partial(
-            split_file,
-            splitter=settings.splitter,
+            split_shard,
+            reading=reading,
+            splitter=splitter,
             language=settings.language,
-            parameters=settings.out / PARAMETERS if parameters == "learned" else None,
+            parameters=learned,
         ),
         out=settings.out,
         processes=settings.processes,
         settings={
             "language": settings.language,
-            "splitter": settings.splitter,
+            "splitter": splitter,
             "parameters": parameters,
+            **_said(settings),
         },
-        versions=["nltk" if settings.splitter == "punkt" else "sentencex"],
+        versions={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
         counted="sentences",
         notes=notes,
+        needs=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
+        scheduler=settings.scheduler,
     )
 
 
-def split_file(
+def _said(settings: PreprocessSettings) -> dict[str, str | float | bool | None]:
+    # Only what departs from the default: folders begun before there were these settings go on.
+    names = ("input_format", "text_field", "documents", "deduplicate", "near_duplicates")
+    fields = PreprocessSettings.model_fields
+    values = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in values.items() if value != fields[name].default}
+
+
+def plan_outputs(given: Path, parts: Sequence[Part], reading: Reading) -> Outputs:
+    """What each output is made of.
+
+    The files of `bert extract` keep their names, one output each. Any other text becomes
+    text_00000.txt, ...: ranges of large files, and small files together.
+    """
+    ranges = [piece for part in parts for piece in cut(part, SHARD_BYTES, reading)]
+    if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
+        root = find_root(given)
+        return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
+    bundles = bundled(ranges, SHARD_BYTES)
+    return [(Path(f"text_{number:05}.txt"), bundle) for number, bundle in enumerate(bundles)]
+
+
+def _told(duplicates: Sequence[Numbers], threshold: float | None) -> str:
+    exact, near = (sum(map(len, numbers)) for numbers in zip(*duplicates, strict=True))
+    note = f"dropped are {exact:,} documents that an earlier one equals"
+    return note if threshold is None else f"{note}, and {near:,} that an earlier one nearly equals"
+
+
+def split_shard(
     inputs: tuple[Path, ...],
     output: Path,
+    *,
+    reading: Reading,
     splitter: str = "punkt",
     language: str = "english",
     parameters: Path | None = None,
 ) -> Stats:
-    """Write the sentences of one extracted file."""
-    split: Split = punkt(language, parameters) if splitter == "punkt" else sentencex(language)
-    found = documents = sentences = outside = 0
-    fresh = False  # whether the document at hand has no sentence yet
+    """Write the sentences of the parts that `inputs` tells of."""
+    parts, told = read_parts(inputs)
+    split: Split
+    if splitter == "punkt":
+        split = punkt(language, parameters)
+    else:
+        split = sentencex(language) if splitter == "sentencex" else one_a_line
+    dropped: Numbers = (told.get("exact", []), told.get("near", []))
+    left_out = set(dropped[0]) | set(dropped[1])
+    found = documents = sentences = 0
+    outside = {part.path: 0 for part in parts}
+    fresh = wanted = False  # whether the document at hand has no sentence yet, and is to have any
     with open(output, "w", encoding="utf-8", newline="\n") as file:
-        for kind, line in marked_lines(inputs[0]):
+        for path, kind, line in _marked(parts, reading):
             if kind == "document":
-                found += 1
                 fresh = True
+                wanted = found not in left_out
+                found += 1
             if kind != "body":
-                outside += kind == "outside"
+                outside[path] += kind == "outside"
                 continue
-            for sentence in split(line):
+            for sentence in split(line) if wanted else ():
                 text = " ".join(sentence.split())  # U+2028 and its like would break the line
                 if NO_WORD.fullmatch(text):
                     continue
@@ -104,68 +167,26 @@ def split_file(
                     fresh = False
                 file.write(text + "\n")
                 sentences += 1
-    extra = {"documents_without_text": found - documents, "lines_outside_documents": outside}
-    left_out = f"{inputs[0]}: left out is text outside <doc ...> ... {CLOSE}, lines: {outside}"
-    return Stats(documents, sentences, extra=extra, notes=(left_out,) if outside else ())
+    extra = {
+        "documents_without_text": found - documents - len(left_out),
+        "lines_outside_documents": sum(outside.values()),
+    }
+    if told:
+        extra |= {"duplicates": len(dropped[0]), "near_duplicates": len(dropped[1])}
+    notes = (
+        f"{path}: left out is text outside <doc ...> ... {CLOSE}, lines: {lines}"
+        for path, lines in outside.items()
+        if lines
+    )
+    size = sum(part.size for part in parts)
+    return Stats(documents, sentences, bytes_in=size, extra=extra, notes=tuple(notes))
 
 
-def refuse_other_formats(path: Path) -> None:
-    """Raise DataError for a file that holds text but no document, such as plain text.
-
-    A file of documents is looked at only as far as the first of them.
-    """
-    strange = ""
-    for kind, line in marked_lines(path):
-        if kind == "document":
-            return
-        strange = strange or line
-    if strange:
-        raise DataError(
-            f"{path} ({strange[:60]!r}): holds no document; `bert preprocess` reads what `bert extract` "
-            f'writes: <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}. '
-            "Plain text with one sentence a line and a blank line between documents needs no "
-            "`bert preprocess`: give it to `bert tokenize`"
-        )
+def _marked(parts: Sequence[Part], reading: Reading) -> Iterator[tuple[Path, str, str]]:
+    for part in parts:
+        for kind, line in marked_lines(part, reading):
+            yield part.path, kind, line
 
 
-def marked_lines(path: Path) -> Iterator[tuple[Kind, str]]:
-    """Give the lines that say something, each with its kind; those of bodies are cleaned.
-
-    DataError naming the byte that is not UTF-8.
-    """
-    inside = title_is_next = False
-    with open(path, "rb") as file:
-        place = 0
-        for raw in file:
-            try:
-                line = raw.decode().strip()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path} (byte {place + error.start}): not UTF-8; write it as UTF-8"
-                ) from error
-            place += len(raw)
-            if OPEN.fullmatch(line):
-                inside = title_is_next = True
-                yield "document", line
-            elif line == CLOSE:
-                inside = False
-            elif not line:
-                continue
-            elif not inside:
-                yield "outside", line
-            elif title_is_next:
-                title_is_next = False
-            else:
-                yield "body", clean(line)
-
-
-def clean(line: str) -> str:
-    """Undo WikiExtractor's escapes and take out what stands for nothing."""
-    text = line.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    bare = EMPTY_BRACKETS.sub("", PLACEHOLDER.sub("", text))
-    return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
-
-
-def _corpus(files: list[Path]) -> Iterator[str]:
-    for path in files:
-        yield from (line for kind, line in marked_lines(path) if kind == "body" and line)
+def _corpus(parts: Sequence[Part], reading: Reading) -> Iterator[str]:
+    yield from (line for _, kind, line in _marked(parts, reading) if kind == "body" and line)

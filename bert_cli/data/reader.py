@@ -1,82 +1,38 @@
 """`reader[step]` is the batch of a step: a function of (seed, step) and nothing else.
 
-Step and row give a position in the endless stream, the permutation gives the record there, and
-corpus.offsets, memory-mapped, its place in the files: opening a corpus of any size takes
-milliseconds, resuming is asking for another step, and how rows are cut into micro-batches changes
-nothing about them. Dynamic records are masked here by (seed, epoch, record number). Records are
-fetched in the order in which they lie on disk, one file open at a time.
+Step and row give a position in the endless stream, the permutation gives the record there, or the
+pack or the bin and their records: resuming is asking for another step, and how rows are cut into
+micro-batches changes nothing about them. Dynamic records are masked here by (seed, epoch, record
+number), each sequence as if it stood alone: packing changes no mask.
 
-Shapes: M micro-batches of a step, B examples of a micro-batch, S places, P masked places, V words.
+Shapes: M micro-batches of a step, B examples of a micro-batch, R sequences of packs, S places, P masked
+places, V words.
 """
 
-import os
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.data import Masking
-from bert_cli.data.index import OFFSETS, read_corpus
+from bert_cli.config.data import Masking, packed_predictions
+from bert_cli.data.bins import Bins
+from bert_cli.data.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
+from bert_cli.data.index import read_corpus
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.masks import mask_examples
-from bert_cli.data.permutation import GOLDEN, mix, record_at
-from bert_cli.data.random_bits import Keys, row_keys
-from bert_cli.data.records import parse_dynamic, parse_static, read_payload
+from bert_cli.data.packing import Packs
+from bert_cli.data.permutation import record_at
+from bert_cli.data.random_bits import Ints, Keys, row_keys
+from bert_cli.data.record_files import RecordFiles
+from bert_cli.data.records import DynamicRecords, parse_dynamic, parse_packs, parse_static
+from bert_cli.data.steps import check_step, micro_batches, positions_of
 from bert_cli.data.vocab import read_vocabulary
 from bert_cli.errors import ConfigError, DataError
 
-Batch = dict[str, npt.NDArray[Any]]
-"""input_ids, input_mask, segment_ids [M, B, S], masked_lm_positions, masked_lm_ids [M, B, P] and
-next_sentence_labels [M, B] in int32, masked_lm_weights [M, B, P] in float32; [n, ...] from rows."""
-
-FIELDS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
-
 BLOCK = 1024
-"""Rows parsed and masked at once; at 512 places that takes 15 MB, whatever the size of a step."""
-
-
-class Batches(Protocol):
-    """What can be asked for the batch of any step."""
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return the step's batch, [M, B, ...]."""
-
-
-def read_ahead(
-    reader: Batches, first_step: int, end_step: int, depth: int = 2
-) -> Iterator[tuple[int, Batch, float]]:
-    """Yield (step, batch, seconds waited for it) for first_step <= step < end_step.
-
-    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step; closing
-    the iterator ends it as soon as the batch it is at is read.
-    """
-    pool = ThreadPoolExecutor(1, "read-ahead")
-    ahead: deque[Future[Batch]] = deque()
-    try:
-        for step in range(first_step, min(first_step + depth, end_step)):
-            ahead.append(pool.submit(reader.__getitem__, step))
-        for step in range(first_step, end_step):
-            asked = time.monotonic()
-            batch = ahead.popleft().result()
-            waited = time.monotonic() - asked
-            if step + depth < end_step:
-                ahead.append(pool.submit(reader.__getitem__, step + depth))
-            yield step, batch, waited
-    finally:
-        pool.shutdown(cancel_futures=True)
+"""Sequences parsed and masked at once; at 512 places that takes 15 MB, whatever the size of a step."""
 
 
 class Reader:
@@ -92,16 +48,20 @@ class Reader:
         sequence_length: int | None = None,
         predictions: int | None = None,
         masking: Masking | None = None,
+        max_sequences_per_pack: int | None = None,
+        bins: int | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         """Open a corpus; what is left out is as the corpus says.
 
-        Static records fix S, P and their masks. Dynamic ones can be read with any P, with an S that is
-        not smaller, and are masked as `masking` says. Of each step's micro-batches the reader gives
-        those of part `part` of `parts`, in the order of the stream. Raises DataError for lengths or
-        files that do not fit, ConfigError for a step that is no whole number of micro-batches in each
-        part.
+        Static records fix S, P, their masks and their packs. Dynamic ones can be read with any P (of a
+        sequence), with an S that is not smaller, and are masked as `masking` says. Those that are not
+        packed yet can be, up to `max_sequences_per_pack` in an example, or be read by length in at
+        most so many `bins`, each step padded to its own. Of each step's micro-batches the reader gives
+        those of part `part` of `parts`, in the order of the stream. Raises DataError for lengths, packs
+        or files that do not fit, ConfigError for a step that is no whole number of micro-batches in
+        each part.
         """
         self.folder, self.seed = folder, seed
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
@@ -110,22 +70,57 @@ class Reader:
         self.corpus = read_corpus(folder)
         self.fingerprint: str = self.corpus["fingerprint"]
         self.is_dynamic = self.corpus["format"] == "dynamic"
+        self.is_packed = self.corpus.get("max_sequences_per_pack", 1) > 1
+        """Whether the records are packs."""
+        self.has_next_sentences: bool = self.corpus.get("next_sentence", True)
         self.sequence_length: int = sequence_length or self.corpus["sequence_length"]
         self.predictions: int = predictions or self.corpus["mask_tokens"]
-        self._check_lengths()
-        self._records: int = self.corpus["records"]
-        self._paths = [folder / file["name"] for file in self.corpus["files"]]
-        self._sizes = [int(file["bytes"]) for file in self.corpus["files"]]
-        self._ends = np.cumsum([file["records"] for file in self.corpus["files"]])
-        self._offsets = self._map_offsets()
-        self._check_files()
-        self._special = SpecialIds(**self.corpus["special_ids"])
         self.masking = masking or Masking()
+        self.max_sequences_per_pack = self._most_sequences(max_sequences_per_pack, bins)
+        self._check_lengths()
+        self.masked_places = packed_predictions(
+            self.sequence_length,
+            self.max_sequences_per_pack,
+            self.predictions,
+            self.masking.probability if self.is_dynamic else self.corpus["masked_lm_prob"],
+        )
+        """Places of the masked_lm columns: P, or those of a pack."""
+        self._files = RecordFiles(folder, self.corpus)
+        self._packs, self._bins = self._pack(), self._bin(bins)
+        self._special = SpecialIds(**self.corpus["special_ids"])
         self._is_continuation = self._continuations()
 
     def __len__(self) -> int:
-        """Records of the corpus, which are the examples of an epoch."""
-        return self._records
+        """Examples of an epoch: records of the corpus, or packs; without those that bins leave out."""
+        if self._bins is not None:
+            return len(self._bins)
+        return self._files.records if self._packs is None else len(self._packs)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of an epoch, each of which is in exactly one of its examples."""
+        if self.is_packed:
+            return int(self.corpus["sequences"])
+        return self._files.records - self.left_out
+
+    @property
+    def left_out(self) -> int:
+        """Records that no step of an epoch has, others in each epoch: only bins leave any out."""
+        return 0 if self._bins is None else self._bins.left_out
+
+    @cached_property
+    def real_token_share(self) -> float | None:
+        """Share of an epoch's places that hold a token; None for static records that are not packed."""
+        if self.is_packed:
+            stored: float = self.corpus["real_token_share"]
+            return stored * self.corpus["sequence_length"] / self.sequence_length
+        for drawn in (self._packs, self._bins):
+            if drawn is not None:
+                return drawn.real_token_share
+        if not self.is_dynamic:
+            return None
+        tokens = int(self._files.lengths().sum(dtype=np.int64))
+        return tokens / (self._files.records * self.sequence_length)
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of a step, or its part of it, [M, B, ...]."""
@@ -133,78 +128,151 @@ class Reader:
         return micro_batches(rows, self.micro_batch_size)
 
     def rows(self, positions: npt.ArrayLike) -> Batch:
-        """Return the examples at these positions of the stream, [n, ...], in this order."""
-        epochs, records = record_at(positions, self._records, self.seed)
-        payloads = self._payloads(records)
+        """Return the examples at these positions of the stream, [n, ...], in this order.
+
+        With bins they have the places of the widest step that they are from.
+        """
+        width = self.sequence_length
+        if self._bins is not None:
+            epochs, records, width = self._bins.records(np.array(positions, np.int64, ndmin=1))
+        else:
+            epochs, records = record_at(positions, len(self), self.seed)
+        counts = np.ones(len(records), np.int64)  # records of each example
+        if self._packs is not None:
+            chosen = self._packs.records(records, epochs)
+            counts = (chosen >= 0).sum(axis=1)
+            epochs, records = np.repeat(epochs, counts), chosen[chosen >= 0]
+        payloads = self._files.payloads(records)
+        ends = np.cumsum(counts)
+        step = max(1, BLOCK // self.max_sequences_per_pack)
         blocks = []
-        for start in range(0, len(payloads), BLOCK):
-            part = slice(start, start + BLOCK)
-            if self.is_dynamic:
-                blocks.append(self._masked(payloads[part], epochs[part], records[part]))
-            else:
-                blocks.append(parse_static(payloads[part], self.sequence_length, self.predictions))
-        return {name: np.concatenate([block[name] for block in blocks]) for name in FIELDS}
+        for start in range(0, len(counts), step):
+            chunk = counts[start : start + step]
+            end = int(ends[start + len(chunk) - 1])
+            part = slice(end - int(chunk.sum()), end)
+            blocks.append(self._read(payloads[part], epochs[part], records[part], chunk, width))
+        names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
+        return {name: np.concatenate([block[name] for block in blocks]) for name in names}
 
-    def _payloads(self, records: npt.NDArray[np.int64]) -> list[bytes]:
-        """Fetch records [n], each file opened once and read from front to back."""
-        payloads = [b""] * len(records)
-        order = np.argsort(records, kind="stable")
-        numbers = records[order]
-        files = np.searchsorted(self._ends, numbers, side="right")
-        starts = self._offsets[numbers].astype(np.int64)
-        following = self._offsets[np.minimum(numbers + 1, self._records - 1)].astype(np.int64)
-        is_last = numbers + 1 == self._ends[files]
-        stops = np.where(is_last, np.array(self._sizes)[files], following)
-        first_of_file = np.flatnonzero(np.diff(files, prepend=-1))
-        for begin, end in zip(first_of_file, [*first_of_file[1:], len(numbers)], strict=True):
-            path, size = self._paths[files[begin]], self._sizes[files[begin]]
-            opened = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            try:
-                for place in range(begin, end):
-                    start, stop = int(starts[place]), int(stops[place])
-                    if not 0 <= start < stop <= size:
-                        raise DataError(
-                            f"{self.folder / OFFSETS} (record {numbers[place]}): names byte {start} of "
-                            f"{path} and its end at {stop}, which cannot be; it is damaged or of another "
-                            f"corpus, run `bert index {self.folder}`"
-                        )
-                    frame = _Frame(os.pread(opened, stop - start, start), start)
-                    payloads[order[place]] = read_payload(frame, start, path)
-            finally:
-                os.close(opened)
-        return payloads
-
-    def _masked(
-        self,
-        payloads: Sequence[bytes],
-        epochs: npt.NDArray[np.int64],
-        records: npt.NDArray[np.int64],
+    def _read(
+        self, payloads: Sequence[bytes], epochs: Ints, records: Ints, counts: Ints, width: int
     ) -> Batch:
-        """Pad and mask dynamic records, with the mask of their epoch."""
-        pairs = parse_dynamic(payloads, self.corpus["token_bytes"])
-        keys = np.zeros(len(records), np.uint64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            keys[chosen] = row_keys(records[chosen], "mask", self.seed, int(epoch))
-        if int(pairs.lengths.max(initial=0)) > self.sequence_length:
+        """A block of examples from their records, of which each has so many."""
+        if not self.is_dynamic:
+            return self._static(payloads)
+        if self.is_packed:
+            packs = parse_packs(payloads, self.corpus["token_bytes"])
+            epochs = np.repeat(epochs, packs.counts)
+            return self._packed(packs.sequences, epochs, packs.numbers, packs.counts)
+        sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
+        if self._packs is not None:
+            return self._packed(sequences, epochs, records, counts)
+        return self._with_weights(self._masked(sequences, epochs, records, width))
+
+    def _static(self, payloads: Sequence[bytes]) -> Batch:
+        most = self.max_sequences_per_pack if self.is_packed else None
+        columns = parse_static(payloads, self.sequence_length, self.masked_places, most)
+        return columns if self.is_packed else self._with_weights(columns)
+
+    def _with_weights(self, columns: Batch) -> Batch:
+        labels = columns["next_sentence_labels"]
+        return columns | {"next_sentence_weights": label_weights(labels, self.has_next_sentences)}
+
+    def _packed(
+        self, sequences: DynamicRecords, epochs: Ints, records: Ints, counts: Ints
+    ) -> Batch:
+        """Mask sequences [R], the first `counts` [n] of which are the first pack, ..., and pack them."""
+        return pack_columns(
+            self._masked(sequences, epochs, records, self.sequence_length),
+            sequences.lengths,
+            counts,
+            sequence_length=self.sequence_length,
+            most=self.max_sequences_per_pack,
+            predictions=self.masked_places,
+            next_sentence=self.has_next_sentences,
+            pad=self._special.pad,
+        )
+
+    def _masked(self, sequences: DynamicRecords, epochs: Ints, records: Ints, width: int) -> Batch:
+        """Pad sequences [R] to a width and mask them, with the mask of their epoch and record."""
+        longest = int(sequences.lengths.max(initial=0))
+        if longest > width:
             raise DataError(
-                f"{self.folder} (a record of {pairs.lengths.max()} tokens): is longer than the "
-                f"{self.sequence_length} places that corpus.json names; rebuild the records"
+                f"{self.folder} (a record of {longest} tokens): is longer than the {width} places that "
+                "corpus.json names; rebuild the records"
             )
-        places = np.arange(self.sequence_length)
-        tokens_BS = np.full((len(payloads), self.sequence_length), self._special.pad, np.int32)
-        tokens_BS[places < pairs.lengths[:, None]] = pairs.tokens
+        tokens_RS = np.full((len(records), width), self._special.pad, np.int32)
+        tokens_RS[np.arange(width) < sequences.lengths[:, None]] = sequences.tokens
         return mask_examples(
-            tokens_BS,
-            pairs.lengths,
-            pairs.first_lengths,
-            pairs.next_sentence_labels,
-            keys,
+            tokens_RS,
+            sequences.lengths,
+            sequences.first_lengths,
+            sequences.next_sentence_labels,
+            self._keys(epochs, records),
             special=self._special,
             vocab_size=self.corpus["vocab_size"],
             predictions=self.predictions,
             masking=self.masking,
             is_continuation=self._is_continuation,
+        )
+
+    def _keys(self, epochs: Ints, records: Ints) -> Keys:
+        """Keys of masks: of a record one in each epoch, whether it is packed or not."""
+        keys = np.zeros(len(records), np.uint64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            keys[chosen] = row_keys(records[chosen], "mask", self.seed, int(epoch))
+        return keys
+
+    def _most_sequences(self, asked: int | None, bins: int | None) -> int:
+        """N of an example, of what is asked for and what the records are."""
+        stored: int = self.corpus.get("max_sequences_per_pack", 1)
+        if asked is not None and asked < 1:
+            raise ConfigError(f"max_sequences_per_pack ({asked}): must be 1 or more; raise it")
+        if self.is_packed and asked not in (None, stored):
+            raise DataError(
+                f"max_sequences_per_pack ({asked}): the records in {self.folder} are packs of up to "
+                f"{stored} sequences; give {stored}, or the folder that they were packed from"
+            )
+        most = asked or stored
+        if most > 1 and not self.is_packed and not self.is_dynamic:
+            raise DataError(
+                f"max_sequences_per_pack ({most}): the records in {self.folder} are static and not packed; "
+                f"pack them first, with `bert pack {self.folder} OUT --max-sequences-per-pack {most}`"
+            )
+        if bins is not None and bins < 1:
+            raise ConfigError(f"bins ({bins}): must be 1 or more; raise it")
+        if bins is not None and most > 1:
+            raise ConfigError(
+                f"bins ({bins}): are for examples of one sequence, and these are packs of up to {most}; "
+                "leave out one of the two"
+            )
+        if bins is not None and not self.is_dynamic:
+            raise DataError(
+                f"bins ({bins}): the records in {self.folder} are static and padded already; leave them "
+                "out, or make the records with --masking dynamic"
+            )
+        return most
+
+    def _pack(self) -> Packs | None:
+        """Packs that are made on the fly."""
+        most = self.max_sequences_per_pack
+        if most == 1 or self.is_packed:
+            return None
+        self.fingerprint += f", {self.sequence_length} places for up to {most} sequences"
+        return Packs(self._files.lengths(), self.sequence_length, most, self.seed)
+
+    def _bin(self, bins: int | None) -> Bins | None:
+        if bins is None:
+            return None
+        if self._files.records < self.examples_per_step:
+            raise DataError(
+                f"bins ({bins}): the {self._files.records} records in {self.folder} are fewer than a step's "
+                f"{self.examples_per_step} examples, so no step could be made of them; leave the bins out"
+            )
+        self.fingerprint += f", {bins} bins for steps of {self.examples_per_step}"
+        return Bins(
+            self._files.lengths(), self.sequence_length, bins, self.examples_per_step, self.seed
         )
 
     def _check_lengths(self) -> None:
@@ -223,25 +291,6 @@ class Reader:
                 f"--mask-tokens {self.predictions}"
             )
 
-    def _map_offsets(self) -> npt.NDArray[np.uint64]:
-        path = self.folder / OFFSETS
-        size = path.stat().st_size if path.exists() else 0
-        if size != 8 * self._records or self._ends[-1] != self._records:
-            raise DataError(
-                f"{path} ({size} bytes): does not hold the places of the {self._records} records "
-                f"that corpus.json counts; run `bert index {self.folder}`"
-            )
-        return np.memmap(path, "<u8", "r")
-
-    def _check_files(self) -> None:
-        for path, size in zip(self._paths, self._sizes, strict=True):
-            found = path.stat().st_size if path.exists() else None
-            if found != size:
-                raise DataError(
-                    f"{path} ({'missing' if found is None else f'{found} bytes'}): corpus.json "
-                    f"says {size} bytes; bring the file back or run `bert index {self.folder}`"
-                )
-
     def _continuations(self) -> npt.NDArray[np.bool_] | None:
         """Which words continue another one [V], when whole words are masked here."""
         if not self.is_dynamic or self.masking.unit == "token":
@@ -253,110 +302,3 @@ class Reader:
                 "says which pieces continue a word; bring it back"
             )
         return vocabulary.is_continuation
-
-
-class GeneratedReader:
-    """Made-up examples in the shape of real ones, to try a machine or a layout without data.
-
-    Tokens are uniform noise, so there is nothing to learn but the label frequencies. Ids 0 to 4
-    stand for the special tokens; a quarter of the examples is shorter than S and padded.
-    """
-
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        seed: int,
-        examples_per_step: int,
-        micro_batch_size: int,
-        sequence_length: int,
-        predictions: int,
-        part: int = 0,
-        parts: int = 1,
-    ) -> None:
-        check_step(examples_per_step, micro_batch_size, parts)
-        if vocab_size < 8 or sequence_length < 8:
-            raise ConfigError(
-                f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
-                "examples need at least 8 of each"
-            )
-        self.vocab_size, self.seed = vocab_size, seed
-        self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
-        self.part, self.parts = part, parts
-        self.sequence_length, self.predictions = sequence_length, predictions
-        self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}"
-        self._special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step, or its part of it, [M, B, ...]."""
-        rows = self.rows(positions_of(step, self.examples_per_step, self.part, self.parts))
-        return micro_batches(rows, self.micro_batch_size)
-
-    def rows(self, positions: npt.ArrayLike) -> Batch:
-        """Return the examples at these positions of the stream, [n, ...], in this order."""
-        keys = row_keys(positions, "generated", self.seed)
-        blocks = [self._made_up(keys[s : s + BLOCK]) for s in range(0, len(keys), BLOCK)]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in FIELDS}
-
-    def _made_up(self, keys_B: Keys) -> Batch:
-        length, special, first_word = self.sequence_length, self._special, np.uint64(5)
-        places = np.arange(length)
-        # The places' own bits, and four more for what a row has one of.
-        steps = np.arange(length + 4, dtype=np.uint64) * GOLDEN
-        bits_BS = mix(keys_B[:, None] + steps) >> np.uint64(1)
-        words_BS = first_word + bits_BS[:, :length] % (np.uint64(self.vocab_size) - first_word)
-        is_short_B, short_B, cut_B, label_B = bits_BS[:, length:].astype(np.int64).T
-        lengths_B = np.where(is_short_B % 4 == 0, 6 + short_B % (length - 6), length)
-        # At least a word on both sides: [CLS] a [SEP] b [SEP].
-        first_lengths_B = 3 + cut_B % (lengths_B - 4)
-        tokens_BS = np.where(places < lengths_B[:, None], words_BS.astype(np.int32), special.pad)
-        tokens_BS[:, 0] = special.cls
-        for ends_B in (first_lengths_B, lengths_B):
-            tokens_BS[np.arange(len(keys_B)), ends_B - 1] = special.sep
-        return mask_examples(
-            tokens_BS,
-            lengths_B,
-            first_lengths_B,
-            label_B % 2,
-            keys_B,
-            special=special,
-            vocab_size=self.vocab_size,
-            predictions=self.predictions,
-            masking=Masking(),
-        )
-
-
-class _Frame:
-    """A piece of a file that is sliced by places in the file, so that errors name those."""
-
-    def __init__(self, data: bytes, start: int) -> None:
-        self._data, self._start = data, start
-
-    def __getitem__(self, place: slice) -> bytes:
-        return self._data[place.start - self._start : place.stop - self._start]
-
-
-def check_step(examples_per_step: int, micro_batch_size: int, parts: int) -> None:
-    """Raise ConfigError unless a step is a whole number of micro-batches in each part."""
-    if examples_per_step < 1 or examples_per_step % micro_batch_size:
-        raise ConfigError(
-            f"global_batch ({examples_per_step} examples a step): is no multiple of "
-            f"micro_batch_size {micro_batch_size}; change one of them"
-        )
-    if (examples_per_step // micro_batch_size) % parts:
-        raise ConfigError(
-            f"global_batch ({examples_per_step // micro_batch_size} micro-batches a step): cannot be "
-            f"divided among {parts} processes; change one of the two numbers"
-        )
-
-
-def positions_of(step: int, examples_per_step: int, part: int, parts: int) -> npt.NDArray[np.int64]:
-    """Places in the stream of the examples of a step, or of part `part` of `parts` of it."""
-    each = examples_per_step // parts
-    first = step * examples_per_step + part * each
-    return np.arange(first, first + each)
-
-
-def micro_batches(rows: Batch, micro_batch_size: int) -> Batch:
-    """Rows [n, ...] cut into micro-batches [M, B, ...]."""
-    return {name: a.reshape(-1, micro_batch_size, *a.shape[1:]) for name, a in rows.items()}

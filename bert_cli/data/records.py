@@ -3,10 +3,9 @@
 A record is a `tf.train.Example` in a TFRecord frame (length, masked crc32c, payload, masked
 crc32c), and each `NAME.tfrecord` has a `NAME.index` beside it: a line `offset size` per record, the
 size with its 16 bytes of frame. `static` records are everyone's: seven features of fixed length.
-`dynamic` ones hold the unmasked pair once, as one string of little-endian token ids. The Example's
-bytes are built here for a whole block of records at once with NumPy, because `tf.train.Example`
-builds 22,500 records/s on a core and this twenty times as many; they are byte for byte what protobuf writes with
-sorted keys. Only `parse_static` loads TensorFlow, and only when called.
+`dynamic` ones hold the unmasked pair once, as one string of little-endian token ids. A packed record
+of either kind holds several sequences: `static` the columns of a packed batch, `dynamic` the tokens
+of all one after another. Only `parse_static` loads TensorFlow, and only when called.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.wire import Column, cut, entries, example_bytes, examples, packed, varints
 from bert_cli.errors import DataError
 
 FRAME_BYTES = 16
@@ -34,9 +34,18 @@ STATIC_FEATURES = {
     "next_sentence_labels": "int64",
     "segment_ids": "int64",
 }
-_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
+# The same of a packed one.
+PACKED_FEATURES = dict(
+    sorted(
+        {
+            **STATIC_FEATURES,
+            "next_sentence_positions": "int64",
+            "next_sentence_weights": "float",
+            "position_ids": "int64",
+        }.items()
+    )
+)
 
-Bytes2D = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.integer[Any]]
 
 
@@ -53,6 +62,17 @@ class DynamicRecords(NamedTuple):
     """[B] 1 where segment B is a random next, 0 where it is the actual one."""
 
 
+class DynamicPacks(NamedTuple):
+    """Unmasked sequences of a block of B packs, pack by pack."""
+
+    sequences: DynamicRecords
+    """All R of them."""
+    numbers: npt.NDArray[np.int64]
+    """[R] the record that each was in the corpus that was packed: masks are drawn by it."""
+    counts: npt.NDArray[np.int32]
+    """[B] sequences of each pack, one at least."""
+
+
 def token_bytes(vocab_size: int) -> int:
     """Bytes of one token id in a dynamic record: 2 while the ids fit, else 4."""
     return 2 if vocab_size <= 65536 else 4
@@ -61,110 +81,93 @@ def token_bytes(vocab_size: int) -> int:
 # --- writing
 
 
-def _varint(number: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the low ones first."""
-    digits = []
-    while number > 127:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*digits, number])
-
-
-@lru_cache(maxsize=1 << 14)
-def _head(name: str, kind: str, size: int) -> bytes:
-    """All of a feature's entry in the map before its `size` bytes of packed values."""
-    head = b""
-    for tag in (b"\x0a", _LIST_TAG[kind], b"\x12"):  # values; Feature's list; entry's value
-        head = tag + _varint(size + len(head)) + head
-    head = b"\x0a" + _varint(len(name)) + name.encode() + head  # entry's key
-    return b"\x0a" + _varint(size + len(head)) + head
-
-
-@lru_cache(maxsize=1 << 14)
-def _example_head(size: int) -> bytes:
-    return b"\x0a" + _varint(size)
-
-
-def _packed(numbers: Ints) -> Bytes2D | list[bytes]:
-    """Each row of [B, n] as varints: a matrix if all have as many bytes, else bytes per row."""
-    if numbers.min(initial=0) < 0:
-        raise ValueError(f"{numbers.min()}: a negative number cannot be written to a record")
-    width = len(_varint(int(numbers.max(initial=0))))
-    if width == 1:
-        return numbers.astype(np.uint8)
-    rows, count = numbers.shape
-    # Slots of equal width, and which of their bytes are used.
-    values = np.empty((rows, count, width), np.uint8)
-    used = np.empty((rows, count, width), np.bool_)
-    used[:, :, 0] = True
-    for place in range(width - 1):
-        more = numbers >= 1 << (7 * (place + 1))
-        used[:, :, place + 1] = more
-        digit = (numbers >> (7 * place)) & 127
-        values[:, :, place] = np.bitwise_or(digit, more.view(np.uint8) << 7)
-    values[:, :, -1] = numbers >> (7 * (width - 1))
-    places = np.flatnonzero(used)
-    ends = np.searchsorted(places, np.arange(1, rows + 1) * (count * width))
-    # The same as values[used], 2.6 times as fast.
-    return _cut(values.ravel().take(places).tobytes(), ends.tolist())
-
-
-def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
-    return [data[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-
-
-def _examples(
-    features: Sequence[tuple[str, str, Bytes2D | list[bytes]]], rows: int
-) -> Iterator[bytes]:
-    """Put names, kinds of list and packed values of B Examples' features together."""
-    columns: list[list[bytes]] = []
-    fixed: list[Bytes2D] = []  # features of one size for all records, until another kind comes
-
-    def close_fixed() -> None:
-        if fixed:
-            matrix = np.concatenate(fixed, axis=1)
-            columns.append(_cut(matrix.tobytes(), range(0, matrix.size + 1, matrix.shape[1])[1:]))
-            fixed.clear()
-
-    for name, kind, data in features:
-        if isinstance(data, list):
-            close_fixed()
-            columns += [[_head(name, kind, len(values)) for values in data], data]
-        else:
-            head = np.frombuffer(_head(name, kind, data.shape[1]), np.uint8)
-            fixed += [np.broadcast_to(head, (rows, len(head))), data]
-    close_fixed()
-    for body in map(b"".join, zip(*columns, strict=True)):
-        yield _example_head(len(body)) + body
-
-
-def static_payloads(examples: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     """Serialise a block of B masked examples, given as the arrays that `parse_static` returns.
 
-    Takes `input_ids`, `input_mask`, `segment_ids` [B, S], `masked_lm_positions`, `masked_lm_ids`,
-    `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    Packed ones (those with `position_ids`) with the features of a packed batch.
     """
-    rows = len(examples["input_ids"])
-    features: list[tuple[str, str, Bytes2D | list[bytes]]] = []
-    for name, kind in STATIC_FEATURES.items():
-        array = examples[name].reshape(rows, -1)
+    rows = len(block["input_ids"])
+    features: list[tuple[str, str, Column]] = []
+    kinds = PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES
+    for name, kind in kinds.items():
+        array = block[name].reshape(rows, -1)
         if kind == "float":
             features.append((name, kind, np.ascontiguousarray(array, "<f4").view(np.uint8)))
         else:
-            features.append((name, kind, _packed(array)))
-    return _examples(features, rows)
+            features.append((name, kind, packed(array)))
+    return examples(features, rows)
 
 
 def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialise unmasked pairs, the inverse of `parse_dynamic`; for `token_bytes` see there."""
     ends = np.cumsum(records.lengths, dtype=np.int64) * token_bytes
     tokens = records.tokens.astype(f"<u{token_bytes}").tobytes()
-    features: list[tuple[str, str, Bytes2D | list[bytes]]] = [
-        ("first_length", "int64", _packed(records.first_lengths[:, None])),
-        ("next_sentence_labels", "int64", _packed(records.next_sentence_labels[:, None])),
-        ("tokens", "bytes", _cut(tokens, ends.tolist())),
+    features: list[tuple[str, str, Column]] = [
+        ("first_length", "int64", packed(records.first_lengths[:, None])),
+        ("next_sentence_labels", "int64", packed(records.next_sentence_labels[:, None])),
+        ("tokens", "bytes", cut(tokens, ends.tolist())),
     ]
-    return _examples(features, len(records.lengths))
+    return examples(features, len(records.lengths))
+
+
+def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> npt.NDArray[np.int32]:
+    """Tokens of dynamic records [n], by the sizes of their frames alone.
+
+    Beside the tokens only `first_length` varies, by a byte where it has 128 places or more; a token
+    is two bytes, so no two lengths have a size in common. DataError for a size that no record of up
+    to `longest` tokens has, and for one that two lengths have, which needs a first segment of
+    16,384 places.
+    """
+    table = _length_by_size(longest, token_bytes)
+    inside = (frame_bytes > 0) & (frame_bytes < len(table))
+    lengths: npt.NDArray[np.int32] = table[np.where(inside, frame_bytes, 0)]
+    if len(lengths) and int(lengths.min()) < 1:
+        size = frame_bytes[int(np.argmin(lengths))]
+        raise DataError(
+            f"records (a frame of {size} bytes): is not that of one dynamic record of up to {longest} "
+            "tokens; run `bert index`, and if that does not help make the records again"
+        )
+    return lengths
+
+
+@lru_cache(maxsize=4)
+def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
+    """Tokens of the record whose frame has a size; 0 for none, -1 for two."""
+    found: dict[int, int] = {}
+    for width in (1, 2, 3):  # bytes of first_length, which is at most the length
+        for length in range(1 << 7 * (width - 1), longest + 1):
+            size = FRAME_BYTES + example_bytes(
+                (
+                    ("first_length", "int64", width),
+                    ("next_sentence_labels", "int64", 1),
+                    ("tokens", "bytes", length * token_bytes),
+                )
+            )
+            found[size] = length if found.get(size, length) == length else -1
+    table = np.zeros(max(found) + 1, np.int32)
+    table[list(found)] = list(found.values())
+    return table
+
+
+def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
+    """Serialise unmasked packs, the inverse of `parse_packs`."""
+    rows, counts = len(packs.counts), packs.counts
+    held = np.arange(int(counts.max(initial=1))) < counts[:, None]
+    ends = np.cumsum(packs.sequences.lengths, dtype=np.int64)[np.cumsum(counts) - 1] * token_bytes
+    tokens = packs.sequences.tokens.astype(f"<u{token_bytes}").tobytes()
+    lists: dict[str, Ints] = {
+        "first_lengths": packs.sequences.first_lengths,
+        "lengths": packs.sequences.lengths,
+        "next_sentence_labels": packs.sequences.next_sentence_labels,
+        "numbers": packs.numbers,
+    }
+    features: list[tuple[str, str, Column]] = []
+    for name, numbers in lists.items():
+        square = np.zeros(held.shape, np.int64)
+        square[held] = numbers
+        features.append((name, "int64", packed(square, counts)))
+    features.append(("tokens", "bytes", cut(tokens, ends.tolist())))
+    return examples(features, rows)
 
 
 def masked_crc(data: bytes) -> bytes:
@@ -266,46 +269,45 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
 
 
 def parse_static(
-    payloads: Sequence[bytes], sequence_length: int, predictions: int
+    payloads: Sequence[bytes],
+    sequence_length: int,
+    predictions: int,
+    sequences: int | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Parse static records into arrays [B, S] and [B, P], next_sentence_labels [B].
 
-    They are int32, the weights float32. Takes records of any tool that writes these seven features,
-    in any order. DataError when one is missing or of another length. Loads TensorFlow, whose parser
-    reads 270,000 records/s.
+    Packed ones of at most `sequences` have next_sentence_* [B, N], and `predictions` are a pack's.
+    All are int32, the weights float32. Takes records of any tool that writes these features, in any
+    order. DataError when one is missing or of another length. Loads TensorFlow, whose parser reads
+    270,000 records/s.
     """
     import tensorflow as tf
 
-    count = {
-        "masked_lm_ids": predictions,
-        "masked_lm_positions": predictions,
-        "masked_lm_weights": predictions,
-    }
-    count |= {
-        "input_ids": sequence_length,
-        "input_mask": sequence_length,
-        "segment_ids": sequence_length,
-    }
+    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
+    count = {"masked_lm": predictions, "next_sentence": sequences or 1}
     features = {
         name: tf.io.FixedLenFeature(
-            [count.get(name, 1)], tf.float32 if kind == "float" else tf.int64
+            [count.get(name.rpartition("_")[0], sequence_length)],
+            tf.float32 if kind == "float" else tf.int64,
         )
-        for name, kind in STATIC_FEATURES.items()
+        for name, kind in kinds.items()
     }
     try:
         with tf.device("cpu"):
             parsed = tf.io.parse_example(list(payloads), features)
     except tf.errors.InvalidArgumentError as error:
+        at_most = "" if sequences is None else f", {sequences} sequences"
         raise DataError(
-            f"records (S {sequence_length}, P {predictions}): not static records of these "
+            f"records (S {sequence_length}, P {predictions}{at_most}): not static records of these "
             "lengths; give the lengths they were made with "
             f"({str(error.message).splitlines()[0][:300]})"
         ) from error
     arrays = {
-        name: tensor.numpy().astype(np.float32 if STATIC_FEATURES[name] == "float" else np.int32)
+        name: tensor.numpy().astype(np.float32 if kinds[name] == "float" else np.int32)
         for name, tensor in parsed.items()
     }
-    arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+    if sequences is None:
+        arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
     return arrays
 
 
@@ -316,55 +318,65 @@ def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRec
     labels: list[int] = []
     for payload in payloads:
         try:
-            features = dict(_entries(payload))
+            features = dict(entries(payload))
             tokens.append(features[b"tokens"])
-            first_lengths.append(_read_varint(features[b"first_length"], 0)[0])
-            labels.append(_read_varint(features[b"next_sentence_labels"], 0)[0])
+            first_lengths.append(varints(features[b"first_length"])[0])
+            labels.append(varints(features[b"next_sentence_labels"])[0])
         except (KeyError, IndexError, ValueError) as error:
             raise DataError(
                 "records: not dynamic ones (tokens, first_length, next_sentence_labels); "
                 "corpus.json names another format than the files have, run `bert index`"
             ) from error
-    lengths = np.array([len(text) for text in tokens], np.int32)
-    if np.any(lengths % token_bytes):
-        raise DataError(f"records: tokens are not of {token_bytes} bytes each; run `bert index`")
-    return DynamicRecords(
-        np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
-        lengths // np.int32(token_bytes),
-        np.array(first_lengths, np.int32),
-        np.array(labels, np.int32),
+    lengths = [len(text) for text in tokens]
+    return _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
+
+
+def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks:
+    """Parse packed dynamic records without TensorFlow; DataError when one is of another kind."""
+    tokens: list[bytes] = []
+    lists: dict[bytes, list[int]] = {
+        name: [] for name in (b"first_lengths", b"lengths", b"next_sentence_labels", b"numbers")
+    }
+    counts: list[int] = []
+    for payload in payloads:
+        try:
+            features = dict(entries(payload))
+            tokens.append(features[b"tokens"])
+            read = {name: varints(features[name]) for name in lists}
+        except (KeyError, IndexError, ValueError) as error:
+            raise _no_packs() from error
+        counts.append(len(read[b"lengths"]))
+        if {len(numbers) for numbers in read.values()} != {counts[-1]} or not counts[-1]:
+            raise _no_packs()
+        if sum(read[b"lengths"]) * token_bytes != len(tokens[-1]):
+            raise _no_packs()
+        for name, numbers in read.items():
+            lists[name] += numbers
+    in_bytes = [length * token_bytes for length in lists[b"lengths"]]
+    sequences = _dynamic(
+        tokens, in_bytes, lists[b"first_lengths"], lists[b"next_sentence_labels"], token_bytes
+    )
+    return DynamicPacks(
+        sequences, np.array(lists[b"numbers"], np.int64), np.array(counts, np.int32)
     )
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """The varint at `place`, and the place after it."""
-    number = data[place]
-    place += 1
-    if number < 128:
-        return number, place
-    number &= 127
-    shift = 7
-    while True:
-        byte = data[place]
-        place += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, place
-        shift += 7
+def _no_packs() -> DataError:
+    return DataError(
+        "records: not packed dynamic ones (first_lengths, lengths, next_sentence_labels, numbers, "
+        "tokens); corpus.json names another format than the files have, run `bert pack` again"
+    )
 
 
-def _entries(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Name and packed content of each feature of an Example."""
-    _, place = _read_varint(payload, 1)
-    while place < len(payload):
-        size, place = _read_varint(payload, place + 1)  # map entry
-        end = place + size
-        size, place = _read_varint(payload, place + 1)  # key
-        name = payload[place : place + size]
-        _, place = _read_varint(payload, place + size + 1)  # Feature
-        _, place = _read_varint(payload, place + 1)  # typed list
-        size, place = _read_varint(payload, place + 1)  # its values
-        if place + size != end:
-            raise ValueError(f"feature {name!r} is not one list of packed values")
-        yield name, payload[place:end]
-        place = end
+def _dynamic(
+    tokens: list[bytes], in_bytes: list[int], first: list[int], labels: list[int], width: int
+) -> DynamicRecords:
+    lengths = np.array(in_bytes, np.int32)
+    if np.any(lengths % width):
+        raise DataError(f"records: tokens are not of {width} bytes each; run `bert index`")
+    return DynamicRecords(
+        np.frombuffer(b"".join(tokens), f"<u{width}").astype(np.int32),
+        lengths // np.int32(width),
+        np.array(first, np.int32),
+        np.array(labels, np.int32),
+    )

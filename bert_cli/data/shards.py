@@ -2,9 +2,10 @@
 
 The function writes into a private folder; its files are renamed into place and a marker written
 last (`ledger.py`), so a second run skips what is whole and does the rest again. Workers are spawned
-in process groups of their own and die with this process, even when it is killed by signal 9. At
-most twice as many shards as workers are in flight, so memory does not grow with the input. This is
-also where the data steps draw their progress.
+in process groups of their own and die with this process, even when it is killed by signal 9; or
+they are those of a cluster (`cluster_work.py`). At most twice as many shards as workers are in
+flight, so memory does not grow with the input. This is also where the data steps draw their
+progress.
 """
 
 import os
@@ -16,12 +17,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bert_cli.data.disk import disk_plan
 from bert_cli.data.ledger import (
     COUNTS,
     JSON,
@@ -35,6 +38,7 @@ from bert_cli.errors import DataError
 
 Convert = Callable[[tuple[Path, ...], Path], Stats]
 Result = tuple[Shard, Stats | None]  # None: the shard was whole before
+Executor = Callable[[Ledger, Iterable[Shard], Convert], Generator[Result, None, None]]
 
 PROGRAMS: set[int] = set()
 """Process groups of programs that a shard's function started: they die with its worker."""
@@ -56,6 +60,8 @@ def run_shards(
     total: int | None = None,
     notes: list[str] | None = None,
     own_process: bool = False,
+    needs: int | None = None,
+    scheduler: str | None = None,
 ) -> Manifest:
     """Bring every shard to its output, write the manifest last, print one summary line.
 
@@ -65,20 +71,21 @@ def run_shards(
     `if __name__ == "__main__":` around what it does. `settings` are those that change the bytes
     written, `versions` the packages that do. `total`, the sum of the weights, is needed only when
     `shards` is a generator. `notes` is read at the end, so a generator may still add to it.
-    `counted` names the count that must not stay 0.
+    `counted` names the count that must not stay 0. `needs` estimates the bytes of all outputs: a
+    disk without room is refused. `scheduler`, a dask scheduler's address or file, has it do them.
 
     Raises DataError when OUT was made with other settings or from other inputs, when a worker is
-    killed, when nothing was produced; SystemExit(130) on Ctrl-C.
+    killed, when nothing was produced; SystemExit(130) on Ctrl-C; ConfigError without dask.
     """
     if isinstance(shards, Sequence) and total is None:
         total = sum(map(_weight, shards))
     started = time.monotonic()
     fresh, skipped, finished = Stats(), 0, 0
     with claim(out, step, settings, versions) as ledger:
-        work = _in_workers if processes > 1 or own_process else _in_this_process
+        _say_plan(ledger, shards, needs)
+        work = _executor(processes, own_process, scheduler)
         try:
-            results = work(ledger, shards, convert, processes)
-            with closing(results), Progress(step, total) as bar:
+            with closing(work(ledger, shards, convert)) as results, Progress(step, total) as bar:
                 for shard, stats in results:
                     if stats is None:
                         skipped += 1
@@ -94,14 +101,19 @@ def run_shards(
             )
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
-        manifest, whole = ledger.close(fresh, seconds, processes, counted, notes or [])
-    for note in manifest["notes"][:NOTES_SHOWN]:
-        print(f"{step}: {note}")
-    if len(manifest["notes"]) > NOTES_SHOWN:
-        print(f"{step}: {len(manifest['notes']) - NOTES_SHOWN} more notes in {out}/manifest.json")
+        here = processes if scheduler is None else None
+        manifest, whole = ledger.close(fresh, seconds, here, counted, notes or [])
+    _say_notes(step, manifest["notes"], out)
     before = f"{skipped} of {finished}" if skipped else ""
     print(summary(step, whole, seconds, fresh.bytes_in, before))
     return manifest
+
+
+def _say_notes(step: str, notes: Sequence[str], out: Path) -> None:
+    for note in notes[:NOTES_SHOWN]:
+        print(f"{step}: {note}")
+    if len(notes) > NOTES_SHOWN:
+        print(f"{step}: {len(notes) - NOTES_SHOWN} more notes in {out}/manifest.json")
 
 
 def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: str = "") -> str:
@@ -116,13 +128,34 @@ def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: s
     return f"{step}: {', '.join(parts)}{note}"
 
 
+def _executor(processes: int, own_process: bool, scheduler: str | None) -> Executor:
+    if scheduler is not None:
+        from bert_cli.data.cluster_work import on_cluster  # which is made of what is here
+
+        return partial(on_cluster, scheduler=scheduler)
+    if processes > 1 or own_process:
+        return partial(_in_workers, processes=processes)
+    return _in_this_process
+
+
+def _say_plan(ledger: Ledger, shards: Iterable[Shard], needs: int | None) -> None:
+    """The disk plan of a step, from its estimate and from what the markers say is whole."""
+    if needs is None:
+        return
+    whole, written = ledger.whole_before()
+    count = len(shards) if isinstance(shards, Sequence) else None
+    to_write = 0 if whole == count else max(0, needs - written)
+    print(disk_plan(ledger.step, count, to_write, written, ledger.out), flush=True)
+
+
 def _weight(shard: Shard) -> int:
     if shard.weight is not None:
         return shard.weight
     return sum(path.stat().st_size for path in shard.inputs)
 
 
-def _prepare(ledger: Ledger, shard: Shard) -> tuple[Path, ...]:
+def prepare_shard(ledger: Ledger, shard: Shard) -> tuple[Path, ...]:
+    """Write what a shard's work is to read, where it has to be written; return the inputs."""
     if shard.prepare is None:
         return shard.inputs
     room = ledger.room(shard) / "in"
@@ -130,7 +163,7 @@ def _prepare(ledger: Ledger, shard: Shard) -> tuple[Path, ...]:
     return shard.prepare(room)
 
 
-def _convert(convert: Convert, inputs: tuple[Path, ...], room: Path, name: str) -> Stats:
+def convert_shard(convert: Convert, inputs: tuple[Path, ...], room: Path, name: str) -> Stats:
     """One shard's work, in whichever process: convert, force the files to disk, count bytes."""
     target = room / "out" / name
     target.parent.mkdir(parents=True)
@@ -149,14 +182,14 @@ def _convert(convert: Convert, inputs: tuple[Path, ...], room: Path, name: str) 
 
 
 def _in_this_process(
-    ledger: Ledger, shards: Iterable[Shard], convert: Convert, processes: int
+    ledger: Ledger, shards: Iterable[Shard], convert: Convert
 ) -> Generator[Result, None, None]:
     for shard in shards:
         if ledger.is_whole(shard):
             yield shard, None
             continue
-        inputs = _prepare(ledger, shard)
-        yield shard, _convert(convert, inputs, ledger.room(shard), shard.output.name)
+        inputs = prepare_shard(ledger, shard)
+        yield shard, convert_shard(convert, inputs, ledger.room(shard), shard.output.name)
 
 
 def _in_workers(
@@ -164,15 +197,15 @@ def _in_workers(
 ) -> Generator[Result, None, None]:
     context = get_context("spawn")  # a forked copy of a process with threads may hang
     watched, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(processes, context, _die_with_parent, (watched,))
+    pool = ProcessPoolExecutor(processes, context, die_with_parent, (watched,))
     flying: dict[Future[Stats], Shard] = {}
     try:
         for shard in shards:
             if ledger.is_whole(shard):
                 yield shard, None
                 continue
-            inputs, room = _prepare(ledger, shard), ledger.room(shard)
-            flying[pool.submit(_convert, convert, inputs, room, shard.output.name)] = shard
+            inputs, room = prepare_shard(ledger, shard), ledger.room(shard)
+            flying[pool.submit(convert_shard, convert, inputs, room, shard.output.name)] = shard
             while len(flying) >= 2 * processes:
                 yield from _landed(flying)
         while flying:
@@ -186,7 +219,7 @@ def _in_workers(
             "run the command again with fewer --processes, it keeps what is finished"
         ) from None
     finally:
-        held.close()  # whatever still works now stops: see _die_with_parent
+        held.close()  # whatever still works now stops: see die_with_parent
         pool.shutdown(cancel_futures=True)
         watched.close()
 
@@ -198,7 +231,7 @@ def _landed(flying: dict[Future[Stats], Shard]) -> Iterator[Result]:
         yield flying.pop(future), stats
 
 
-def _die_with_parent(watched: Connection) -> None:
+def die_with_parent(watched: Connection) -> None:
     """Tie this worker, and every program it starts, to the life of the process that spawned it.
 
     The parent alone holds the other end of the pipe: when it closes it or is killed, the read below

@@ -219,7 +219,9 @@ def null_threshold_of(run: Path) -> float | None:
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: holds no threshold ({error}); remove it, or score the run again") from error
+        raise DataError(
+            f"{path}: holds no threshold ({error}); remove it, or score the run again"
+        ) from error
 
 
 def with_null_threshold(

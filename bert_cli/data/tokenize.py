@@ -1,14 +1,14 @@
 """`bert tokenize`: sentences to records of masked pairs, a group of files at a time.
 
-A group's text is encoded piece by piece into one flat array of tokens (two bytes each); pairs are
-integers that point into it; and only a block of examples at a time becomes rows, masks and bytes.
-So memory grows with a group (51 MB of text in one: 292 MB) and not with the corpus, and one core
-turns ten megabytes of text into 108,000 records in two seconds. Everything random follows from the
-seed, the group's name and the number of the copy and of the pair, never from who did the work.
+A group's text is one flat array of tokens (`groups.py`); pairs are integers that point into it; and
+only a block of examples at a time becomes rows, masks and bytes. So memory grows with a group (51
+MB of text in one: 292 MB) and not with the corpus, and one core turns ten megabytes of text into
+108,000 records in two seconds. Everything random follows from the seed, the group's name and the
+number of the copy and of the pair, never from who did the work.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,10 +19,25 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.data.groups import (
+    HELD_BYTES,
+    Group,
+    check_documents,
+    counted_documents,
+    encode_groups,
+    plan_groups,
+)
 from bert_cli.data.index import write_corpus
-from bert_cli.data.instances import Pairs, gather, pair_sentences, truncate_pairs
-from bert_cli.data.ledger import Shard, Stats, finished_files, read_manifest
+from bert_cli.data.instances import (
+    Pairs,
+    fill_sentences,
+    gather,
+    pair_sentences,
+    truncate_pairs,
+)
+from bert_cli.data.ledger import Stats
 from bert_cli.data.masks import mask_examples
+from bert_cli.data.parts import read_parts, shard_of, text_bytes
 from bert_cli.data.random_bits import row_keys
 from bert_cli.data.records import (
     DynamicRecords,
@@ -32,6 +47,7 @@ from bert_cli.data.records import (
     token_bytes,
 )
 from bert_cli.data.shards import run_shards
+from bert_cli.data.text_files import Reading, refuse_without_effect
 from bert_cli.data.vocab import (
     Vocabulary,
     find_vocabulary,
@@ -39,11 +55,21 @@ from bert_cli.data.vocab import (
     tokenizer_config,
     write_vocabulary,
 )
-from bert_cli.data.wordpiece import Encoder, text_pieces
+from bert_cli.data.wordpiece import Encoder
 from bert_cli.errors import DataError
 
 BLOCK_PLACES = 1 << 17
 """Places of the rows that are masked and serialised at once; twice as many are no faster."""
+
+# What the plan of the step reckons with: fits what is written for 12 MB of English articles and
+# Google's uncased vocabulary within a tenth, static and dynamic, at 128, 384 and 512 places.
+TEXT_BYTES_PER_TOKEN = 4.4
+RECORDS_PER_FULL = {True: 1.25, False: 1.1}
+"""Records made, by next_sentence, where all tokens would fill one."""
+STATIC_BYTES, DYNAMIC_BYTES = 200, 100
+"""Of a record beside its places: names, frame, its line in the index and its offset."""
+FILLED = 0.9
+"""Share of the places that hold a token."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +87,8 @@ class Recipe:
     """How masks are drawn that are written; None where they are drawn when records are read."""
     random_seed: int
     vocab_sha256: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """The documents of some files as one flat array of tokens."""
-
-    tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: npt.NDArray[np.int64]
-    """[sentences + 1] place of each sentence's first token, and of the end."""
-    documents: npt.NDArray[np.int64]
-    """[documents + 1] number of each document's first sentence, and of the end."""
+    next_sentence: bool
+    reading: Reading
 
 
 def run(settings: TokenizeSettings) -> None:
@@ -81,7 +98,7 @@ def run(settings: TokenizeSettings) -> None:
     unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
     masks = Masking(unit=unit, probability=settings.masked_lm_prob)
     recipe = Recipe(
-        vocab=vocabulary.path,
+        vocab=vocabulary.path.absolute(),
         cased=settings.cased,
         sequence_length=settings.sequence_length,
         mask_tokens=settings.mask_tokens,
@@ -91,22 +108,58 @@ def run(settings: TokenizeSettings) -> None:
         static_masks=None if dynamic else masks,
         random_seed=settings.random_seed,
         vocab_sha256=vocabulary.sha256,
+        next_sentence=settings.nsp,
+        reading=Reading(settings.input_format, settings.text_field, settings.documents),
     )
-    groups, notes = plan_groups(settings.input, settings.group_files)
-    kept = settings.model_dump(mode="json", exclude={"input", "out", "vocab", "processes"})
+    said = settings.group_files if "group_files" in settings.model_fields_set else None
+    groups, notes = plan_groups(settings.input, said, recipe.reading, pairs=settings.nsp)
+    parts = [part for _, group in groups for part in group]
+    refuse_without_effect(parts, settings.model_fields_set)
+    documents = sum(counted_documents(settings.input, parts, recipe.reading).values())
     run_shards(
         "tokenize",
-        groups,
+        [shard_of(output, group) for output, group in groups],
         partial(convert, recipe=recipe),
         out=settings.out,
         processes=settings.processes,
-        settings=kept | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
+        settings=_kept(settings)
+        | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
         versions=("numpy", "tokenizers", "google-crc32c"),
         counted="records",
         notes=notes,
+        needs=bytes_written(sum(map(text_bytes, parts)), documents, recipe, len(vocabulary.pieces)),
+        scheduler=settings.scheduler,
     )
     write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
     write_corpus(settings.out, describe(recipe, vocabulary))
+
+
+def bytes_written(text: float, documents: int, recipe: Recipe, words: int) -> int:
+    """About how many bytes the records of so many bytes of text and their indices take.
+
+    `documents` are those that were counted before, and 0 where none were: of each the last record
+    is not full, which is most of what many short ones write.
+    """
+    longest = recipe.sequence_length - (3 if recipe.next_sentence else 2)
+    records = text / TEXT_BYTES_PER_TOKEN / longest * RECORDS_PER_FULL[recipe.next_sentence]
+    records = (records + documents) * recipe.copies
+    if recipe.static_masks is None:
+        size = DYNAMIC_BYTES + FILLED * recipe.sequence_length * token_bytes(words)
+    else:
+        size = STATIC_BYTES + 4 * recipe.sequence_length + 7 * recipe.mask_tokens
+    return round(records * size)
+
+
+def _kept(settings: TokenizeSettings) -> dict[str, Any]:
+    """The settings that change the bytes written.
+
+    Of those that came later only what departs from the default: folders begun before go on.
+    """
+    elsewhere = {"input", "out", "vocab", "processes", "executor", "scheduler"}
+    later = ("nsp", "input_format", "text_field", "documents")
+    fields = TokenizeSettings.model_fields
+    usual = {name for name in later if getattr(settings, name) == fields[name].default}
+    return settings.model_dump(mode="json", exclude=elsewhere | usual)
 
 
 def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -116,6 +169,7 @@ def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
         "format": recipe.masking,
         "sequence_length": recipe.sequence_length,
         "mask_tokens": recipe.mask_tokens,
+        "next_sentence": recipe.next_sentence,
         "masked_lm_prob": masks.probability if masks else None,
         "whole_word_masking": masks.unit == "word" if masks else None,
         "vocab_size": len(vocabulary.pieces),
@@ -126,78 +180,34 @@ def describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def plan_groups(folder: Path, group_files: int) -> tuple[list[Shard], list[str]]:
-    """Make every N input files, in their order, the inputs of one record file; tell what to note.
-
-    Empty files are left out. The tail of a dump is often one file with one article, which cannot
-    make pairs: where the manifest beside the files tells so, it joins the group before it, and a
-    note says so. Any other group of one document is a DataError: better said now than after hours
-    of work.
-    """
-    files = [path for path in finished_files(folder) if path.stat().st_size]
-    if not files:
-        raise DataError(
-            f"input ({folder}): holds no text; give a folder that `bert preprocess` wrote"
-        )
-    groups = [
-        tuple(files[first : first + group_files]) for first in range(0, len(files), group_files)
-    ]
-    documents: dict[Path, int] = {}
-    if (folder / "manifest.json").exists():
-        told = read_manifest(folder).get("shards", [])
-        documents = {folder / shard["output"]: shard.get("documents", 0) for shard in told}
-    last = groups[-1]
-    joins = len(groups) > 1 and sum(documents.get(path, 2) for path in last) < 2
-    if joins:
-        groups[-2:] = [groups[-2] + last]
-    for inputs in groups:
-        if all(path in documents for path in inputs):
-            _check_documents(sum(documents[path] for path in inputs), inputs)
-    width = max(3, len(str(len(groups) - 1)))
-    shards = [
-        Shard(inputs, Path(f"wiki_{number:0{width}d}.tfrecord"))
-        for number, inputs in enumerate(groups)
-    ]
-    notes = [
-        f"{_span(last)}: holds fewer than two documents, which cannot make pairs, so it went into "
-        f"the group before it, {shards[-1].output}"
-    ]
-    return shards, notes if joins else []
-
-
-def _span(inputs: Sequence[Path]) -> str:
-    return str(inputs[0]) if len(inputs) == 1 else f"{inputs[0]} to {inputs[-1].name}"
-
-
-def _check_documents(count: int, inputs: Sequence[Path]) -> None:
-    if count >= 2:
-        return
-    raise DataError(
-        f"{_span(inputs)} ({count} document{'' if count == 1 else 's'} in the group): a random next "
-        "sentence must come from another document; raise --group-files so that every group holds "
-        "several, and see that documents are separated by blank lines"
-    )
-
-
-def convert(inputs: Sequence[Path], output: Path, *, recipe: Recipe) -> Stats:
-    """Make the records of one group, and their index."""
+def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
+    """Make the records of one group, and their index; `inputs` tell of its parts."""
+    parts, _ = read_parts(inputs)
+    least = 2 if recipe.next_sentence else 1
+    documents = sentences = 0
     # Millions of strings and integers come and go and none refers to another: looking for cycles
     # among them costs 18 % of the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
         encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.cased)
-        group = encode_group(inputs, encoder)
-        documents = len(group.documents) - 1
-        _check_documents(documents, inputs)
-        pairs, keys = pair_group(group, recipe, output.stem)
+        limit = HELD_BYTES * len(parts)
+        groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
-            for block in blocks(group, pairs, keys, recipe, vocabulary):
-                writer.write_all(block)
+            for number, group in enumerate(groups):
+                if recipe.next_sentence:
+                    check_documents(len(group.documents) - 1, parts)
+                name = f"{output.stem} {number}" if number else output.stem
+                pairs, keys = pair_group(group, recipe, name)
+                for block in blocks(group, pairs, keys, recipe, vocabulary):
+                    writer.write_all(block)
+                documents += len(group.documents) - 1
+                sentences += len(group.sentences) - 1
     finally:
         if collecting:
             gc.enable()
-    return Stats(documents=documents, sentences=len(group.sentences) - 1, records=writer.records)
+    size = sum(part.size for part in parts)
+    return Stats(documents, sentences, writer.records, bytes_in=size)
 
 
 @lru_cache(maxsize=1)
@@ -209,34 +219,13 @@ def _encoder(vocab: Path, sha256: str, cased: bool) -> tuple[Encoder, Vocabulary
     return Encoder(vocabulary.ids, cased=cased), vocabulary
 
 
-def encode_group(inputs: Sequence[Path], encoder: Encoder) -> Group:
-    """Encode all sentences of some files; a blank line or the end of a file ends a document."""
-    tokens, lengths, documents = [], [], []
-    document = 0
-    for path in inputs:
-        for text, _ in text_pieces(path):
-            encoded = encoder.encode(text)
-            number_of_line = document + np.cumsum(encoded.blank)
-            document = int(number_of_line[-1])
-            said = encoded.lengths > 0
-            tokens.append(encoded.tokens)
-            lengths.append(encoded.lengths[said])
-            documents.append(number_of_line[said])
-        document += 1
-    # Documents that hold nothing have numbers too, so each change is one document.
-    numbers = np.concatenate([np.array([-1]), *documents])
-    first_sentences = np.flatnonzero(np.diff(numbers))
-    ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
-    return Group(np.concatenate(tokens), ends, np.append(first_sentences, len(ends) - 1))
-
-
 def pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, npt.NDArray[np.uint64]]:
     """Pairs of all copies in shuffled order, cut to length, with the keys of their random bits."""
     sentences, documents = group.sentences.tolist(), group.documents.tolist()
     copies, keys = [], []
     for copy in range(recipe.copies):
         random = Random(f"{recipe.random_seed} {name} {copy}")
-        pairs = pair_sentences(
+        pairs = (pair_sentences if recipe.next_sentence else fill_sentences)(
             sentences,
             documents,
             sequence_length=recipe.sequence_length,
@@ -244,7 +233,8 @@ def pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, npt.NDAr
             random=random,
         )
         keys.append(row_keys(np.arange(len(pairs.is_random)), recipe.random_seed, name, copy))
-        copies.append(truncate_pairs(pairs, recipe.sequence_length - 3, keys[-1]))
+        longest = recipe.sequence_length - (3 if recipe.next_sentence else 2)
+        copies.append(truncate_pairs(pairs, longest, keys[-1]))
     all_pairs = Pairs(*(np.concatenate(columns) for columns in zip(*copies, strict=True)))
     all_keys = np.concatenate(keys)
     places = row_keys(np.arange(len(all_keys)), recipe.random_seed, name, "order")
@@ -266,13 +256,16 @@ def blocks(
         rows = slice(first, first + step)
         block = pairs.take(rows)
         tokens_BS, lengths_B = gather(group.tokens, block, special, length)
+        first_lengths_B = block.first_length + 2  # all of it where there is no second
         if masks is None:
-            yield _dynamic_block(tokens_BS, lengths_B, block, token_bytes(size))
+            yield _dynamic_block(
+                tokens_BS, lengths_B, first_lengths_B, block.is_random, token_bytes(size)
+            )
             continue
         examples = mask_examples(
             tokens_BS,
             lengths_B,
-            block.first_length + 2,
+            first_lengths_B,
             block.is_random,
             keys[rows],
             special=special,
@@ -285,15 +278,19 @@ def blocks(
 
 
 def _dynamic_block(
-    tokens_BS: npt.NDArray[np.int32], lengths_B: npt.NDArray[np.int64], block: Pairs, width: int
+    tokens_BS: npt.NDArray[np.int32],
+    lengths_B: npt.NDArray[np.int64],
+    first_lengths_B: npt.NDArray[np.int64],
+    is_random_B: npt.NDArray[np.bool_],
+    width: int,
 ) -> Iterator[bytes]:
     held_BS = np.arange(tokens_BS.shape[1]) < lengths_B[:, None]
     return dynamic_payloads(
         DynamicRecords(
             tokens_BS[held_BS],
             lengths_B.astype(np.int32),
-            (block.first_length + 2).astype(np.int32),
-            block.is_random.astype(np.int32),
+            first_lengths_B.astype(np.int32),
+            is_random_B.astype(np.int32),
         ),
         width,
     )

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.data.documents import text_pieces
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.ledger import (
     Stats,
     claim,
-    finished_files,
     versions_of,
     write_json_atomically,
 )
 from bert_cli.data.shards import Progress, summary
-from bert_cli.data.wordpiece import text_pieces
+from bert_cli.data.text_files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -195,10 +196,13 @@ def run(settings: VocabSettings) -> None:
 
 def _run(settings: VocabSettings, kept: dict[str, Any]) -> None:
     started = monotonic()
-    files = finished_files(settings.input)
-    size = sum(path.stat().st_size for path in files)
-    with Progress("vocab", 2 * size) as bar:  # the text is read twice
-        pieces, sentences = _train(files, settings, bar)
+    reading = Reading(settings.input_format, settings.text_field)
+    parts, notes = recognise_all(settings.input, reading)
+    refuse_without_effect(parts, settings.model_fields_set)
+    size = sum(part.size for part in parts)
+    packed = any(part.compression or part.format == "parquet" for part in parts)
+    with Progress("vocab", None if packed else 2 * size) as bar:  # the text is read twice
+        pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
     data = "".join(piece + "\n" for piece in pieces).encode()
     settings.out.mkdir(parents=True, exist_ok=True)
     write_vocabulary(settings.out, data, cased=settings.cased)
@@ -215,14 +219,16 @@ def _run(settings: VocabSettings, kept: dict[str, Any]) -> None:
             "seconds": round(seconds, 3),
             "mb_per_second": round(size / 1e6 / seconds, 3),
             "versions": versions_of(("tokenizers",)),
-            "notes": [],
+            "notes": notes,
         },
     )
+    for note in notes:
+        print(f"vocab: {note}")
     line = summary("vocab", stats, seconds, size)
     print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces from ", 1))
 
 
-def _train(files: Sequence[Path], settings: VocabSettings, bar: Progress) -> tuple[list[str], int]:
+def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple[list[str], int]:
     """The pieces in the order of their ids, and how many sentences they come from.
 
     The library numbers the letters that continue a word in the order in which a randomly seeded
@@ -234,7 +240,7 @@ def _train(files: Sequence[Path], settings: VocabSettings, bar: Progress) -> tup
     from bert_cli.data.wordpiece import library_tokenizer
 
     tokenizer = library_tokenizer({"[UNK]": 0}, cased=settings.cased)
-    letters, continuing = _alphabet(_texts(files, bar), tokenizer)
+    letters, continuing = _alphabet(texts(), tokenizer)
     if not letters:
         raise DataError(
             f"input ({settings.input}): no text; give a folder that `bert preprocess` wrote"
@@ -257,7 +263,7 @@ def _train(files: Sequence[Path], settings: VocabSettings, bar: Progress) -> tup
 
     def lines() -> Iterator[str]:
         nonlocal sentences
-        for text in _texts(files, bar):
+        for text in texts():
             kept = [line for line in text.split("\n") if line.strip()]
             sentences += len(kept)
             yield from kept
@@ -269,11 +275,11 @@ def _train(files: Sequence[Path], settings: VocabSettings, bar: Progress) -> tup
     return [*first, *merged], sentences
 
 
-def _texts(files: Sequence[Path], bar: Progress) -> Iterator[str]:
-    for path in files:
-        for text, size in text_pieces(path):
+def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[str]:
+    for part in parts:
+        for text in text_pieces(part, reading):
             yield text
-            bar.advance(size)
+            bar.advance(len(text))
 
 
 def _alphabet(texts: Iterable[str], tokenizer: "Tokenizer") -> tuple[list[str], list[str]]:

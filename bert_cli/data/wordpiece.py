@@ -10,21 +10,16 @@ is three tokens.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.errors import DataError
-
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TEXT_PIECE = 1 << 22
-"""Bytes of text that are encoded at once; the words of so much text take about 60 MB."""
 LONGEST_WORD = 100
 """Characters of a word, cut at punctuation; a longer one is [UNK], as in the original."""
 KNOWN_WORDS = 400_000
@@ -50,21 +45,6 @@ class Sentences(NamedTuple):
     """[lines] tokens of each line."""
     blank: npt.NDArray[np.bool_]
     """[lines] whether it holds nothing but white space, which ends a document."""
-
-
-def text_pieces(path: Path) -> Iterator[tuple[str, int]]:
-    """A file's text in pieces of whole lines, without the last one's end, and their bytes.
-
-    DataError naming the byte that is not UTF-8.
-    """
-    with path.open("rb") as file:
-        while data := file.read(TEXT_PIECE):
-            data += file.readline()
-            try:
-                yield data.removesuffix(b"\n").decode(), len(data)
-            except UnicodeDecodeError as error:
-                place = file.tell() - len(data) + error.start
-                raise DataError(f"{path} (byte {place}): not UTF-8; write it as UTF-8") from error
 
 
 def library_tokenizer(vocabulary: dict[str, int], *, cased: bool) -> "Tokenizer":

@@ -1,14 +1,12 @@
 """Embeddings, encoder layer, gather of the masked places, pooler: the blocks before the heads.
 
-Every block is `block(hidden, batch, key) -> hidden`. `batch` holds the columns of a micro-batch;
-a block's READS names the ones it needs, so that a stage receives no others. Weights exist as soon as
-a block does, and none is cast behind our back: matrix products run in the compute dtype of the
-policy, everything between them in float32, and one tensor in the compute dtype travels from block to
-block.
+Every block is `block(hidden, batch, key) -> hidden`; its READS names the columns of a micro-batch that it
+needs. Weights are never cast behind our back: products run in the compute dtype of the policy, what is
+between them in float32, and one tensor in the compute dtype travels from block to block.
 
-An example may be a pack of several sequences (Krell et al. 2021). Its batch then has the columns
-`position_ids`, which start again in each sequence, and `next_sentence_positions`, where they begin, and
-`input_mask` numbers the sequences instead of only telling them from padding.
+An example may be a pack of several sequences (Krell et al. 2021). Its batch then has `position_ids`,
+which start again in each sequence, and `next_sentence_positions`, where each begins, and `input_mask`
+numbers the sequences instead of only telling them from padding.
 
 Shapes: B examples, S places, P masked places, C sequences of a pack (1 without packing), N heads, H head
 width, D model width, F inner width.
@@ -122,7 +120,9 @@ class Embeddings(keras.layers.Layer):
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_ids`, `segment_ids` and, of packs, `position_ids` [B, S]; returns [B, S, D]."""
         is_packed = "position_ids" in batch
-        places = batch["position_ids"] if is_packed else ops.arange(ops.shape(batch["input_ids"])[1])
+        places = (
+            batch["position_ids"] if is_packed else ops.arange(ops.shape(batch["input_ids"])[1])
+        )
         words_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
         x_BSD = self.layer_norm(words_BSD + self.position(places))
         x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, key, self.site)

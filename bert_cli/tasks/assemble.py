@@ -1,4 +1,4 @@
-"""Wiring: settings become a model, an optimizer, an engine, a reader.
+"""Wiring: settings become a model, an optimizer, an engine.
 
 Only this floor holds data, model, optimizer and loop in one hand. Each function builds one thing;
 the tasks choose which.
@@ -6,17 +6,14 @@ the tasks choose which.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_cli.config.plan import Plan
-from bert_cli.config.schema import OptimizerOpts, PretrainSettings, TrainSettings
+from bert_cli.config.schema import OptimizerOpts, TrainSettings
 from bert_cli.data.ledger import versions_of
-from bert_cli.data.reader import GeneratedReader, Reader
-from bert_cli.errors import ConfigError
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.optim import adam
 from bert_cli.optim.loss_scale import first_loss_scale
@@ -29,7 +26,8 @@ from bert_cli.parallel.mesh import Mesh
 from bert_cli.parallel.stages import Keeps, Stage, cut
 from bert_cli.parallel.trace import Trace
 from bert_cli.parallel.update import DeviceUpdate, Keeping
-from bert_cli.train.step import Batch, State, Step, Value, count, means
+from bert_cli.tasks.corpora import Corpus
+from bert_cli.train.step import State, Step, Value, count, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
@@ -44,68 +42,6 @@ class Model:
 
     replicas: list[list[Stage]]
     weights: Mapping[str, Copies]
-
-
-def open_reader(
-    settings: PretrainSettings, examples_per_step: int, part: int = 0, parts: int = 1
-) -> Reader | GeneratedReader:
-    """The run's examples, of each step one part of several.
-
-    Raises ConfigError when none are named, DataError when they do not fit.
-    """
-    if settings.generated_dataset:
-        return GeneratedReader(
-            vocab_size=settings.bert_config.vocab_size,
-            seed=settings.seed,
-            examples_per_step=examples_per_step,
-            micro_batch_size=settings.global_batch.micro_batch_size,
-            sequence_length=settings.max_seq_length,
-            predictions=settings.max_predictions_per_seq,
-            part=part,
-            parts=parts,
-        )
-    if settings.dataset_dir is None:
-        raise ConfigError(
-            "dataset_dir: is not given; give --dataset-dir, a folder of records that `bert tokenize` "
-            "made, or --generated-dataset for made-up examples"
-        )
-    return open_corpus(settings.dataset_dir, settings, examples_per_step, part, parts)
-
-
-def open_corpus(
-    folder: Path, settings: PretrainSettings, examples_per_step: int, part: int = 0, parts: int = 1
-) -> Reader:
-    """A reader of a folder of records whose vocabulary is the model's."""
-    reader = Reader(
-        folder,
-        seed=settings.seed,
-        examples_per_step=examples_per_step,
-        micro_batch_size=settings.global_batch.micro_batch_size,
-        sequence_length=settings.max_seq_length,
-        predictions=settings.max_predictions_per_seq,
-        masking=settings.masking,
-        part=part,
-        parts=parts,
-    )
-    if not reader.is_dynamic and "masking" in settings.model_fields_set:
-        raise ConfigError(
-            f"masking: has no effect on {folder}, whose records are static and masked already; leave it out, or "
-            "make the records with --masking dynamic"
-        )
-    words = reader.corpus["vocab_size"]
-    if words != settings.bert_config.vocab_size:
-        raise ConfigError(
-            f"bert_config.vocab_size ({settings.bert_config.vocab_size}): the corpus in {folder} has a "
-            f"vocabulary of {words}; give --bert-config.vocab-size {words}"
-        )
-    return reader
-
-
-def open_held_out(settings: PretrainSettings) -> Reader | None:
-    """The examples to evaluate on, when there are any."""
-    if settings.validation_dir is None:
-        return None
-    return open_corpus(settings.validation_dir, settings, settings.global_batch.micro_batch_size)
 
 
 def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
@@ -250,14 +186,8 @@ def versions() -> dict[str, str]:
     return versions_of(PARTS)
 
 
-def first_micro_batches(reader: Reader | GeneratedReader, number: int, size: int) -> Batch:
-    """Some micro-batches [number, size, ...] to trace with; which ones does not matter."""
-    rows = reader.rows(np.arange(number * size))
-    return {name: column.reshape(number, size, *column.shape[1:]) for name, column in rows.items()}
-
-
 def evaluate(
-    engine: Engine, reader: Reader, examples: int, micro_batch_size: int
+    engine: Engine, reader: Corpus, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
     """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
     total, peers = min(examples, len(reader)), engine.peers

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import plan_of
 from bert_cli.data.features import FeatureReader
 from bert_cli.data.ledger import JSON, write_json_atomically
@@ -48,7 +47,7 @@ def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None
     _refuse_what_lacks(settings, needs)
     with ExitStack() as claims:
         source = _source(settings)
-        settings = of_the_model(settings, source)
+        settings = start.with_shape_of(settings, source)
         settings, mesh, stop = training.prepare(settings, claims)
         tokenizer_folder = _tokenizer_folder(settings, source)
         tokenizer = read_tokenizer(tokenizer_folder)
@@ -108,15 +107,6 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
     if settings.do_training:
         return None
     return start.find_source(str(run), "--save-ckpt-path")
-
-
-def of_the_model(settings: Asked, source: start.Source | None) -> Asked:
-    """The settings with the shape of the model they start from, but for what they say of it themselves."""
-    if source is None:
-        return settings
-    given = settings.model_dump(exclude_unset=True)
-    shape = source.config.model_dump() | given.get("bert_config", {})
-    return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
 
 
 def _tokenizer_folder(settings: FinetuneSettings, source: start.Source | None) -> Path:

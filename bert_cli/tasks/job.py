@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bert_cli.config.plan import Plan
-from bert_cli.data.reader import Batches
+from bert_cli.data.steps import Batches
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks import assemble
 from bert_cli.train import checkpoint

@@ -1,17 +1,20 @@
 """`bert pretrain`: masked-LM and next-sentence pre-training, one phase.
 
 Phase 1 and phase 2 are this same command with other lengths; phase 2 starts from the weights of
-phase 1. Its own are the records it reads and the held-out records it is evaluated on.
+phase 1, and text of another kind from anybody's model. Its own are the records it reads and the
+held-out records it is evaluated on.
 """
 
 from contextlib import ExitStack
 
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings
-from bert_cli.data.reader import Reader
+from bert_cli.data.mixture import Mixture
 from bert_cli.parallel.engine import Engine
-from bert_cli.tasks import assemble, start, training
+from bert_cli.tasks import assemble, corpora, start, training
 from bert_cli.tasks.job import Job
+from bert_cli.train import checkpoint
+from bert_cli.train.report import say
 
 
 def run(settings: PretrainSettings) -> None:
@@ -21,13 +24,19 @@ def run(settings: PretrainSettings) -> None:
     """
     training.needs_a_folder(settings)
     with ExitStack() as claims:
+        source = _source(settings)
+        settings = start.with_shape_of(settings, source)
         settings, mesh, stop = training.prepare(settings, claims)
         part = mesh.processes.rank, mesh.processes.count
-        reader = assemble.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
-        held_out = assemble.open_held_out(settings)
-        plan = make_plan(settings, len(reader) if isinstance(reader, Reader) else None)
-        sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
-        corpus = None if settings.generated_dataset else settings.dataset_dir
+        reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
+        folder = corpora.folder_of(reader)
+        if source is not None and folder is not None:
+            corpora.refuse_another_vocabulary(folder, source.folder)
+        held_out = corpora.open_held_out(settings)
+        plan = make_plan(settings, *corpora.size_of(reader))
+        if isinstance(reader, Mixture):
+            say("\n".join(reader.describe(plan.examples)))
+        sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
 
         def evaluate(engine: Engine, step: int) -> dict[str, float]:
             assert held_out is not None
@@ -38,8 +47,18 @@ def run(settings: PretrainSettings) -> None:
             plan=plan,
             reader=reader,
             sample=sample,
-            form=lambda model: start.disk_format(settings, model, corpus),
+            form=lambda model: start.disk_format(settings, model, folder),
             evaluate=evaluate if held_out is not None else None,
             evaluate_every=settings.evaluate_every_steps,
         )
         training.walk(settings, mesh, job, stop, claims)
+
+
+def _source(settings: PretrainSettings) -> start.Source | None:
+    """The model that the run starts from, if any: what it has come to itself, else the one it was given."""
+    run = settings.save_ckpt_path
+    if run is not None and checkpoint.whole_checkpoints(run):
+        return start.find_source(str(run), "--save-ckpt-path")
+    if settings.pretrained_ckpt_path is not None:
+        return start.find_source(settings.pretrained_ckpt_path)
+    return None

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from bert_cli.config.load import Loaded, validate
 from bert_cli.config.schema import BertConfig, TrainSettings
 from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
 from bert_cli.errors import CheckpointError
@@ -24,6 +25,7 @@ from bert_cli.train import checkpoint
 from bert_cli.train.step import State
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+Asked = TypeVar("Asked", bound=TrainSettings)
 TF1_CONFIG = "bert_config.json"
 NO_MODEL = (
     f"holds neither a checkpoint nor a model; a run's folder has step_*/, a model's its config.json and "
@@ -182,6 +184,15 @@ def _from_hub(name: str, flag: str) -> Path:
             f"{flag} ({name}): is neither a folder nor to be had from the hub "
             f"({type(error).__name__}); check the name and the network"
         ) from error
+
+
+def with_shape_of(settings: Asked, source: Source | None) -> Asked:
+    """The settings with the shape of the model they start from, but for what they say of it themselves."""
+    if source is None:
+        return settings
+    given = settings.model_dump(exclude_unset=True)
+    shape = source.config.model_dump() | given.get("bert_config", {})
+    return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
 
 
 def disk_format(

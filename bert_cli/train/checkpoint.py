@@ -43,6 +43,8 @@ FIXED = (
     "max_seq_length",
     "max_predictions_per_seq",
     "masking",
+    "max_sequences_per_pack",
+    "length_bins",
     "bert_config",
     "optimizer_opts",
     "generated_dataset",

@@ -169,7 +169,7 @@ def test_a_file_of_the_original_loads_as_it_is(tmp_path, monkeypatch):
     assert settings.log_every_steps == 7
     assert settings.wandb.tags == ["pretraining", "tiny"]
     assert not settings.wandb.enabled
-    assert settings.dataset_dir == Path("/corpora/wikipedia/128")
+    assert Path(settings.dataset_dir) == Path("/corpora/wikipedia/128")
     assert settings.optimizer_opts.loss_scaling == 2000
     assert set(loaded.no_effect) == {
         "parallel.matmul_available_memory_proportion_per_pipeline_stage",
@@ -192,7 +192,7 @@ def test_a_flag_replaces_a_path_whose_variable_is_not_set(tmp_path, monkeypatch)
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     old = write(tmp_path / "old.json", ORIGINAL)
     settings, _ = pretrain("--config", old, "--dataset-dir", str(tmp_path))
-    assert settings.dataset_dir == tmp_path
+    assert settings.dataset_dir == str(tmp_path)
 
 
 def test_a_data_step_takes_paths_and_flags():

@@ -9,6 +9,7 @@ import pytest
 from bert_cli.data.instances import (
     Pairs,
     SpecialIds,
+    fill_sentences,
     gather,
     pair_sentences,
     truncate_pairs,
@@ -230,3 +231,73 @@ def test_a_row_is_cls_a_sep_b_sep_and_padding():
         [2, 100, 101, 102, 103, 104, 3, 197, 198, 199, 3, 0],
     ]
     assert lengths.tolist() == [6, 11]
+
+
+# --- single segments
+
+
+def fill(sentences, documents, seed=1, short=0.1, length=S):
+    return fill_sentences(
+        sentences, documents, sequence_length=length, short_seq_prob=short, random=Random(seed)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_single_segments_hold_every_token_once_and_stay_in_their_document(seed):
+    sentences, documents = corpus(seed=seed, longest=200)  # some are longer than a segment
+    pairs = fill(sentences, documents, seed)
+    starts, lengths = pairs.first_start, pairs.first_length
+    assert starts[0] == 0
+    assert np.array_equal(starts[1:], (starts + lengths)[:-1])
+    assert starts[-1] + lengths[-1] == sentences[-1]
+    assert lengths.min() > 0 and lengths.max() <= S - 2
+    last = document_of(starts + lengths - 1, sentences, documents)
+    assert np.array_equal(document_of(starts, sentences, documents), last)
+    assert not pairs.second_length.any() and not pairs.is_random.any()
+
+
+def test_a_segment_ends_where_the_next_sentence_does_not_fit_or_the_document_ends():
+    sentences, documents = corpus(longest=40)
+    pairs = fill(sentences, documents, short=0.0)
+    ends = pairs.first_start + pairs.first_length
+    assert set(ends.tolist()) <= set(sentences)
+    document_ends = {sentences[n] for n in documents}
+    following = dict(pairwise(sentences))
+    for start, end in zip(pairs.first_start.tolist(), ends.tolist(), strict=True):
+        assert end in document_ends or following[end] - start > S - 2
+    assert fill(sentences, documents, 2, short=0.0).first_start.tolist() == (
+        pairs.first_start.tolist()
+    )
+
+
+def test_a_long_sentence_is_cut_into_segments_and_its_rest_goes_on_with_the_next():
+    sentences = [0, 300, 310, 330]
+    pairs = fill(sentences, [0, 3], short=0.0)
+    assert pairs.first_length.tolist() == [126, 126, 78]
+
+
+def test_short_targets_come_as_often_as_asked_and_hold_a_sentence_at_least():
+    sentences = list(range(0, 400_001, 10))
+    documents = [0, len(sentences) - 1]
+    full = fill(sentences, documents, short=0.0).first_length
+    assert set(full[:-1].tolist()) == {120}
+    some = fill(sentences, documents, short=0.1).first_length
+    # A short target of 120 or more, 7 in 125, fills a segment too.
+    assert close((some < 120).mean(), 0.1 * (1 - 7 / 125), len(some))
+    assert some.min() == 10
+    assert fill(sentences, documents, short=1.0).first_length.mean() < 65
+
+
+def test_one_document_is_enough_for_single_segments():
+    assert fill([0, 5, 9], [0, 2]).first_length.sum() == 9
+    with pytest.raises(ValueError, match="1 documents"):
+        pair([0, 5, 9], [0, 2])
+
+
+def test_rows_of_single_segments_are_cls_a_sep():
+    tokens = np.arange(10, 30)
+    pairs = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, length=20)
+    rows, lengths = gather(tokens, pairs, SPECIAL, 20)
+    assert lengths.tolist() == [7, 17]
+    assert rows[0].tolist() == [2, 10, 11, 12, 13, 14, 3] + [0] * 13
+    assert rows[1].tolist() == [2, *range(15, 30), 3] + [0] * 3

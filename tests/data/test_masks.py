@@ -5,8 +5,8 @@ import pytest
 
 from bert_cli.config.data import Masking
 from bert_cli.data.instances import SpecialIds
-from bert_cli.data.masks import mask_tokens
-from bert_cli.data.random_bits import row_keys
+from bert_cli.data.masks import _span_lengths, mask_tokens
+from bert_cli.data.random_bits import PLACES, REPLACEMENTS, SPANS, bits, row_keys
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 WORDS = 1000
@@ -22,7 +22,10 @@ def rows(count=20_000, length=100, seed=0, continues=None):
     return tokens, np.full(count, length), row_keys(np.arange(count), seed)
 
 
-def masked(tokens, lengths, keys, predictions=20, probability=0.15, is_continuation=None):
+def masked(
+    tokens, lengths, keys, predictions=20, probability=0.15, is_continuation=None, **of_spans
+):
+    unit = "token" if is_continuation is None else "word"
     return mask_tokens(
         tokens,
         lengths,
@@ -30,9 +33,7 @@ def masked(tokens, lengths, keys, predictions=20, probability=0.15, is_continuat
         special=SPECIAL,
         vocab_size=WORDS,
         predictions=predictions,
-        masking=Masking(
-            unit="token" if is_continuation is None else "word", probability=probability
-        ),
+        masking=Masking(**{"unit": unit, "probability": probability} | of_spans),
         is_continuation=is_continuation,
     )
 
@@ -129,11 +130,13 @@ def test_every_ordinary_place_is_as_likely_to_be_masked():
 
 def test_a_row_is_masked_alike_whatever_stands_beside_it():
     tokens, lengths, keys = rows(500)
-    for words in (None, np.arange(WORDS) % 3 == 0):
-        whole = masked(tokens, lengths, keys, is_continuation=words)
+    third = np.arange(WORDS) % 3 == 0
+    for unit, words in (("token", None), ("word", third), ("span", third)):
+        given = {"unit": unit, "is_continuation": words}
+        whole = masked(tokens, lengths, keys, **given)
         order = np.random.default_rng(1).permutation(500)[:77]
-        part = masked(tokens[order], lengths[order], keys[order], is_continuation=words)
-        alone = masked(tokens[7:8], lengths[7:8], keys[7:8], is_continuation=words)
+        part = masked(tokens[order], lengths[order], keys[order], **given)
+        alone = masked(tokens[7:8], lengths[7:8], keys[7:8], **given)
         for a, b, c in zip(whole, part, alone, strict=True):
             assert np.array_equal(a[order], b)
             assert np.array_equal(a[7:8], c)
@@ -142,9 +145,15 @@ def test_a_row_is_masked_alike_whatever_stands_beside_it():
 def test_a_row_is_masked_alike_with_more_padding():
     tokens, lengths, keys = rows(200)
     wide = np.pad(tokens, ((0, 0), (0, 60)))
-    narrow, padded = masked(tokens, lengths, keys), masked(wide, lengths, keys)
-    assert np.array_equal(narrow.positions, padded.positions)
-    assert np.array_equal(narrow.input_ids, padded.input_ids[:, :S])
+    third = np.arange(WORDS) % 3 == 0
+    for unit, words in (("token", None), ("word", third), ("span", third)):
+        given = {"unit": unit, "is_continuation": words}
+        narrow, padded = (
+            masked(tokens, lengths, keys, **given),
+            masked(wide, lengths, keys, **given),
+        )
+        assert np.array_equal(narrow.positions, padded.positions)
+        assert np.array_equal(narrow.input_ids, padded.input_ids[:, :S])
 
 
 def test_other_keys_give_other_masks_and_the_input_is_left_alone():
@@ -157,8 +166,14 @@ def test_other_keys_give_other_masks_and_the_input_is_left_alone():
 
 def test_rows_narrower_than_predictions_are_padded():
     tokens = np.array([[SPECIAL.cls, 9, SPECIAL.sep, 8, SPECIAL.sep]])
-    for words in (None, np.zeros(WORDS, bool)):
+    none = np.zeros(WORDS, bool)
+    for words in (None, none):
         out = masked(tokens, np.array([5]), row_keys([0], 1), 76, is_continuation=words)
+        spans = masked(
+            tokens, np.array([5]), row_keys([0], 1), 76, is_continuation=none, unit="span"
+        )
+        assert spans.positions.shape == (1, 76)
+        assert spans.weights.sum() == 1
         assert out.positions.shape == out.ids.shape == out.weights.shape == (1, 76)
         assert out.weights.sum() == 1
 
@@ -238,3 +253,124 @@ def test_a_row_whose_words_are_all_too_long_has_no_predictions():
     out = masked(np.array([row]), np.array([9]), row_keys([0], 0), is_continuation=continues)
     assert out.weights.sum() == 0
     assert out.input_ids.tolist() == [row]
+
+
+# --- spans
+
+
+def walk_spans(row, length, key, continues, wanted, stop, longest):
+    """Places of one row's spans by the plain rule, a word at a time; [(places), ...] in their order.
+
+    It shares with the code only which bits are drawn where.
+    """
+    words = words_of(row, length, continues)
+    keys = np.array([key])
+    order = bits(keys, PLACES, np.arange(len(row)))[0] >> np.uint64(16)
+    masked_places, spans = set(), []
+    for first in sorted(range(len(words)), key=lambda number: (order[words[number][0]], number)):
+        if len(masked_places) >= wanted:
+            break
+        draw = int(bits(keys, SPANS, np.array([words[first][0]]))[0, 0]) >> 11
+        shares = [stop * (1 - stop) ** count for count in range(longest)]
+        words_wanted = 1
+        while words_wanted < longest and draw / 2**53 >= sum(shares[:words_wanted]) / sum(shares):
+            words_wanted += 1
+        span = []
+        for word in words[first : first + words_wanted]:
+            follows = not span or word[0] == span[-1] + 1
+            fits = len(masked_places) + len(word) <= wanted
+            if not follows or not fits or word[0] in masked_places:
+                break
+            span += word
+            masked_places.update(word)
+        if span:
+            spans.append(span)
+    return spans
+
+
+@pytest.mark.parametrize(
+    ("stop", "longest", "probability"), [(0.2, 10, 0.15), (0.05, 300, 0.3), (0.5, 2, 0.8)]
+)
+def test_spans_are_those_of_a_walk_over_the_words_of_each_row(stop, longest, probability):
+    continues = np.arange(WORDS) % 3 == 0
+    continues[:5] = False
+    tokens, lengths, keys = rows(300)
+    lengths[::7] = 41  # one segment, and an empty one
+    tokens[::7, 41:] = SPECIAL.pad
+    out = masked(
+        tokens,
+        lengths,
+        keys,
+        predictions=60,
+        is_continuation=continues,
+        unit="span",
+        probability=probability,
+        span_stop=stop,
+        longest_span=longest,
+    )
+    sizes = []
+    for number, row in enumerate(tokens.tolist()):
+        wanted = min(60, round(probability * lengths[number]))
+        spans = walk_spans(row, lengths[number], keys[number], continues, wanted, stop, longest)
+        chosen = sorted(place for span in spans for place in span)
+        assert out.positions[number][out.weights[number] == 1].tolist() == chosen
+        assert out.ids[number][: len(chosen)].tolist() == [row[place] for place in chosen]
+        sizes += map(len, spans)
+        for span in spans:
+            # One toss for all of a span, the one at its first place.
+            toss = int(bits(keys[number : number + 1], REPLACEMENTS, np.array(span[:1]))[0, 0])
+            seen = out.input_ids[number][span]
+            if toss < int(0.8 * 2**32) << 32:
+                assert np.all(seen == SPECIAL.mask)
+            elif toss >= int(0.9 * 2**32) << 32:
+                assert np.all(seen == tokens[number][span])
+        left = np.setdiff1d(np.arange(S), chosen)
+        assert np.array_equal(out.input_ids[number][left], tokens[number][left])
+    assert max(sizes) > 4
+
+
+def test_lengths_of_spans_are_geometric_and_cut():
+    drawn = bits(row_keys(np.arange(200), 5), SPANS, np.arange(1000)).ravel()
+    lengths = _span_lengths(drawn, Masking(unit="span"))
+    shares = 0.2 * 0.8 ** np.arange(10)
+    shares /= shares.sum()
+    counts = np.bincount(lengths, minlength=11)[1:]
+    assert len(counts) == 10
+    for count, share in zip(counts, shares, strict=True):
+        assert close(count / len(lengths), share, len(lengths))
+    # The paper's mean: 3.8 words.
+    assert abs(lengths.mean() - 3.797) < 5 * lengths.std() / np.sqrt(len(lengths))
+    assert np.all(_span_lengths(drawn, Masking(unit="span", longest_span=1)) == 1)
+
+
+def test_spans_of_one_word_are_whole_words():
+    continues = np.arange(WORDS) % 3 == 0
+    tokens, lengths, keys = rows(200)
+    spans = masked(tokens, lengths, keys, is_continuation=continues, unit="span", longest_span=1)
+    words = masked(tokens, lengths, keys, is_continuation=continues)
+    assert np.array_equal(spans.positions, words.positions)
+    assert np.array_equal(spans.ids, words.ids)
+
+
+def test_the_spans_of_a_seed_never_change():
+    # A run goes on after a stop with the same masks: change these numbers only with a new major version.
+    tokens, lengths, keys = rows(2, length=60)
+    tokens[tokens > 4] = 500
+    continues = np.zeros(WORDS, bool)
+    out = masked(tokens, lengths, keys, predictions=9, is_continuation=continues, unit="span")
+    assert out.positions.tolist() == PINNED_SPANS["positions"]
+    assert np.take_along_axis(out.input_ids, out.positions, axis=1).tolist() == PINNED_SPANS["seen"]
+
+
+PINNED_SPANS = {
+    "positions": [[1, 41, 42, 43, 44, 45, 46, 47, 55], [6, 7, 8, 9, 10, 12, 51, 52, 53]],
+    "seen": [[500, 291, 125, 316, 448, 98, 381, 497, 4], [4, 4, 4, 4, 4, 4, 4, 4, 4]],
+}
+
+
+@pytest.mark.parametrize("given", [{"span_stop": 0.3}, {"longest_span": 5}])
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_settings_of_spans_are_refused_where_nothing_has_spans(given, unit):
+    with pytest.raises(ValueError, match=f"has no effect with unit '{unit}'"):
+        Masking(unit=unit, **given)
+    assert Masking(unit="span", **given).unit == "span"

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_cli.data.reader import Batch, GeneratedReader, read_ahead
+from bert_cli.data.columns import Batch
+from bert_cli.data.generated import GeneratedReader
+from bert_cli.data.steps import read_ahead
 from bert_cli.errors import BertError, ConfigError, DataError
 
 S, P, WORDS = 16, 4, 1000

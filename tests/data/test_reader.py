@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpora import PIECES, WORDS, P, S, dynamic_records, make_corpus, static_examples
 
 from bert_cli.config.data import Masking
+from bert_cli.data.columns import Batch
+from bert_cli.data.generated import GeneratedReader
 from bert_cli.data.index import write_corpus
-from bert_cli.data.reader import Batch, GeneratedReader, Reader
-from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads, static_payloads
-from bert_cli.data.vocab import read_vocabulary, write_vocabulary
+from bert_cli.data.reader import Reader
 from bert_cli.errors import ConfigError, DataError
 
-S, P, WORDS = 16, 4, 1000
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES += [("##" if number % 3 == 0 else "") + f"w{number}" for number in range(5, WORDS)]
 SHAPES = {
     "input_ids": S,
     "input_mask": S,
@@ -29,75 +27,8 @@ SHAPES = {
     "masked_lm_ids": P,
     "masked_lm_weights": P,
     "next_sentence_labels": None,
+    "next_sentence_weights": None,
 }
-
-
-def static_examples(first: int, count: int) -> dict[str, np.ndarray]:
-    """Examples that carry their record number at place 1, after [CLS]."""
-    rng = np.random.default_rng(first)
-    examples = {
-        "input_ids": rng.integers(5, WORDS, (count, S)),
-        "input_mask": rng.integers(0, 2, (count, S)),
-        "segment_ids": rng.integers(0, 2, (count, S)),
-        "masked_lm_positions": rng.integers(1, S, (count, P)),
-        "masked_lm_ids": rng.integers(5, WORDS, (count, P)),
-        "masked_lm_weights": rng.integers(0, 2, (count, P)).astype(np.float32),
-        "next_sentence_labels": rng.integers(0, 2, count),
-    }
-    examples["input_ids"][:, 0] = 2
-    examples["input_ids"][:, 1] = np.arange(first, first + count)
-    return examples
-
-
-def dynamic_records(first: int, count: int) -> DynamicRecords:
-    """Pairs of 5 to S tokens: [CLS] a [SEP] b [SEP]; the label is the record number's last bit."""
-    rng = np.random.default_rng(first)
-    lengths = rng.integers(5, S + 1, count)
-    lengths[0] = S
-    first_lengths = rng.integers(3, lengths - 1)
-    rows = []
-    for length, cut in zip(lengths, first_lengths, strict=True):
-        row = rng.integers(5, WORDS, length)
-        row[0], row[cut - 1], row[-1] = 2, 3, 3
-        rows.append(row)
-    return DynamicRecords(
-        np.concatenate(rows).astype(np.int32),
-        lengths.astype(np.int32),
-        first_lengths.astype(np.int32),
-        (np.arange(first, first + count) % 2).astype(np.int32),
-    )
-
-
-def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> Path:
-    """A folder of records as `bert tokenize` leaves it, one file for each count."""
-    folder.mkdir(parents=True)
-    first = 0
-    for number, count in enumerate(counts):
-        with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
-            if count and kind == "static":
-                payloads = static_payloads(static_examples(first, count))
-            elif count:
-                payloads = dynamic_payloads(dynamic_records(first, count), 2)
-            else:
-                payloads = iter(())
-            for payload in payloads:
-                writer.write(payload)
-        first += count
-    write_vocabulary(folder, "\n".join(PIECES).encode() + b"\n", cased=False)
-    described = {
-        "format": kind,
-        "sequence_length": S,
-        "mask_tokens": P,
-        "masked_lm_prob": 0.15,
-        "whole_word_masking": False,
-        "vocab_size": WORDS,
-        "vocab_sha256": read_vocabulary(folder / "vocab.txt").sha256,
-        "token_bytes": 2,
-        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "tokenizer": {},
-    }
-    write_corpus(folder, described | changes)
-    return folder
 
 
 @pytest.fixture(scope="module", params=["static", "dynamic"])
@@ -220,10 +151,10 @@ def test_static_examples_come_back_as_they_were_written(tmp_path: Path) -> None:
     reader = open_reader(make_corpus(tmp_path / "c", "static", counts))
     starts = np.cumsum([0, *counts])
     parts = [static_examples(s, n) for s, n in zip(starts, counts, strict=False) if n]
-    written = {name: np.concatenate([part[name] for part in parts]) for name in SHAPES}
+    written = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     got = reader.rows(np.arange(250))
     numbers = got["input_ids"][:, 1]
-    for name in SHAPES:
+    for name in written:
         np.testing.assert_array_equal(got[name], written[name][numbers], err_msg=name)
 
 
@@ -276,6 +207,33 @@ def test_a_dynamic_corpus_is_read_with_other_lengths_and_a_static_one_is_not(
             open_reader(corpus, predictions=2)
     with pytest.raises(DataError, match=r"max_seq_length \(12\).* 16 places"):
         open_reader(corpus, sequence_length=12)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_examples_of_a_corpus_without_pairs_have_no_weight_in_the_next_sentence_loss(
+    tmp_path: Path, kind: str
+) -> None:
+    with_pairs = make_corpus(tmp_path / "a", kind, [20])
+    without = make_corpus(tmp_path / "b", kind, [20], next_sentence=False)
+    assert np.array_equal(open_reader(with_pairs)[0]["next_sentence_weights"], np.ones((4, 4)))
+    assert np.array_equal(open_reader(without)[0]["next_sentence_weights"], np.zeros((4, 4)))
+    told = json.loads((without / "corpus.json").read_text())
+    assert told["next_sentence"] is False
+    assert open_reader(without).fingerprint != open_reader(with_pairs).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_reader_knows_its_sequences_and_real_tokens_where_the_files_tell_them(
+    tmp_path: Path, kind: str
+) -> None:
+    reader = open_reader(make_corpus(tmp_path / "c", kind, [100, 7, 0, 142, 1]))
+    assert isinstance(reader, Reader)
+    assert (len(reader), reader.sequences, reader.left_out) == (250, 250, 0)
+    if kind == "static":
+        assert reader.real_token_share is None
+    else:
+        real = reader.rows(np.arange(250))["input_mask"].mean()
+        assert reader.real_token_share == pytest.approx(real, abs=1e-12)
 
 
 def test_whole_words_are_masked_whole_when_the_run_says_so(tmp_path: Path) -> None:

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from bert_cli.data.records import (
+    FRAME_BYTES,
+    PACKED_FEATURES,
     STATIC_FEATURES,
+    DynamicPacks,
     DynamicRecords,
     RecordWriter,
+    dynamic_lengths,
     dynamic_payloads,
+    pack_payloads,
     parse_dynamic,
+    parse_packs,
     parse_static,
     read_payload,
     static_payloads,
@@ -50,14 +56,14 @@ def dynamic_block(rows=50, longest=128, vocab=30522, seed=0):
     )
 
 
-def examples(block):
+def examples(block, kinds=STATIC_FEATURES):
     """The same records by protobuf."""
     import tensorflow as tf
 
     made = []
     for row in range(len(block["input_ids"])):
         features = {}
-        for name, kind in STATIC_FEATURES.items():
+        for name, kind in kinds.items():
             values = np.atleast_1d(block[name][row]).tolist()
             if kind == "float":
                 features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
@@ -177,6 +183,126 @@ def test_ids_of_another_width_are_refused():
     )
     with pytest.raises(DataError, match="not of 4 bytes"):
         parse_dynamic(list(dynamic_payloads(odd, 2)), 4)
+
+
+# --- lengths without reading
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_the_length_of_every_dynamic_record_follows_from_the_size_of_its_frame(width):
+    lengths = np.arange(1, 1101)
+    for first in (1, 127, 128, 1100):
+        block = DynamicRecords(
+            np.full(lengths.sum(), 60_000, np.int32),
+            lengths,
+            np.minimum(first, lengths),
+            lengths % 2,
+        )
+        sizes = np.array([FRAME_BYTES + len(p) for p in dynamic_payloads(block, width)])
+        assert np.array_equal(dynamic_lengths(sizes, 1100, width), lengths)
+        assert np.array_equal(dynamic_lengths(sizes[:40][::-1], 40, width), lengths[:40][::-1])
+
+
+def test_no_two_lengths_have_a_size_in_common_but_with_segments_of_16384_places():
+    """All sizes are asked for: each of 1 to 16,383 tokens is found, in two sizes from 128 on."""
+    sizes = np.arange(60, 40_000)
+    for width, longest in ((2, 16_383), (4, 9_000)):
+        found = []
+        for size in sizes:
+            try:
+                found.append(int(dynamic_lengths(np.array([size]), longest, width)[0]))
+            except DataError:
+                continue
+        assert found == sorted(found)
+        counts = np.bincount(found)
+        assert counts[0] == 0
+        assert np.all(counts[1:128] == 1)
+        assert np.all(counts[128:] == 2)
+        assert len(counts) == longest + 1
+
+
+def test_a_size_that_two_lengths_have_is_refused():
+    lengths = np.array([16_384, 16_385], np.int32)
+    block = DynamicRecords(
+        np.zeros(lengths.sum(), np.int32),
+        lengths,
+        np.array([16_384, 1], np.int32),
+        np.zeros(2, np.int32),
+    )
+    sizes = np.array([FRAME_BYTES + len(payload) for payload in dynamic_payloads(block)])
+    assert sizes[0] == sizes[1]
+    with pytest.raises(DataError, match="is not that of one dynamic record"):
+        dynamic_lengths(sizes, 20_000)
+
+
+@pytest.mark.parametrize("size", [-5, 0, 60, 10**9])
+def test_a_size_that_no_record_has_is_refused(size):
+    with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
+        dynamic_lengths(np.array([100, size]), 128)
+
+
+# --- packs
+
+
+def packed_block(rows=40, length=256, predictions=30, most=3, vocab=30522):
+    block = static_block(rows, length, predictions, vocab)
+    numbers = np.random.default_rng(1)
+    return block | {
+        "input_mask": numbers.integers(0, most + 1, (rows, length)).astype(np.int32),
+        "position_ids": numbers.integers(0, length, (rows, length)).astype(np.int32),
+        "next_sentence_positions": numbers.integers(0, length, (rows, most)).astype(np.int32),
+        "next_sentence_labels": numbers.integers(0, 2, (rows, most)).astype(np.int32),
+        "next_sentence_weights": numbers.integers(0, 2, (rows, most)).astype(np.float32),
+    }
+
+
+def test_packed_static_records_are_what_protobuf_writes_and_come_back():
+    block = packed_block()
+    wanted = [e.SerializeToString(deterministic=True) for e in examples(block, PACKED_FEATURES)]
+    payloads = list(static_payloads(block))
+    assert payloads == wanted
+    parsed = parse_static(payloads, 256, 30, 3)
+    assert parsed.keys() == block.keys()
+    for name, array in block.items():
+        assert parsed[name].dtype == array.dtype
+        assert np.array_equal(parsed[name], array)
+    with pytest.raises(DataError, match=r"4 sequences.*give the lengths"):
+        parse_static(payloads, 256, 30, 4)
+
+
+@pytest.mark.parametrize(("vocab", "first"), [(30522, 0), (250_000, 10**9)])
+def test_packed_dynamic_records_come_back_as_they_were_and_protobuf_reads_them(vocab, first):
+    import tensorflow as tf
+
+    counts = np.random.default_rng(0).integers(1, 5, 60).astype(np.int32)
+    sequences = dynamic_block(int(counts.sum()), 300, vocab)
+    numbers = np.arange(first, first + len(sequences.lengths))
+    width = token_bytes(vocab)
+    payloads = list(pack_payloads(DynamicPacks(sequences, numbers, counts), width))
+    parsed = parse_packs(payloads, width)
+    for ours, given in zip(parsed.sequences, sequences, strict=True):
+        assert np.array_equal(ours, given)
+    assert np.array_equal(parsed.numbers, numbers)
+    assert np.array_equal(parsed.counts, counts)
+    example = tf.train.Example.FromString(payloads[7])
+    assert example.SerializeToString(deterministic=True) == payloads[7]
+    feature, start = example.features.feature, int(counts[:7].sum())
+    rows = slice(start, start + counts[7])
+    assert feature["lengths"].int64_list.value == sequences.lengths[rows].tolist()
+    assert feature["first_lengths"].int64_list.value == sequences.first_lengths[rows].tolist()
+    assert feature["numbers"].int64_list.value == numbers[rows].tolist()
+
+
+def test_what_is_no_packed_dynamic_record_is_refused():
+    block = dynamic_block(4)
+    packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
+    for payload in (b"", bytes(40), *dynamic_payloads(block)):
+        with pytest.raises(DataError, match="not packed dynamic ones"):
+            parse_packs([payload])
+    with pytest.raises(DataError, match="not packed dynamic ones"):
+        parse_packs(list(pack_payloads(packs, 2)), 4)
+    with pytest.raises(DataError, match="not dynamic ones"):
+        parse_dynamic(list(pack_payloads(packs)))
 
 
 # --- files

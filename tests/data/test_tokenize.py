@@ -14,12 +14,13 @@ import pytest
 
 from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data import tokenize
+from bert_cli.data.groups import encode_groups, plan_groups
 from bert_cli.data.index import read_corpus
 from bert_cli.data.ledger import read_manifest
 from bert_cli.data.masks import mask_tokens
 from bert_cli.data.random_bits import row_keys
 from bert_cli.data.records import parse_dynamic, parse_static, read_payload
-from bert_cli.data.tokenize import encode_group, plan_groups
+from bert_cli.data.text_files import Reading, recognise
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary
 from bert_cli.data.wordpiece import Encoder
 from bert_cli.errors import ConfigError, DataError
@@ -115,6 +116,12 @@ def unmasked(arrays):
     positions = arrays["masked_lm_positions"][rows, places]
     ids[rows, positions] = arrays["masked_lm_ids"][rows, places]
     return ids
+
+
+def encode_group(paths, encoder):
+    parts = [recognise(path, Reading()) for path in paths]
+    (group,) = encode_groups(parts, encoder, Reading(), limit=10**9, least=2)
+    return group
 
 
 def group_of(home, file):
@@ -414,8 +421,10 @@ def test_files_can_be_grouped(home, tmp_path, capsys):
     ]
     assert read_manifest(out)["counts"]["documents"] == 60
     line = capsys.readouterr().out
-    assert re.match(r"tokenize: 60 documents, [\d,]+ sentences, [\d,]+ records, .* MB/s, ", line)
-    assert line.count("\n") == 1
+    assert re.search(
+        r"^tokenize: 60 documents, [\d,]+ sentences, [\d,]+ records, .* MB/s, ", line, re.M
+    )
+    assert line.startswith("tokenize: plan: ") and line.count("\n") == 2
 
 
 def test_a_second_run_does_nothing_and_a_lost_shard_is_made_again(home, tmp_path):
@@ -455,7 +464,7 @@ def test_blank_lines_and_the_ends_of_files_end_documents(home, tmp_path):
 def test_text_is_encoded_alike_in_pieces_of_any_size(home, monkeypatch):
     whole = group_of(home, "text_00")
     for size in (1, 100, 5000):
-        monkeypatch.setattr("bert_cli.data.wordpiece.TEXT_PIECE", size)
+        monkeypatch.setattr("bert_cli.data.documents.TEXT_PIECE", size)
         cut = group_of(home, "text_00")
         assert np.array_equal(cut.tokens, whole.tokens)
         assert np.array_equal(cut.sentences, whole.sentences)
@@ -490,7 +499,7 @@ def test_a_last_file_of_one_document_joins_the_group_before_it(tmp_path):
     shards = [{"output": name, "documents": count} for name, count in counts.items()]
     (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
     planned, notes = plan_groups(folder, 1)
-    groups = [[path.name for path in shard.inputs] for shard in planned]
+    groups = [[part.path.name for part in parts] for _, parts in planned]
     assert groups == [["text_00"], ["text_01", "text_02"]]
     assert len(notes) == 1
     assert notes[0].startswith(f"{folder / 'text_02'}: holds fewer than two documents")
@@ -518,7 +527,8 @@ def test_empty_files_are_left_out_and_no_text_at_all_is_refused(home, tmp_path):
     folder = write_text(tmp_path / "sentences", files=1)
     (folder / "empty").write_text("")
     (folder / "zzz").write_text("")
-    assert [shard.inputs for shard in plan_groups(folder, 1)[0]] == [(folder / "text_00",)]
+    (_, group), *others = plan_groups(folder, 1)[0]
+    assert [part.path for part in group] == [folder / "text_00"] and not others
     make(home, tmp_path / "out", input=folder)
     (folder / "text_00").write_text("")
     with pytest.raises(DataError, match="holds no text"):
@@ -532,18 +542,18 @@ def test_the_names_of_many_groups_sort_in_their_order(tmp_path):
     folder.mkdir()
     for number in range(1001):
         (folder / f"{number:04d}").write_text("x")
-    names = [shard.output.name for shard in plan_groups(folder, 1)[0]]
+    names = [output.name for output, _ in plan_groups(folder, 1)[0]]
     assert names[0] == "wiki_0000.tfrecord"
     assert names[-1] == "wiki_1000.tfrecord"
     assert sorted(names) == names
-    assert plan_groups(folder, 2)[0][-1].output == Path("wiki_500.tfrecord")
+    assert plan_groups(folder, 2)[0][-1][0] == Path("wiki_500.tfrecord")
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(home, tmp_path):
     folder = write_text(tmp_path / "sentences", files=1)
     good = (folder / "text_00").read_bytes()
     (folder / "text_00").write_bytes(good + b"\nba \xff ke\n")
-    with pytest.raises(DataError, match=rf"text_00 \(byte {len(good) + 4}\): not UTF-8"):
+    with pytest.raises(DataError, match=rf"text_00 \(line \d+, byte {len(good) + 4}\): not UTF-8"):
         make(home, tmp_path / "out", input=folder)
 
 

@@ -124,8 +124,6 @@ def test_scores_of_float16_are_summed_in_float32(tiny, make_examples):
     heads.masked_lm.bias.assign(np.linspace(-300, 300, 97))
     columns = make_examples(tiny, examples=512)
     hidden = np.zeros((512, 6, 32), np.float16)
-    loss, sums = heads(
-        hidden, columns, {"masked": np.float32(1e5), "pairs": np.float32(1e5)}, None
-    )
+    loss, sums = heads(hidden, columns, {"masked": np.float32(1e5), "pairs": np.float32(1e5)}, None)
     assert np.isfinite(loss)
     assert float(sums["mlm_loss"]) > 65504

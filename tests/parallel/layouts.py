@@ -11,7 +11,7 @@ from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import open_mesh
-from bert_cli.tasks import assemble
+from bert_cli.tasks import assemble, corpora
 from bert_cli.train.step import State, Step, count
 
 S, P, V, B = 16, 3, 50, 2
@@ -79,8 +79,8 @@ def built(settings: PretrainSettings, moves: bool = True) -> tuple[Engine, State
     engine = assemble.build_engine(model, settings, mesh)
     state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
     step = assemble.build_step(engine, state, settings, plan, lambda: False)
-    reader = assemble.open_reader(settings, plan.examples_per_step)
-    sample = assemble.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+    reader = corpora.open_reader(settings, plan.examples_per_step)
+    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
     if moves:
         step.compile(sample)
     else:

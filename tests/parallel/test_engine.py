@@ -38,6 +38,7 @@ def examples(number: int, micro_batches: int = 1, seed: int = 0) -> dict[str, np
         "masked_lm_ids": generator.integers(5, V, (number, P)).astype(np.int32),
         "masked_lm_weights": weights,
         "next_sentence_labels": generator.integers(0, 2, number).astype(np.int32),
+        "next_sentence_weights": np.ones(number, np.float32),
     }
     return {n: c.reshape(micro_batches, -1, *c.shape[1:]) for n, c in columns.items()}
 

@@ -43,7 +43,15 @@ def test_the_layouts_of_the_example_this_tool_recreates_are_shipped():
         assert blocks in sizes
 
 
-@pytest.mark.parametrize("config", DIFFERENT.values())
+# Of those that cut the same blocks into as many stages on the same devices one is enough: tracing 24
+# layers takes a minute.
+RUN = {
+    (tuple(json.loads(key)[1]), sum(map(len, json.loads(key)[0]))): name
+    for key, name in DIFFERENT.items()
+}
+
+
+@pytest.mark.parametrize("config", RUN.values())
 def test_a_shipped_layout_runs(config, capsys):
     flags = [word for name, value in NARROW.items() for word in (f"--{name}", str(value))]
     assert main(["pretrain", "--config", config, "--generated-dataset", *flags, "--dry-run"]) == 0

@@ -64,7 +64,8 @@ def build(settings: PretrainSettings):
     model = assemble.build_model(settings, mesh)
     engine = assemble.build_engine(model, settings, mesh)
     state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
-    return model, state, start.disk_format(settings, model, settings.dataset_dir)
+    folder = Path(settings.dataset_dir) if settings.dataset_dir else None
+    return model, state, start.disk_format(settings, model, folder)
 
 
 def trained(settings: PretrainSettings, step: int = 7):
@@ -180,7 +181,7 @@ def test_transformers_tokenizes_as_our_records_were(cased, tmp_path):
     write_vocabulary(corpus, "".join(f"{piece}\n" for piece in pieces).encode(), cased=cased)
     shape = {**SHAPE, "vocab_size": len(pieces)}
     _, state, form = build(
-        settings_of(generated_dataset=False, dataset_dir=corpus, bert_config=shape)
+        settings_of(generated_dataset=False, dataset_dir=str(corpus), bert_config=shape)
     )
     path = save(tmp_path / "run", state, form)
     theirs = transformers.AutoTokenizer.from_pretrained(path)

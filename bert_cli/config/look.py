@@ -1,0 +1,69 @@
+"""The settings of what looks before a run: `bert inspect` at records, `bert doctor` at a machine.
+
+Neither changes anything but the file that `--json` names. `bert doctor` takes every setting of
+`bert pretrain`, so a run's own command line with another first word is its check.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg, CliSuppress
+
+from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.schema import PretrainSettings
+
+# What a run is taken for where only the machine is looked at: the least that its settings demand.
+NO_RUN: dict[str, Any] = {
+    "generated_dataset": True,
+    "max_seq_length": 128,
+    "max_predictions_per_seq": 20,
+    "total_num_train_samples": 1,
+    "global_batch": {"micro_batch_size": 1},
+    "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 1e-4}},
+}
+
+
+class InspectSettings(DataSettings):
+    """Show what is in a folder of records, and warn of what will hurt a training.
+
+    Example: bert inspect data/wikipedia/128
+    """
+
+    folder: CliPositionalArg[Path]
+    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` leaves it."""
+    examples: int = Field(3, ge=0)
+    """Examples to show as text."""
+    sample: int = Field(20_000, ge=1)
+    """Records to read for the figures, spread over the whole folder; all of them where there are
+    fewer."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Which records are read and shown, and how dynamic ones are masked."""
+    masking: Masking = Masking()
+    """How dynamic records are masked for the figures: give what the run will have."""
+    json_file: Path | None = Field(None, alias="json")
+    """Also write every figure to this file, as JSON."""
+
+
+class DoctorSettings(PretrainSettings):
+    """Look at this machine, and at a run before it is started; a line each, and what to do.
+
+    Takes every setting of `bert pretrain`; without any only the machine is looked at.
+    Example: bert doctor --config pretrain_base_128_phase1 --save-ckpt-path runs/base
+    """
+
+    OPENS_FILES: ClassVar[bool] = False
+
+    build: bool = True
+    """Build the model on the CPU and compare its first losses with what they must be."""
+    json_file: Annotated[Path | None, Field(alias="json")] = None
+    """Also write every finding, with its figures, to this file, as JSON."""
+    machine_only: CliSuppress[bool] = False
+    """There is no run to look at: no setting of one was given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_machine_needs_no_run(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not set(given) - {"json", "build"}:
+            return {**NO_RUN, **given, "machine_only": True}
+        return given

@@ -1,0 +1,68 @@
+"""Checksums of whole files, so that a copy of a corpus can be told from a damaged one.
+
+crc32c by its processor instruction: 3.9 GB/s with the reading on one core while the file is in
+memory, so what is just written costs a quarter of a second per GB, and what is not costs the disk's
+time. A checksum that corpus.json has already is kept while the file is older than that.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+PIECE = 1 << 20  # the fastest of 64 kB to 16 MB
+THREADS = 4  # for disks that answer several at once
+
+
+def crc32c_of(path: Path) -> str:
+    """The crc32c of a file's bytes, eight hexadecimal digits."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            checksum.update(piece)
+    return str(checksum.digest().hex())
+
+
+def checksums(
+    folder: Path, names: Sequence[str], before: "Checksums | None" = None
+) -> list[dict[str, Any]]:
+    """Say `name`, `bytes` and `crc32c` of files of a folder, in this order.
+
+    Those of `before`, what corpus.json said, are kept where the file has not been written since.
+    """
+
+    def check(name: str) -> dict[str, Any]:
+        path = folder / name
+        size = path.stat().st_size
+        crc = before.of(path, name) if before else None
+        return {"name": name, "bytes": size, "crc32c": crc or crc32c_of(path)}
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(check, names))
+
+
+class Checksums:
+    """What an older corpus.json says about its files, where it says anything."""
+
+    def __init__(self, corpus: Path) -> None:
+        self.entries: dict[str, dict[str, Any]] = {}
+        try:
+            self.written = corpus.stat().st_mtime_ns
+            self.entries = {e["name"]: e for e in entries_of(json.loads(corpus.read_bytes()))}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # there is none, or none that helps
+
+    def of(self, path: Path, name: str) -> str | None:
+        """The checksum of a file that is as it was; None if it has to be read."""
+        entry, found = self.entries.get(name, {}), path.stat()
+        if entry.get("bytes") != found.st_size or found.st_mtime_ns >= self.written:
+            return None
+        return entry.get("crc32c")
+
+
+def entries_of(corpus: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Every file that corpus.json speaks of: those of records, and those beside them."""
+    return [*corpus["files"], *corpus.get("beside", [])]

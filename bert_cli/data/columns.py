@@ -1,0 +1,108 @@
+"""The columns of a batch, and those of packs made from those of their sequences.
+
+The sequences of a pack stand one after another from its first place. So the real places of a block of
+packs, read row by row, are those of its sequences, read one by one, and a column of packs is one
+masked assignment.
+
+Shapes: B packs, R sequences in the order of their packs, S places, P masked places, N most sequences
+of a pack.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import DataError
+
+Batch = dict[str, npt.NDArray[Any]]
+"""The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
+
+Ints = npt.NDArray[np.integer[Any]]
+
+# The columns, in this order; weights are float32, all others int32.
+FIELDS = (
+    "input_ids",  # [S]
+    "input_mask",  # [S] 1 for a token; in a pack k for the tokens of its k-th sequence
+    "segment_ids",  # [S]
+    "masked_lm_positions",  # [P]
+    "masked_lm_ids",  # [P]
+    "masked_lm_weights",  # [P]
+    "next_sentence_labels",  # [] or, of a pack, [N]
+    "next_sentence_weights",  # the same: 0 where there is no such label
+)
+PACKED_FIELDS = (
+    *FIELDS,
+    "position_ids",  # [S] from 0 in each sequence
+    "next_sentence_positions",  # [N] the place of each sequence's [CLS]
+)
+
+
+def label_weights(labels: Ints, next_sentence: bool) -> npt.NDArray[np.float32]:
+    """Weights of next-sentence labels, in their shape; none count where the corpus has no pairs."""
+    return np.full(labels.shape, next_sentence, np.float32)
+
+
+def pack_columns(
+    sequences: Batch,
+    lengths_R: Ints,
+    counts_B: Ints,
+    *,
+    sequence_length: int,
+    most: int,
+    predictions: int,
+    next_sentence: bool,
+    pad: int,
+) -> Batch:
+    """Put sequences, masked one by one, into packs: the first count of them into the first, ...
+
+    `sequences` has the columns of unpacked examples, whose tokens come before their padding.
+    `predictions` are those of a pack and `most` is N. DataError when a pack has more tokens or
+    predictions than there is room for.
+    """
+    ends_R = np.cumsum(lengths_R, dtype=np.int64)
+    totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
+    starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
+    there_BN = np.arange(most) < counts_B[:, None]
+    number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+    is_token_RS = np.arange(sequences["input_ids"].shape[1]) < lengths_R[:, None]
+    filled_BS = np.arange(sequence_length) < totals_B[:, None]
+
+    packed: Batch = {}
+
+    def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
+        packed[name] = np.full(
+            where.shape, empty, np.float32 if name.endswith("weights") else np.int32
+        )
+        packed[name][where] = values
+
+    _check_room("tokens", totals_B, sequence_length)
+    put("input_ids", sequences["input_ids"][is_token_RS], filled_BS, pad)
+    put("input_mask", np.repeat(number_R + 1, lengths_R), filled_BS, 0)
+    put("segment_ids", sequences["segment_ids"][is_token_RS], filled_BS, 0)
+    positions = np.arange(ends_R[-1]) - np.repeat(ends_R - lengths_R, lengths_R)
+    put("position_ids", positions, filled_BS, 0)
+
+    is_masked_RP = sequences["masked_lm_weights"] > 0
+    pack_R = np.repeat(np.arange(len(counts_B)), counts_B)
+    masked_B = np.bincount(pack_R, is_masked_RP.sum(axis=1), len(counts_B)).astype(np.int64)
+    _check_room("masked places", masked_B, predictions)
+    used_BP = np.arange(predictions) < masked_B[:, None]
+    positions_RP = sequences["masked_lm_positions"] + starts_R[:, None]
+    put("masked_lm_positions", positions_RP[is_masked_RP], used_BP, 0)
+    for name in ("masked_lm_ids", "masked_lm_weights"):
+        put(name, sequences[name][is_masked_RP], used_BP, 0)
+
+    put("next_sentence_positions", starts_R, there_BN, 0)
+    put("next_sentence_labels", sequences["next_sentence_labels"], there_BN, 0)
+    weights_R = label_weights(sequences["next_sentence_labels"], next_sentence)
+    put("next_sentence_weights", weights_R, there_BN, 0)
+    return {name: packed[name] for name in PACKED_FIELDS}
+
+
+def _check_room(what: str, found_B: npt.NDArray[np.int64], room: int) -> None:
+    if int(found_B.max(initial=0)) > room:
+        raise DataError(
+            f"a pack ({found_B.max()} {what}): has room for {room}, by the lengths and masked_lm_prob that "
+            "corpus.json names; its records were made otherwise, make them again"
+        )

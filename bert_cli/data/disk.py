@@ -1,0 +1,51 @@
+"""Will it fit? Said before the first byte is written, not by a full disk after hours.
+
+A step estimates what it will write; what an earlier run of it left whole counts as written. The
+plan is one line, and a disk with clearly less room than the rest needs is refused. An estimate is
+no promise and a quota is not seen: a step may still find the disk full.
+"""
+
+import shutil
+from pathlib import Path
+
+from bert_cli.errors import DataError
+
+
+def disk_plan(
+    step: str, count: int | None, to_write: int, there: int, out: Path, of: str = "shard"
+) -> str:
+    """Return the plan of a step in one line: shards, bytes it will still write, bytes free in OUT.
+
+    `to_write` is what is still to come, `there` what is whole already; `count` None where the number
+    of shards, or whatever the work is made `of`, is not known. Raises DataError where the disk of
+    OUT has less room than `to_write`.
+    """
+    free = free_bytes(out)
+    if to_write > free:
+        raise DataError(
+            f"out ({out}): {step} is to write about {amount(to_write)} and {amount(free)} are free "
+            "there; make room or choose a folder on another disk"
+        )
+    parts = [] if count is None else [f"{count:,} {of}{'' if count == 1 else 's'}"]
+    rest = "nothing" if to_write == 0 else f"about {amount(to_write)}"
+    before = f" ({amount(there)} are there)" if there else ""
+    parts += [f"{rest} to write{before}", f"{amount(free)} free in {out}"]
+    return f"{step}: plan: {', '.join(parts)}"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the disk of a folder, which need not exist yet."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def amount(size: int) -> str:
+    """Say a number of bytes as people do: 950 bytes, 12 kB, 3.4 MB, 120 GB."""
+    units = ("bytes", "kB", "MB", "GB", "TB")
+    value, step = float(size), 0
+    while value >= 999.5 and step + 1 < len(units):
+        value, step = value / 1000, step + 1
+    exact = step == 0 or value >= 9.95
+    return f"{value:,.0f} {units[step]}" if exact else f"{value:.1f} {units[step]}"

@@ -1,0 +1,119 @@
+"""The records of a folder by their numbers, wherever in its files they lie.
+
+corpus.offsets, memory-mapped, has the place of each: opening a corpus of any size takes milliseconds.
+Records are fetched in the order in which they lie on disk, one file open at a time. What the places
+alone tell, the lengths of dynamic records, is told without reading any.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.data.index import OFFSETS
+from bert_cli.data.records import dynamic_lengths, read_payload
+from bert_cli.errors import DataError
+
+Ints = npt.NDArray[np.integer[Any]]
+Numbers = npt.NDArray[np.int64]
+
+AT_ONCE = 1 << 20
+"""Records whose lengths are worked out at once, in some 40 MB."""
+
+
+class RecordFiles:
+    """The files of a folder that `read_corpus` has described."""
+
+    def __init__(self, folder: Path, corpus: dict[str, Any]) -> None:
+        """Map the offsets; DataError where they or the files are not those of corpus.json."""
+        self.folder, self.corpus = folder, corpus
+        self.records: int = corpus["records"]
+        self._paths = [folder / file["name"] for file in corpus["files"]]
+        self._sizes = np.array([file["bytes"] for file in corpus["files"]], np.int64)
+        self._ends = np.cumsum([file["records"] for file in corpus["files"]])
+        self._offsets = self._map_offsets()
+        self._check_files()
+
+    def payloads(self, records: Ints) -> list[bytes]:
+        """Fetch records [n], each file opened once and read from front to back."""
+        payloads = [b""] * len(records)
+        order = np.argsort(records, kind="stable")
+        numbers = records[order]
+        files, starts, stops = self._places(numbers)
+        first_of_file = np.flatnonzero(np.diff(files, prepend=-1))
+        for begin, end in zip(first_of_file, [*first_of_file[1:], len(numbers)], strict=True):
+            path, size = self._paths[files[begin]], self._sizes[files[begin]]
+            opened = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                for place in range(begin, end):
+                    start, stop = int(starts[place]), int(stops[place])
+                    if not 0 <= start < stop <= size:
+                        raise self._damaged(numbers[place], path, start, stop)
+                    frame = _Frame(os.pread(opened, stop - start, start), start)
+                    payloads[order[place]] = read_payload(frame, start, path)
+            finally:
+                os.close(opened)
+        return payloads
+
+    def lengths(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint16]:
+        """Tokens of dynamic records, from number `first` to before `end`, by their places alone."""
+        stop = self.records if end is None else end
+        lengths = np.empty(stop - first, np.uint16)
+        for begin in range(first, stop, AT_ONCE):
+            numbers = np.arange(begin, min(begin + AT_ONCE, stop))
+            _, starts, stops = self._places(numbers)
+            lengths[numbers - first] = dynamic_lengths(
+                stops - starts, self.corpus["sequence_length"], self.corpus["token_bytes"]
+            )
+        return lengths
+
+    def numbers_of(self, path: Path) -> tuple[int, int]:
+        """Number of a file's first record, and of the one after its last."""
+        file = self._paths.index(path)
+        end = int(self._ends[file])
+        return end - int(self.corpus["files"][file]["records"]), end
+
+    def _places(self, numbers: Ints) -> tuple[Numbers, Numbers, Numbers]:
+        """File, first byte and end of records in ascending order."""
+        files = np.searchsorted(self._ends, numbers, side="right")
+        starts = self._offsets[numbers].astype(np.int64)
+        following = self._offsets[np.minimum(numbers + 1, self.records - 1)].astype(np.int64)
+        is_last = numbers + 1 == self._ends[files]
+        return files, starts, np.where(is_last, self._sizes[files], following)
+
+    def _damaged(self, number: int, path: Path, start: int, stop: int) -> DataError:
+        return DataError(
+            f"{self.folder / OFFSETS} (record {number}): names byte {start} of {path} and its end at "
+            f"{stop}, which cannot be; it is damaged or of another corpus, run `bert index {self.folder}`"
+        )
+
+    def _map_offsets(self) -> npt.NDArray[np.uint64]:
+        path = self.folder / OFFSETS
+        size = path.stat().st_size if path.exists() else 0
+        if size != 8 * self.records or self._ends[-1] != self.records:
+            raise DataError(
+                f"{path} ({size} bytes): does not hold the places of the {self.records} records "
+                f"that corpus.json counts; run `bert index {self.folder}`"
+            )
+        return np.memmap(path, "<u8", "r")
+
+    def _check_files(self) -> None:
+        for path, size in zip(self._paths, self._sizes, strict=True):
+            found = path.stat().st_size if path.exists() else None
+            if found != size:
+                raise DataError(
+                    f"{path} ({'missing' if found is None else f'{found} bytes'}): corpus.json "
+                    f"says {size} bytes; bring the file back or run `bert index {self.folder}`"
+                )
+
+
+class _Frame:
+    """A piece of a file that is sliced by places in the file, so that errors name those."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data, self._start = data, start
+
+    def __getitem__(self, place: slice) -> bytes:
+        return self._data[place.start - self._start : place.stop - self._start]

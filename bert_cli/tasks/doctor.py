@@ -1,0 +1,168 @@
+"""`bert doctor`: this machine and a run, looked at before the run is started.
+
+A finding is one line: ok, warning or error, what was looked at, what was found, what to do. What a run
+would do first is done here, so it is refused here as there: its processes, its plan, its layout, its
+examples are those of `bert pretrain`. At last the model is built on the CPU and reads one batch: before
+it has learnt anything it must give each of V words the same chance, a loss of ln V.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bert_cli.config import layout
+from bert_cli.config.look import DoctorSettings
+from bert_cli.config.plan import Plan, make_plan
+from bert_cli.data.ledger import write_json_atomically
+from bert_cli.errors import ConfigError
+from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.tasks import machine
+from bert_cli.tasks.finding import Finding, Found, tried
+
+try:
+    from bert_cli.tasks import capacity, corpora, first_loss
+
+    BROKEN = ""
+except ImportError as error:
+    # What cannot be imported is a finding too, and the rest of the machine is still to be looked at.
+    BROKEN = f"{type(error).__name__}: {error}".splitlines()[0]
+
+MOST_EPOCHS = 100
+# Examples that are read to see that they can be.
+SOME = 8
+
+
+def run(settings: DoctorSettings) -> None:
+    """Print all findings, and write them where --json says.
+
+    Raises the kind of the first error, when there is one, after all were printed.
+    """
+    findings: list[Finding] = []
+    for finding in examine(settings):
+        print(finding, flush=True)
+        findings.append(finding)
+    errors = [finding for finding in findings if finding.level == "error"]
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if settings.json_file is not None:
+        figures: dict[str, Any] = {"errors": len(errors), "warnings": warnings}
+        figures["findings"] = [finding.figures_too() for finding in findings]
+        write_json_atomically(settings.json_file, figures)
+    told = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
+    print(f"{told} in {layout.count(len(findings), 'finding')}", flush=True)
+    if errors:
+        first = errors[0]
+        raise first.kind(f"{first.what}: is not in order ({told} above); mend that first")
+
+
+def examine(settings: DoctorSettings) -> Iterator[Finding]:
+    """Everything that is looked at, in order."""
+    yield from machine.look(os.environ)
+    if BROKEN:
+        yield Finding(
+            "error",
+            "tensorflow",
+            f"cannot be loaded ({BROKEN})",
+            "pip install -c requirements.lock -e . in a new environment",
+        )
+        return
+    if settings.machine_only:
+        yield from capacity.devices(Processes(()))
+        return
+    processes = yield from tried(
+        "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
+    )
+    if processes is None:
+        return
+    there = yield from capacity.devices(processes)
+    if there is None:
+        return
+    chosen = yield from capacity.the_layout(settings, processes, *there)
+    plan = yield from tried("plan", lambda: make_plan(chosen, None), told_plan)
+    yield from capacity.room_for_it(chosen, processes, there[0], there[2])
+    yield from capacity.precision(chosen, there[0])
+    yield from capacity.run_folder(chosen, plan)
+    if plan is None:
+        return
+    reader = yield from examples(chosen, plan, processes)
+    if reader is not None:
+        yield from first_loss.first_loss(chosen, reader)
+
+
+def told_processes(processes: Processes) -> str:
+    """How many there are, and who says so."""
+    if processes.count == 1:
+        return processes.source
+    return (
+        f"{processes.count}, {processes.local_processes} on this host, as {processes.source} says"
+    )
+
+
+def told_plan(plan: Plan) -> str:
+    """The whole numbers of the run."""
+    return (
+        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} examples, "
+        f"{plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size}; learning rate up to "
+        f"{plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up"
+    )
+
+
+# --- the examples and the model
+
+
+def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Found[Any]:
+    """The run's reader, when its records are there, whole, readable and fit the model and the run."""
+    for name in ("dataset_dir", "validation_dir"):
+        path = getattr(settings, name)
+        if path is not None and "$" in str(path) and not settings.generated_dataset:
+            yield Finding(
+                "error",
+                name,
+                f"{path}: the variable is not set",
+                f"export it or give --{name.replace('_', '-')}",
+                kind=ConfigError,
+            )
+            return None
+
+    def opened() -> Any:
+        part = processes.rank, processes.count
+        reader = corpora.open_reader(settings, plan.examples_per_step, *part)
+        reader.rows(np.arange(SOME))
+        return reader
+
+    reader = yield from tried("dataset_dir", opened, lambda one: _told_examples(settings, one))
+    if reader is None:
+        return None
+    if settings.validation_dir is not None:
+        yield from tried(
+            "validation_dir",
+            lambda: corpora.open_held_out(settings),
+            lambda one: f"{len(one or ()):,} records",
+        )
+    if hasattr(reader, "__len__"):
+        yield _epochs(settings, len(reader))
+    return reader
+
+
+def _told_examples(settings: DoctorSettings, reader: Any) -> str:
+    if not hasattr(reader, "__len__"):
+        return "made-up examples"
+    return (
+        f"{settings.dataset_dir}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
+        f"words and {settings.max_seq_length} places as the model's; `bert inspect` looks into them"
+    )
+
+
+def _epochs(settings: DoctorSettings, records: int) -> Finding:
+    epochs = make_plan(settings, records).epochs or 0.0
+    told = f"the run reads {epochs:,.2f} epochs of {records:,} records"
+    if epochs <= MOST_EPOCHS:
+        return Finding("ok", "epochs", told, figures={"epochs": epochs})
+    return Finding(
+        "warning",
+        "epochs",
+        f"{told}: it will know them by heart",
+        "give more text, or a lower --total-num-train-samples",
+        {"epochs": epochs},
+    )

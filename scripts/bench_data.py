@@ -1,0 +1,193 @@
+#!/usr/bin/env python
+"""Megabytes a second of each data step on one core, beside what people would use instead.
+
+Every row is a whole process, from start to files on disk, pinned to one core; the rows take turns
+for as many rounds, and the median is told, by the clock and by seconds of the processor, which
+other work on the machine disturbs less. The peers: WikiExtractor itself for `extract`, and for
+`tokenize` nothing but encoding every sentence with the `tokenizers` library, the floor of any tool
+that uses it. With --tenfold the same text ten times over in one file shows what memory does.
+
+    scripts/bench_data.py extracted/ --vocab vocab.txt --dump dump.xml.bz2 --tenfold
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ENCODE = """
+import sys
+from bert_cli.data.vocab import read_vocabulary
+from bert_cli.data.wordpiece import library_tokenizer
+from pathlib import Path
+tokenizer = library_tokenizer(read_vocabulary(Path(sys.argv[1])).ids, cased=False)
+tokens, lines = 0, []
+for line in open(sys.argv[2], encoding="utf-8"):
+    lines.append(line)
+    if len(lines) == 10_000:
+        tokens += sum(len(e.ids) for e in tokenizer.encode_batch_fast(lines, add_special_tokens=False))
+        lines = []
+tokens += sum(len(e.ids) for e in tokenizer.encode_batch_fast(lines, add_special_tokens=False))
+print(tokens)
+"""
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    command: list[str]
+    size: int
+    """Bytes of the input."""
+    out: Path | None = None
+    peer: str = ""
+    """Name of the row that this one is compared with."""
+
+
+class Run(NamedTuple):
+    """What one process took."""
+
+    seconds: float
+    processor: float
+    megabytes: float
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path, help="folder that `bert extract` wrote")
+    parser.add_argument("--vocab", type=Path, required=True, help="an uncased vocab.txt")
+    parser.add_argument("--dump", type=Path, help="a MediaWiki dump, to time `extract` on")
+    parser.add_argument(
+        "--megabytes", type=float, default=10.0, help="how much of the text to take"
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--tenfold", action="store_true", help="show memory on ten times the text")
+    return parser.parse_args()
+
+
+def measured(command: list[str], core: int, log: Path) -> Run:
+    """A process on one core, with all that it starts."""
+    started = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *command],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-2000:]}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
+
+
+def join(files: list[Path], whole: Path) -> None:
+    """One file of many, a blank line between them; Linux counts this process' memory as its children's."""
+    with whole.open("wb") as out:
+        for number, path in enumerate(files):
+            out.write(b"\n" if number else b"")
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out)
+
+
+def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: Path) -> list[Row]:
+    """Rows of `preprocess` and `tokenize`."""
+    bert = [sys.executable, "-m", "bert_cli"]
+    rows = []
+    for splitter in ("punkt", "sentencex", "lines"):
+        out = home / f"preprocess_{splitter}"
+        command = [*bert, "preprocess", str(articles), str(out), "--processes", "1"]
+        command += ["--sentence-splitter", splitter]
+        rows.append(Row(f"preprocess, {splitter}", command, articles.stat().st_size, out))
+    size = sentences.stat().st_size
+    plain = [sys.executable, "-c", ENCODE, str(given.vocab), str(sentences)]
+    rows.append(Row("plain encoding", plain, size))
+    recipes = {
+        "static, once": ["--duplication-factor", "1"],
+        "static, five times": [],
+        "dynamic": ["--masking", "dynamic"],
+        "dynamic, no pairs": ["--masking", "dynamic", "--no-nsp"],
+    }
+    for name, flags in recipes.items():
+        out = home / "records"
+        command = [*bert, "tokenize", str(sentences), str(out), "--vocab", str(given.vocab)]
+        command += [*flags, "--processes", "1"]
+        rows.append(Row(f"tokenize, {name}", command, size, out, "plain encoding"))
+    return rows
+
+
+def dump_rows(dump: Path, home: Path) -> list[Row]:
+    """Rows of `extract`, MB of the file as it is."""
+    size, out = dump.stat().st_size, home / "extracted"
+    peer = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump), "-o", str(out)]
+    peer += ["--processes", "1", "--no-templates", "--quiet"]
+    ours = [sys.executable, "-m", "bert_cli", "extract", str(dump), str(out), "--processes", "1"]
+    return [
+        Row("WikiExtractor", peer, size, out),
+        Row("extract", ours, size, out, "WikiExtractor"),
+    ]
+
+
+def time_rows(rows: list[Row], given: argparse.Namespace, home: Path) -> None:
+    """Run all rows in turn and print the table."""
+    runs: dict[str, list[Run]] = {row.name: [] for row in rows}
+    for _ in range(given.rounds):
+        for row in rows:
+            if row.out:
+                shutil.rmtree(row.out, ignore_errors=True)
+            runs[row.name].append(measured(row.command, given.core, home / "log"))
+    print("| step | MB | MB/s | MB/s of processor time | time of its peer's | peak MB |")
+    print("|---|---:|---:|---:|---:|---:|")
+    told = {}
+    for row in rows:
+        size = row.size / 1e6
+        clock, processor, memory = (
+            statistics.median(values) for values in zip(*runs[row.name], strict=True)
+        )
+        told[row.name] = size / processor
+        ratio = f"{told[row.peer] / told[row.name]:.2f}" if row.peer else ""
+        speeds = f"{size / clock:.2f} | {told[row.name]:.2f}"
+        print(f"| {row.name} | {size:.1f} | {speeds} | {ratio} | {memory:.0f} |", flush=True)
+
+
+def main() -> None:
+    given = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        articles, split, sentences = home / "articles", home / "split", home / "sentences"
+        files = sorted(path for path in given.text.rglob("wiki_*") if path.is_file())
+        wanted, held = [], 0
+        while files and held < given.megabytes * 1e6:
+            wanted.append(files.pop(0))
+            held += wanted[-1].stat().st_size
+        join(wanted, articles)
+        command = [sys.executable, "-m", "bert_cli", "preprocess", str(articles), str(split)]
+        measured([*command, "--sentence-splitter", "sentencex"], given.core, home / "log")
+        parts = sorted(split.glob("*.txt"))
+        join(parts, sentences)
+        print(f"{held / 1e6:.1f} MB of articles, {sentences.stat().st_size / 1e6:.1f} as sentences")
+        rows = text_rows(given, home, articles, sentences)
+        if given.dump:
+            rows = dump_rows(given.dump, home) + rows
+        time_rows(rows, given, home)
+        if given.tenfold:
+            join(wanted * 10, articles)
+            join(parts * 10, sentences)
+            print("ten times the text:")
+            given.rounds = 1
+            keep = ("preprocess, sentencex", "tokenize, dynamic")
+            again = text_rows(given, home, articles, sentences)
+            time_rows([row._replace(peer="") for row in again if row.name in keep], given, home)
+
+
+if __name__ == "__main__":
+    main()

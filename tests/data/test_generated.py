@@ -1,0 +1,64 @@
+"""Made-up packs: what a run on packs needs to be tried without data."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_cli.data.columns import PACKED_FIELDS
+from bert_cli.data.generated import GeneratedReader
+from bert_cli.errors import ConfigError
+
+S, P, WORDS = 64, 9, 1000
+
+
+def made_up(**changes: Any) -> GeneratedReader:
+    settings = {"vocab_size": WORDS, "seed": 1984, "sequence_length": S, "predictions": P}
+    settings |= {"max_sequences_per_pack": 3}
+    return GeneratedReader(examples_per_step=16, micro_batch_size=4, **(settings | changes))
+
+
+def test_made_up_packs_look_like_real_ones() -> None:
+    rows = made_up().rows(np.arange(2000))
+    assert tuple(rows) == PACKED_FIELDS
+    counts = rows["input_mask"].max(axis=1)
+    assert np.bincount(counts).tolist()[0] == 0
+    assert np.bincount(counts)[1:].min() > 500
+    totals = (rows["input_mask"] > 0).sum(axis=1)
+    assert 0.7 < (totals == S).mean() < 0.85
+    for number in (1, 2, 3):
+        lengths = (rows["input_mask"] == number).sum(axis=1)
+        assert np.all((lengths >= 6) == (counts >= number))
+        here = np.flatnonzero(counts >= number)
+        starts = rows["next_sentence_positions"][here, number - 1]
+        ends = starts + lengths[here] - 1
+        assert np.all(rows["input_ids"][here, starts] == 2)
+        assert np.all(rows["input_ids"][here, ends] == 3)
+        assert np.all(rows["position_ids"][here, ends] == lengths[here] - 1)
+        assert np.all(rows["segment_ids"][here, starts] == 0)
+        assert np.all(rows["segment_ids"][here, ends] == 1)
+    assert np.array_equal(rows["next_sentence_weights"], np.arange(3) < counts[:, None])
+    labels = rows["next_sentence_labels"][rows["next_sentence_weights"] > 0]
+    assert labels.mean() == pytest.approx(0.5, abs=0.03)
+    real = rows["masked_lm_weights"] > 0
+    assert real.sum(axis=1).min() >= counts.min()
+    assert rows["masked_lm_ids"][real].min() >= 5
+    assert real.sum() == pytest.approx(0.15 * totals.sum(), rel=0.03)
+
+
+def test_a_step_of_made_up_packs_is_a_function_of_seed_and_step() -> None:
+    one, again = made_up(), made_up()
+    for name, array in one[7].items():
+        np.testing.assert_array_equal(again[7][name], array)
+        assert array.shape[:2] == (4, 4)
+    halves = [made_up(part=part, parts=2)[7] for part in range(2)]
+    for name, array in one[7].items():
+        np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), array)
+    assert one.fingerprint != made_up(max_sequences_per_pack=1).fingerprint
+    assert not np.array_equal(made_up(seed=3)[7]["input_ids"], one[7]["input_ids"])
+
+
+@pytest.mark.parametrize("most", [0, 11])
+def test_more_sequences_than_places_have_room_for_are_refused(most: int) -> None:
+    with pytest.raises(ConfigError, match=rf"max_sequences_per_pack \({most}\): .* 1 to 10"):
+        made_up(max_sequences_per_pack=most)
