@@ -13,7 +13,6 @@ import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from bert_cli.data.records import (
     read_payload,
     token_bytes,
 )
-from bert_cli.data.shards import Progress, summary
+from bert_cli.data.shards import in_threads, summary
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import (
     Vocabulary,
@@ -193,18 +192,8 @@ def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
 
 def _write_indexes(stale: list[Path], processes: int) -> int:
     # Threads: the time goes into reading, which other threads do not wait for.
-    with (
-        Progress("index", sum(path.stat().st_size for path in stale)) as bar,
-        ThreadPoolExecutor(processes) as pool,
-    ):
-        running = [pool.submit(write_index, path) for path in stale]
-        try:
-            for done in as_completed(running):
-                bar.advance(done.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return bar.bytes
+    size = sum(path.stat().st_size for path in stale)
+    return in_threads("index", size, write_index, stale, processes)
 
 
 def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ when they are read. What is chosen as a whole is a piece, a word, or a span of w
 Shapes: B examples, S places, P masked places, V words.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,21 +172,31 @@ def _find_words(
     return _Words(starts_BS, numbers_BS, sizes_BS)
 
 
-def _take_words(
-    order_BS: Keys, words: _Words, wanted_B: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """[B, S] whether a word is masked: in random order, as many as fit."""
-    rows, length = order_BS.shape
-    taken_BS = np.zeros((rows, length), np.bool_)
-    left_B = wanted_B.copy()
-    row = np.arange(rows)  # those that still want a place and have a word
-    for turn in range(length):
+def _turns(
+    order_BS: Keys, left_B: npt.NDArray[np.int64]
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """The rows that still want places, and where each one's next word begins, until none has both.
+
+    `left_B` is what they want; whoever is given a turn takes from it.
+    """
+    row = np.arange(len(order_BS))
+    for turn in range(order_BS.shape[1]):
         start = order_BS[row, turn]
         goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
         row, start = row[goes_on], start[goes_on]
         if not len(row):
-            break
-        word = words.numbers[row, (start & _PLACE_BITS).astype(np.int64)]
+            return
+        yield row, (start & _PLACE_BITS).astype(np.int64)
+
+
+def _take_words(
+    order_BS: Keys, words: _Words, wanted_B: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """[B, S] whether a word is masked: in random order, as many as fit."""
+    taken_BS = np.zeros(order_BS.shape, np.bool_)
+    left_B = wanted_B.copy()
+    for row, place in _turns(order_BS, left_B):
+        word = words.numbers[row, place]
         size = words.sizes[row, word]
         fits = size <= left_B[row]
         left_B[row] -= np.where(fits, size, 0)
@@ -207,7 +218,7 @@ def _take_spans(
     already masked. A span ends early with its segment, before a word that is masked already, and
     before one that does not fit in what is left.
     """
-    rows, length = order_BS.shape
+    length = order_BS.shape[1]
     within = np.arange(min(masking.longest_span, length))
     # Past the last word are sizes of 0, so that a span may look further than there are words.
     sizes_BS = np.pad(words.sizes, ((0, 0), (0, len(within))))
@@ -217,14 +228,8 @@ def _take_spans(
     gaps_BS[:, 1:length] = begins_BS[:, 1:] - begins_BS[:, :-1] - words.sizes[:, :-1]
     heads_BS = np.zeros_like(sizes_BS)
     left_B = wanted_B.copy()
-    row = np.arange(rows)  # those that still want a place and have a word
-    for turn in range(length):
-        start = order_BS[row, turn]
-        goes_on = (left_B[row] > 0) & (start != _NOT_CHOSEN)
-        row, start = row[goes_on], start[goes_on]
-        if not len(row):
-            break
-        place = (start & _PLACE_BITS).astype(np.int64)[:, None]
+    for row, start in _turns(order_BS, left_B):
+        place = start[:, None]
         span = words.numbers[row[:, None], place] + within
         lengths = _span_lengths(bits(keys_B[row], SPANS, place), masking)
         at = row[:, None], span

@@ -18,16 +18,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_cli.data.checksums import crc32c_of
 from bert_cli.data.disk import disk_plan
 from bert_cli.data.index import CORPUS, OFFSETS
-from bert_cli.data.shards import Progress
+from bert_cli.data.shards import in_threads
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import VOCAB_FILE
 from bert_cli.errors import BertError, ConfigError, DataError
@@ -79,7 +79,7 @@ def local_copy(url: str, cache: Path) -> Path:
         there = sum(item.bytes or 0 for item in wanted if item not in missing)
         to_fetch = sum(item.bytes or 0 for item in missing)
         print(disk_plan("fetch", len(missing), to_fetch, there, folder, "file"), flush=True)
-        _fetch_all(remote, missing, folder, to_fetch)
+        in_threads("fetch", to_fetch, partial(_fetch, remote, folder), missing, AT_ONCE)
         _write(folder / CORPUS, text)
     return folder
 
@@ -187,18 +187,7 @@ def _missing(wanted: list[Wanted], folder: Path) -> list[Wanted]:
     return [item for item in wanted if not is_there(item)]
 
 
-def _fetch_all(remote: Remote, missing: list[Wanted], folder: Path, size: int) -> None:
-    with Progress("fetch", size) as bar, ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(_fetch, remote, item, folder) for item in missing]
-        try:
-            for done in as_completed(running):
-                bar.advance(done.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _fetch(remote: Remote, item: Wanted, folder: Path) -> int:
+def _fetch(remote: Remote, folder: Path, item: Wanted) -> int:
     """Fetch a file, verify it, put it in its place; return its bytes."""
     target = folder / item.name
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
 from functools import partial
@@ -22,7 +29,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_cli.data.disk import disk_plan
 from bert_cli.data.ledger import (
@@ -36,6 +43,7 @@ from bert_cli.data.ledger import (
 )
 from bert_cli.errors import DataError
 
+Item = TypeVar("Item")
 Convert = Callable[[tuple[Path, ...], Path], Stats]
 Result = tuple[Shard, Stats | None]  # None: the shard was whole before
 Executor = Callable[[Ledger, Iterable[Shard], Convert], Generator[Result, None, None]]
@@ -248,6 +256,24 @@ def die_with_parent(watched: Connection) -> None:
                     os.killpg(group, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def in_threads(
+    step: str, size: int, work: Callable[[Item], int], items: Sequence[Item], threads: int
+) -> int:
+    """Do something with every item, drawn as progress through `size` bytes; return the bytes it made.
+
+    `work` returns its bytes. The first error ends it: what has not begun is left.
+    """
+    with Progress(step, size) as bar, ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(work, item) for item in items]
+        try:
+            for done in as_completed(running):
+                bar.advance(done.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return bar.bytes
 
 
 class Progress:

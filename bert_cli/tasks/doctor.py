@@ -140,8 +140,9 @@ def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Foun
             lambda: corpora.open_held_out(settings),
             lambda one: f"{len(one or ()):,} records",
         )
-    if hasattr(reader, "__len__"):
-        yield _epochs(settings, len(reader))
+    records, sequences_per_example = corpora.size_of(reader)
+    if records is not None:
+        yield _epochs(settings, records, sequences_per_example)
     return reader
 
 
@@ -154,8 +155,8 @@ def _told_examples(settings: DoctorSettings, reader: Any) -> str:
     )
 
 
-def _epochs(settings: DoctorSettings, records: int) -> Finding:
-    epochs = make_plan(settings, records).epochs or 0.0
+def _epochs(settings: DoctorSettings, records: int, sequences_per_example: float) -> Finding:
+    epochs = make_plan(settings, records, sequences_per_example).epochs or 0.0
     told = f"the run reads {epochs:,.2f} epochs of {records:,} records"
     if epochs <= MOST_EPOCHS:
         return Finding("ok", "epochs", told, figures={"epochs": epochs})
