@@ -6,8 +6,6 @@ the files themselves tell (records by shard, bytes) is of the whole folder. A fi
 is said to be missing. `LIMITS` says where a figure becomes a warning.
 """
 
-import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bert_cli.config import terminal
 from bert_cli.config.look import InspectSettings
 from bert_cli.data.disk import amount
 from bert_cli.data.ledger import MANIFEST, read_manifest, write_json_atomically
@@ -52,8 +51,6 @@ ENOUGH = {
     "equals_per_example": ("equal_pairs", 5),
 }
 BARS, BAR_WIDTH = 16, 50
-UNLIKE_A_TERMINAL = 100
-"""Columns of a line where the output is no terminal."""
 MASK_STYLE = "yellow"
 
 
@@ -85,7 +82,7 @@ def run(settings: InspectSettings) -> None:
             "warnings": [hurt._asdict() for hurt in hurts],
         }
         write_json_atomically(settings.json_file, told)
-    console = _console()
+    console = terminal.console()
     say = partial(console.print, soft_wrap=True)
     say(_heading(settings, figures, number))
     if settings.examples:
@@ -357,19 +354,3 @@ def _readable(piece: str) -> str:
     seen = "".join(letter if letter.isprintable() else "?" for letter in piece)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return seen.encode(encoding, "replace").decode(encoding)
-
-
-def _console() -> "Console":
-    """Where to print: colours on a terminal only, and never with NO_COLOR."""
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    return Console(
-        file=sys.stdout,
-        width=shutil.get_terminal_size().columns if terminal else UNLIKE_A_TERMINAL,
-        force_terminal=terminal,
-        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
