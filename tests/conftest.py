@@ -1,7 +1,9 @@
 """What all tests share: where the real data is, when it is there."""
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,41 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return REAL_DATA
+
+
+@pytest.fixture
+def write_run() -> Callable[..., Path]:
+    """Writes a run's folder as a run leaves it: settings, a line a step, checkpoints, a lock."""
+
+    def write(folder: Path, steps: int, total: int = 10, saved: tuple[int, ...] = (), **settings):
+        folder.mkdir(parents=True)
+        told = {
+            "max_predictions_per_seq": 20,
+            "seed": 1,
+            "global_batch": {"replicas": 1},
+            **settings,
+        }
+        (folder / "settings.json").write_text(json.dumps(told))
+        (folder / "lock").touch()
+        lines = [
+            {
+                "step": step,
+                "mlm_loss": 8.0 - 0.5 * step,
+                "mlm_accuracy": 0.01 * step,
+                "learning_rate": 1e-4,
+                "gradient_norm": 1.0,
+                "tokens_per_second": 640.0,
+                "examples_per_second": 10.0,
+                "seconds_per_step": 2.0,
+                "seconds_left": 2.0 * (total - step),
+            }
+            for step in range(1, steps + 1)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for step in saved:
+            (folder / f"step_{step:08d}").mkdir()
+            state = {"step": step, "fixed": {"total_steps": total}}
+            (folder / f"step_{step:08d}" / "state.json").write_text(json.dumps(state))
+        return folder
+
+    return write

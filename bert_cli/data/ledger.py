@@ -309,6 +309,23 @@ def write_json_atomically(path: Path, value: JSON) -> None:
     os.replace(beside, path)
 
 
+def give_json(path: Path, value: JSON) -> None:
+    """Write JSON to a file, or print it where the path is `-`.
+
+    Raises DataError for a place that cannot be written.
+    """
+    if str(path) == "-":
+        print(json.dumps(value, indent=1, ensure_ascii=False))
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(path, value)
+    except OSError as error:
+        raise DataError(
+            f"json ({path}): cannot be written ({error.strerror}); choose another file"
+        ) from error
+
+
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """Versions of Python, of this package and of the parts named."""
     found = {"bert_cli": __version__, "python": platform.python_version()}

@@ -26,13 +26,11 @@ from bert_cli.tasks.evaluation import Scorer, fingerprint_of, label_order
 from bert_cli.tasks.job import Job
 from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train import checkpoint
+from bert_cli.train.history import SCORES
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.report import say
 
 Asked = TypeVar("Asked", bound=FinetuneSettings)
-
-SCORES = "scores.json"
-
 
 Build = Callable[[Asked, TextTokenizer, start.Source | None], Task]
 

@@ -9,13 +9,13 @@ forced to disk and renamed: what is called step_* is whole. There is no pickle a
 import fcntl
 import json
 import os
-import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,15 @@ from safetensors.numpy import save_file
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.copies import Shares
+from bert_cli.train.history import BEST, CHECKPOINT, LOCK, STATE
 from bert_cli.train.step import State
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 PARTIAL = ".partial_"
-NAME = r"step_\d{8,}"
-STATE = "state.json"
+LOOKS = 4
+"""How often a lock is tried again before a run is said to hold it: `bert runs` looks at it too."""
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-BEST = "best.json"
 # Settings that decide the numbers of a run, with the whole numbers of `fixed_settings`. A checkpoint
 # goes on only with the same ones; others (replicas, stages, recomputation, cadences, logging) may
 # change between two starts.
@@ -96,14 +96,14 @@ def claim(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")  # noqa: SIM115 (closed below, when the claim ends)
+        lock = open(folder / LOCK, "w")  # noqa: SIM115 (closed below, when the claim ends)
     except OSError as error:
         raise ConfigError(
             f"save_ckpt_path ({folder}): cannot be written ({error.strerror}); choose another folder"
         ) from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(lock)
         except BlockingIOError as error:
             raise CheckpointError(
                 f"save_ckpt_path ({folder}): another process is at work in it; wait for it or choose another folder"
@@ -116,6 +116,18 @@ def claim(folder: Path) -> Iterator[None]:
         yield
 
 
+def _take(lock: TextIO) -> None:
+    """Lock a file, or raise what the system says; who only looks holds it for an instant, a run for good."""
+    for again in range(LOOKS, -1, -1):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not again:
+                raise
+            time.sleep(0.05)
+
+
 def name_of(step: int) -> str:
     """The directory of a step's checkpoint."""
     return f"step_{step:08d}"
@@ -123,7 +135,7 @@ def name_of(step: int) -> str:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
-    found = (path for path in folder.glob("step_*") if re.fullmatch(NAME, path.name))
+    found = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
     return sorted((path for path in found if (path / STATE).is_file()), key=_step_of)
 
 
@@ -299,7 +311,7 @@ def clear_half_written(folder: Path) -> list[str]:
     find its place taken hours later.
     """
     for path in folder.glob("step_*"):
-        if re.fullmatch(NAME, path.name) and not (path / STATE).is_file():
+        if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
             raise CheckpointError(f"{path}: is a checkpoint without {STATE}; remove or rename it")
     removed = []
     for path in folder.glob(f"{PARTIAL}*"):

@@ -1,5 +1,6 @@
 """A checkpoint is whole or absent, gives the same bytes back, and any tool opens it."""
 
+import fcntl
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -555,3 +557,21 @@ def test_moments_of_another_model_are_refused(saved):
     with pytest.raises(CheckpointError, match="has shape") as refused:
         checkpoint.resume(saved, state, form, FIXED)
     assert str(saved) in str(refused.value)
+
+
+def test_a_run_starts_though_someone_is_looking_at_its_lock(tmp_path):
+    with open(tmp_path / checkpoint.LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        done_looking = threading.Timer(0.08, fcntl.flock, (lock, fcntl.LOCK_UN))
+        done_looking.start()
+        with checkpoint.claim(tmp_path):
+            done_looking.join()
+
+
+def test_a_run_does_not_start_in_the_folder_of_another(tmp_path):
+    with (
+        checkpoint.claim(tmp_path),
+        pytest.raises(CheckpointError, match="another process is at work in it"),
+        checkpoint.claim(tmp_path),
+    ):
+        pass
