@@ -13,6 +13,7 @@ from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.job import Job
 from bert_cli.train import checkpoint, report
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
+from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
 from bert_cli.train.step import State
 
@@ -25,6 +26,7 @@ def hooks_of(
     save: Callable[[], None] | None,
     last: int,
     claims: ExitStack,
+    foot: Foot,
 ) -> list[tuple[Hook, Every]]:
     """What is done after a step, in this order, each with when it is due."""
     pace = report.Pace(last)
@@ -40,8 +42,11 @@ def hooks_of(
     def tell(info: Info) -> None:
         for one in reports:
             one(info.step, info.figures)
+        foot.after_step(info.step, info.figures)
+        # Where the foot of a terminal shows them, lines come as often as someone asked for.
+        is_wanted = not foot.shown or "log_every_steps" in settings.model_fields_set
         # The first line too: it says that the run is alive.
-        if every_line.due(info.step) or info.step == first:
+        if is_wanted and (every_line.due(info.step) or info.step == first):
             say(report.line(info.step, last, info.figures))
 
     each = Every(steps=1)

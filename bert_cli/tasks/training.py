@@ -27,8 +27,9 @@ from bert_cli.parallel.roll_call import StoppedWhileJoiningError
 from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks import agreement, assemble, hooks, start
 from bert_cli.tasks.job import Job
-from bert_cli.train import checkpoint, report
+from bert_cli.train import checkpoint, history, report
 from bert_cli.train.loop import StopRequest, train
+from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
 from bert_cli.train.step import Batch, State, Step
 
@@ -112,9 +113,10 @@ def walk(
     built = time.monotonic()
     step.compile(job.sample)
     say(f"built in {built - began:.1f} s, traced in {time.monotonic() - built:.1f} s")
-    doing = hooks.hooks_of(settings, job, engine, state, save, last, claims)
-    wish = _wish(peers, stop)
-    finished = train(state, read_ahead(reader, state.step, last), step, doing, wish)
+    batches, wish = read_ahead(reader, state.step, last), _wish(peers, stop)
+    with Foot(state.step, last, stop) as foot:
+        doing = hooks.hooks_of(settings, job, engine, state, save, last, claims, foot)
+        finished = train(state, batches, step, doing, wish)
     if save is not None and not finished:
         save()
     # Whoever leaves early is taken for lost by those who still save.
@@ -167,10 +169,20 @@ def _claim(settings: TrainSettings, peers: Peers, claims: ExitStack) -> None:
     assert settings.save_ckpt_path is not None
     if peers.rank == 0:
         claims.enter_context(checkpoint.claim(settings.save_ckpt_path))
+        say(_whereto(settings))
         removed = checkpoint.clear_half_written(settings.save_ckpt_path)
         if removed:
             say(f"run: removed half-written {', '.join(removed)}")
     peers.meet()
+
+
+def _whereto(settings: TrainSettings) -> str:
+    """Where everything is written, in one line."""
+    assert settings.save_ckpt_path is not None
+    told = f"run: writes into {settings.save_ckpt_path.absolute()}: checkpoints step_*/, {report.METRICS}"
+    if settings.tensorboard_dir is not None:
+        told += f"; TensorBoard's files into {settings.tensorboard_dir.absolute()}"
+    return told
 
 
 def _start(
@@ -222,7 +234,7 @@ def _saving(
     if peers.rank > 0:
         return save
     # Only now: a start that was refused must not leave its settings beside another run's steps.
-    write_json_atomically(folder / "settings.json", told)
+    write_json_atomically(folder / history.SETTINGS, told)
 
     def write() -> None:
         checkpoint.save(

@@ -5,6 +5,7 @@ and left alone. A run that is resumed drops the lines of steps that it will do a
 metrics.jsonl always reads as one run that was never interrupted.
 """
 
+import errno
 import json
 import math
 import os
@@ -23,6 +24,8 @@ Figures = Mapping[str, float]
 Report = Callable[[int, Figures], None]
 
 METRICS = "metrics.jsonl"
+NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""What it means to write to a pipe whose reader is gone, or to a terminal that is closed."""
 silent = False
 """Whether this process has nothing to say: of several that make one run, only rank 0 speaks."""
 
@@ -77,7 +80,9 @@ def say(text: str) -> None:
         return
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in NOBODY_READS:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

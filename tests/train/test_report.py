@@ -1,7 +1,12 @@
 """Figures to files and lines; a tracker that fails never stops a run."""
 
+import errno
 import json
+import subprocess
+import sys
 from contextlib import ExitStack
+
+import pytest
 
 from bert_cli.train import report
 
@@ -62,6 +67,20 @@ def test_a_line_shows_every_figure_a_person_looks_for():
     assert "1 h 01 min left" in text
     assert "skipped" not in text
     assert "3 skipped" in report.line(12, 1000, {**FIGURES, "skipped": 3})
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
+def test_a_run_goes_on_when_its_terminal_or_reader_is_gone(number):
+    code = (
+        "import sys\nfrom bert_cli.train.report import say\n"
+        "class Gone:\n"
+        "    fileno = staticmethod(lambda: 1)\n"
+        "    flush = staticmethod(lambda: None)\n"
+        f"    def write(self, text): raise OSError({number}, 'gone')\n"
+        "sys.stdout = Gone()\nsay('a line')\nprint('alive', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "alive\n"
 
 
 def test_durations_read_as_people_say_them():
