@@ -1,6 +1,6 @@
-"""The settings of what looks before a run: `bert inspect` at records, `bert doctor` at a machine.
+"""The settings of what looks: before a run at records and the machine, afterwards at what runs have left.
 
-Neither changes anything but the file that `--json` names. `bert doctor` takes every setting of
+None changes anything but the files that it is told to write. `bert doctor` takes every setting of
 `bert pretrain`, so a run's own command line with another first word is its check.
 """
 
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, CliSuppress
 
 from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.parallel import Positive, Settings
 from bert_cli.config.schema import PretrainSettings
 
 # What a run is taken for where only the machine is looked at: the least that its settings demand.
@@ -28,6 +29,8 @@ class InspectSettings(DataSettings):
     """Show what is in a folder of records, and warn of what will hurt a training.
 
     Example: bert inspect data/wikipedia/128
+    Example: bert inspect data/books/512 --examples 10 --masking.unit word
+    Example: bert inspect data/wikipedia/128 --sample 200000 --json figures.json
     """
 
     folder: CliPositionalArg[Path]
@@ -50,6 +53,7 @@ class DoctorSettings(PretrainSettings):
 
     Takes every setting of `bert pretrain`; without any only the machine is looked at.
     Example: bert doctor --config pretrain_base_128_phase1 --save-ckpt-path runs/base
+    Example: bert doctor
     """
 
     OPENS_FILES: ClassVar[bool] = False
@@ -67,3 +71,54 @@ class DoctorSettings(PretrainSettings):
         if isinstance(given, dict) and not set(given) - {"json", "build"}:
             return {**NO_RUN, **given, "machine_only": True}
         return given
+
+
+class RunsSettings(Settings):
+    """List the runs below some folders: how far each is, its losses, whether it is alive.
+
+    Reads what a run writes into its folder, and changes nothing there.
+    Example: bert runs
+    Example: bert runs runs /shared/runs
+    Example: bert runs runs --json -
+    """
+
+    folders: CliPositionalArg[list[Path]] = [Path(".")]
+    """Folders to look in, with all below them."""
+    json_file: Path | None = Field(None, alias="json")
+    """Write the list to this file as JSON; `-` prints it, instead of the table."""
+
+
+class PlotSettings(Settings):
+    """Draw loss, accuracy, learning rate, throughput, gradient norm and held-out scores over the steps.
+
+    Writes a PNG file of each, and index.html, one page that holds all of them and needs no network.
+    Example: bert plot runs/base_128_phase1 --output pictures
+    Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
+    Example: bert plot runs/mrpc --output pictures
+    """
+
+    runs: CliPositionalArg[list[Path]]
+    """Folders of runs, drawn over one another; one that holds runs (as of several seeds) gives all."""
+    output: Path
+    """Folder that receives the pictures and the page; what it has by their names is replaced."""
+    smoothing: Positive | None = None
+    """Steps that a point of a bold line is the mean of; by default about a fortieth of the longest
+    run. The steps themselves are drawn faintly behind it."""
+
+
+class CompareSettings(Settings):
+    """Tell what differs between two runs: in their settings, and in what came of them.
+
+    A folder of several seeds (seed_1984/, ...) stands for all of them, with mean and deviation.
+    Example: bert compare runs/adamw runs/lamb
+    Example: bert compare runs/mrpc_2e-5 runs/mrpc_5e-5 --json differences.json
+    """
+
+    first: CliPositionalArg[Path]
+    """Folder of a run."""
+    second: CliPositionalArg[Path]
+    """Folder of the other."""
+    smoothing: Positive | None = None
+    """Steps whose mean is taken for a figure; by default about a fortieth of the longer run."""
+    json_file: Path | None = Field(None, alias="json")
+    """Write it to this file as JSON; `-` prints it, instead of the tables."""
