@@ -1,7 +1,7 @@
 """The door: which command, its settings, and how it ends.
 
-`COMMANDS` is the whole list. A command is a function `run(settings)` in the file of the same name;
-nothing of it is imported before it is asked for, so that `--help` stays under a second and loads no
+A command is a function `run(settings)` in the file of the same name; `COMMANDS` lists them, and nothing
+of one is imported before it is asked for, so that `--help` stays under a second and loads no
 TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
 """
 
@@ -16,126 +16,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from bert_cli.config.commands import COMMANDS
 from bert_cli.errors import BertError, ConfigError, DataError
 
-# Command -> module with run(settings), module and class of its settings, one line of help.
-COMMANDS = {
-    "download": (
-        "bert_cli.data.download",
-        "bert_cli.config.data",
-        "DownloadSettings",
-        "fetch a Wikipedia dump",
-    ),
-    "extract": ("bert_cli.data.extract", "bert_cli.config.data", "ExtractSettings", "dump to text"),
-    "preprocess": (
-        "bert_cli.data.preprocess",
-        "bert_cli.config.data",
-        "PreprocessSettings",
-        "text to sentences",
-    ),
-    "vocab": (
-        "bert_cli.data.vocab",
-        "bert_cli.config.data",
-        "VocabSettings",
-        "train a WordPiece vocabulary",
-    ),
-    "tokenize": (
-        "bert_cli.data.tokenize",
-        "bert_cli.config.data",
-        "TokenizeSettings",
-        "sentences to records",
-    ),
-    "index": (
-        "bert_cli.data.index",
-        "bert_cli.config.data",
-        "IndexSettings",
-        "index records for random access",
-    ),
-    "pack": (
-        "bert_cli.data.pack",
-        "bert_cli.config.data",
-        "PackSettings",
-        "pack records, so that few places are padding",
-    ),
-    "data": (
-        "bert_cli.tasks.data",
-        "bert_cli.config.data",
-        "DataChainSettings",
-        "extract to index in one call",
-    ),
-    "inspect": (
-        "bert_cli.data.inspect",
-        "bert_cli.config.look",
-        "InspectSettings",
-        "what is in a folder of records, and what of it will hurt",
-    ),
-    "doctor": (
-        "bert_cli.tasks.doctor",
-        "bert_cli.config.look",
-        "DoctorSettings",
-        "look at this machine and a run before it starts",
-    ),
-    "pretrain": (
-        "bert_cli.tasks.pretrain",
-        "bert_cli.config.schema",
-        "PretrainSettings",
-        "pre-train BERT",
-    ),
-    "squad": (
-        "bert_cli.tasks.squad",
-        "bert_cli.config.finetune",
-        "SquadSettings",
-        "fine-tune on questions about paragraphs",
-    ),
-    "squad-score": (
-        "bert_cli.data.squad_score",
-        "bert_cli.config.finetune",
-        "SquadScoreSettings",
-        "score a file of answers as the official scripts do",
-    ),
-    "glue": (
-        "bert_cli.tasks.glue",
-        "bert_cli.config.finetune",
-        "GlueSettings",
-        "fine-tune on a task of GLUE or CLUE",
-    ),
-    "ner": (
-        "bert_cli.tasks.ner",
-        "bert_cli.config.finetune",
-        "NerSettings",
-        "fine-tune on labelled tokens",
-    ),
-    "classify": (
-        "bert_cli.tasks.classify",
-        "bert_cli.config.finetune",
-        "ClassifySettings",
-        "fine-tune on labelled texts of your own",
-    ),
-    "predict": (
-        "bert_cli.tasks.predict",
-        "bert_cli.config.use",
-        "PredictSettings",
-        "what a model says to texts",
-    ),
-    "export": (
-        "bert_cli.tasks.export",
-        "bert_cli.config.use",
-        "ExportSettings",
-        "a model in the form of another runtime",
-    ),
-    "plan": (
-        "bert_cli.tasks.plan",
-        "bert_cli.config.schema",
-        "PlanSettings",
-        "what a layout costs; which one to take",
-    ),
-    "launch": (
-        "bert_cli.tasks.launch",
-        "bert_cli.config.parallel",
-        "LaunchSettings",
-        "start a command as several processes",
-    ),
-}
 # A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
 NO_FAULT_OF_OURS = (
     errno.ENOSPC,
@@ -146,7 +29,10 @@ NO_FAULT_OF_OURS = (
     errno.ENOENT,
     errno.ENOTDIR,
 )
-PARTS = ("tensorflow", "keras", "transformers", "tokenizers", "numpy")
+PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
+# Name of --log-level -> what TensorFlow knows it by; NOTHING is none of it.
+TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
+NOTHING = "3"
 
 
 def help_text() -> str:
@@ -159,9 +45,15 @@ def help_text() -> str:
             "",
             "Pre-train BERT from a Wikipedia dump or text of your own.",
             "",
+            "commands:",
             *rows,
             "",
             "bert COMMAND --help tells a command's options; bert --version tells versions.",
+            "",
+            "examples:",
+            "  bert download data/dump --sample",
+            "  bert pretrain --config pretrain_tiny_128_phase1 --dataset-dir data/wikipedia/128",
+            "  bert runs runs",
         ]
     )
 
@@ -170,39 +62,46 @@ def version_text() -> str:
     """The tool's version and those of the parts that decide its numbers, without importing them."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = []
-    for part in PARTS:
-        try:
-            found.append(f"{part} {version(part)}")
-        except PackageNotFoundError:
-            found.append(f"{part} absent")
     import bert_cli
 
-    return f"bert {bert_cli.__version__} ({', '.join(found)}, python {sys.version.split()[0]})"
+    lines = [
+        f"bert {bert_cli.__version__} ({os.path.dirname(bert_cli.__file__)})",
+        f"python {sys.version.split()[0]} ({sys.executable})",
+    ]
+    for part in PARTS:
+        try:
+            lines.append(f"{part} {version(part)}")
+        except PackageNotFoundError:
+            lines.append(f"{part} absent")
+    return "\n".join(lines)
 
 
 def dispatch(arguments: Sequence[str]) -> None:
     """Run the command that the arguments name; raises what it raises."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(help_text())
+    # What follows -- is another command's, and not for us to read.
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    words, inner = _with_log_level(words[:cut]), words[cut + 1 :]
+    if not words or words[0] in ("-h", "--help"):
+        from bert_cli.config.terminal import tell
+
+        tell(help_text())
         return
-    if arguments[0] == "--version":
+    if words[0] == "--version":
         print(version_text())
         return
-    name, *rest = arguments
+    name, *rest = words
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see bert --help"
         raise ConfigError(f"bert ({name}): no such command; {hint}")
     module, home, kind, _ = COMMANDS[name]
+    settings_class = getattr(importlib.import_module(home), kind)
     from bert_cli.config.load import describe, load
 
-    # What follows -- is another command's, and not for us to read.
-    cut = rest.index("--") if "--" in rest else len(rest)
-    rest, inner = rest[:cut], rest[cut + 1 :]
     if name == "launch" and not inner:
         _refuse_without_dashes(rest)
-    settings, loaded = load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
+    settings, loaded = load(settings_class, rest, f"bert {name}")
     if inner:
         settings = _with_command(settings, inner, name)
         loaded = replace(loaded, origins={**loaded.origins, "command": "after --"})
@@ -213,6 +112,20 @@ def dispatch(arguments: Sequence[str]) -> None:
     with quietly():
         run = importlib.import_module(module).run
     run(settings)
+
+
+def _with_log_level(words: list[str]) -> list[str]:
+    """The words without `--log-level LEVEL`, which holds for this process and those that it starts."""
+    if not any(word.partition("=")[0] == "--log-level" for word in words):
+        return words
+    import logging
+
+    from bert_cli.config.load import log_level_of
+
+    level, rest = log_level_of(words)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = TENSORFLOW_LEVELS[level]
+    logging.basicConfig(level=level.upper())
+    return rest
 
 
 def _refuse_without_dashes(words: Sequence[str]) -> None:
@@ -235,9 +148,9 @@ def quietly() -> Iterator[None]:
     """Keep back what is written to standard error, unless it ends in an exception.
 
     TensorFlow writes ten lines about itself while it is imported, before any log level holds.
-    TF_CPP_MIN_LOG_LEVEL=0 in the environment lets them through.
+    `--log-level` lets them through, and so does TF_CPP_MIN_LOG_LEVEL=0 in the environment.
     """
-    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] != NOTHING:
         yield
         return
     sys.stderr.flush()
@@ -258,7 +171,7 @@ def quietly() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; the exit code."""
     # TensorFlow's notes bury what a run prints; what goes wrong also comes as an exception.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NOTHING)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
         dispatch(sys.argv[1:] if arguments is None else arguments)

@@ -1,5 +1,7 @@
 """The door: commands, exit codes, and what is printed where."""
 
+import os
+import resource
 import subprocess
 import sys
 
@@ -25,6 +27,7 @@ def test_the_version_names_the_parts_that_decide_numbers(capsys):
     assert main(["--version"]) == 0
     told = capsys.readouterr().out
     assert "tensorflow 2.21" in told and "keras 3.15" in told
+    assert told.startswith("bert ") and "\npython 3." in told
 
 
 def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
@@ -39,7 +42,7 @@ def test_every_command_has_help_with_its_options(name, capsys):
     assert end.value.code == 0
     told = capsys.readouterr().out
     assert f"usage: bert {name}" in told
-    assert f"Example: bert {name}" in told
+    assert f"  bert {name} " in told.partition("examples:")[2] + " "
 
 
 def test_a_mistake_goes_to_standard_error_with_its_code_and_no_traceback():
@@ -61,3 +64,34 @@ def test_a_reader_that_hangs_up_is_no_error():
     code = f"{sys.executable} -m bert_cli --help | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", code], capture_output=True, text=True)
     assert done.stdout.startswith("usage: bert") and done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["--log-level", "warning"], ["--log-level=warning"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_log_level_stands_before_or_behind_the_command(words, first, monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    with pytest.raises(SystemExit):
+        main([*words, "index", "--help"] if first else ["index", *words, "--help"])
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
+    assert "usage: bert index" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--log-level", "loud", "index"], ["index", "--log-level"]])
+def test_a_log_level_that_there_is_not_is_refused_with_those_that_there_are(words, capsys):
+    assert main(words) == 2
+    assert "--log-level: takes one of debug, info, warning, error" in capsys.readouterr().err
+
+
+def test_a_log_level_behind_dashes_is_the_other_commands(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    run = ["pretrain", "--config", "pretrain_demo_128_phase1", "--generated-dataset"]
+    assert main(["launch", "--dry-run", "--", *run, "--log-level", "info"]) == 0
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert "--generated-dataset --log-level info" in capsys.readouterr().out
+
+
+def test_the_longest_help_takes_less_than_a_second_of_work():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert bert("squad", "--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0

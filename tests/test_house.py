@@ -20,6 +20,7 @@ from bert_cli.config import finetune as finetune_settings
 from bert_cli.config import look as look_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
+from bert_cli.config import shell as shell_settings
 from bert_cli.config import use as use_settings
 from bert_cli.config.load import load, shipped_configs
 from bert_cli.config.plan import plan_of
@@ -39,6 +40,9 @@ LIGHT = [
     "bert_cli.config.use", "bert_cli.config.look", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     "bert_cli.tasks.machine", "bert_cli.tasks.finding",
+    *(f"bert_cli.config.{name}" for name in ("commands", "options", "help", "shell", "terminal")),
+    *(f"bert_cli.train.{name}" for name in ("report", "history", "summary", "progress")),
+    *(f"bert_cli.tasks.{name}" for name in ("runs", "plot", "curves", "page", "compare", "completion")),
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
@@ -115,7 +119,8 @@ def test_the_light_files_load_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["pretrain", "--help"], ["squad", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["pretrain", "--help"], ["squad", "--help"], ["plot", "--help"]],
 )
 def test_help_and_version_load_nothing_heavy(arguments):
     code = (
@@ -175,6 +180,7 @@ SETTINGS = (
     finetune_settings,
     use_settings,
     look_settings,
+    shell_settings,
 )
 
 

@@ -106,6 +106,8 @@ class DownloadSettings(DataSettings):
     """Fetch a Wikipedia dump (or the shipped sample), resumed and verified.
 
     Example: bert download data/dump --language en --date latest
+    Example: bert download data/dump --language simple --date 20260901
+    Example: bert download data/dump --sample
     """
 
     out: CliPositionalArg[Path]
@@ -124,6 +126,7 @@ class ExtractSettings(ExecutorSettings):
     """Turn a dump into text with WikiExtractor: folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
+    Example: bert extract simplewiki.xml.bz2 data/extracted --processes 8
     """
 
     dump: CliPositionalArg[Path]
@@ -190,6 +193,8 @@ class TokenizeSettings(TextSettings, ExecutorSettings):
     """Make masked-LM + next-sentence records from sentences.
 
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128 --mask-tokens 20
+    Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512
+    --mask-tokens 76 --masking dynamic
     Example: bert tokenize notes.txt.gz data/128 --vocab vocab.txt --no-nsp
     """
 
@@ -238,6 +243,7 @@ class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on sentences of one's own.
 
     Example: bert vocab data/sentences data/vocab --size 30522
+    Example: bert vocab 'books/*.txt.gz' data/vocab --size 28996 --cased
     """
 
     input: CliPositionalArg[Path]
@@ -256,6 +262,7 @@ class IndexSettings(DataSettings):
     """Write the `offset length` index beside each record file, and corpus.json.
 
     Example: bert index data/128
+    Example: bert index records_of_another_tool --vocab vocab.txt
     """
 
     folder: CliPositionalArg[Path]
@@ -270,6 +277,8 @@ class DataChainSettings(ExecutorSettings):
     """Chain extract, preprocess, tokenize and index in one restartable call.
 
     Example: bert data dump.xml.bz2 data/wikipedia --vocab vocab.txt --sequence-length 128 --mask-tokens 20
+    Example: bert data dump.xml.bz2 data/wikipedia --vocab vocab.txt --executor dask
+    --scheduler tcp://host:8786
     """
 
     dump: CliPositionalArg[Path]
@@ -321,6 +330,7 @@ class PackSettings(ExecutorSettings):
     """Put several sequences into one example, so that few places of a batch are padding.
 
     Example: bert pack data/512 data/512_packed --sequence-length 512 --max-sequences-per-pack 3
+    Example: bert pack data/128 data/512_packed --sequence-length 512 --max-sequences-per-pack 8
     """
 
     input: CliPositionalArg[Path]

@@ -87,6 +87,9 @@ class SquadSettings(FinetuneSettings):
     """Fine-tune on questions about paragraphs (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
+    Example: bert squad --config squad_base --pretrained-ckpt-path bert-base-uncased --version-2
+    --dataset-dir data/squad --save-ckpt-path runs/squad_2
+    Example: bert squad --config squad_base --no-do-training --save-ckpt-path runs/squad_base
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("qa_head",)
@@ -140,6 +143,7 @@ class SquadScoreSettings(Settings):
     """Score a file of predictions for SQuAD as the official scripts do; prints one JSON object.
 
     Example: bert squad-score dev-v1.1.json runs/squad/predictions.json
+    Example: bert squad-score dev-v2.0.json runs/squad_2/predictions.json
     """
 
     gold: CliPositionalArg[Path]
@@ -152,6 +156,10 @@ class GlueSettings(FinetuneSettings):
     """Fine-tune on a task of GLUE or CLUE and score it with its official metrics.
 
     Example: bert glue --config glue_base --glue-task mrpc --dataset-dir data/glue
+    Example: bert glue --glue-task rte --dataset-dir data/glue --pretrained-ckpt-path bert-base-uncased
+    --save-ckpt-path runs/rte --seeds 5
+    Example: bert glue --glue-task cola --dataset-dir data/glue --pretrained-ckpt-path runs/base_512_phase2
+    --save-ckpt-path runs/cola --do-test
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")
@@ -183,6 +191,8 @@ class NerSettings(FinetuneSettings):
 
     Example: bert ner --pretrained-ckpt-path runs/base --train-file train.conll
     --validation-file dev.conll --save-ckpt-path runs/ner
+    Example: bert ner --pretrained-ckpt-path bert-base-cased --train-file train.conll
+    --validation-file dev.conll --save-ckpt-path runs/ner --num-epochs 5 --seeds 3
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("token_head",)
@@ -200,6 +210,8 @@ class ClassifySettings(FinetuneSettings):
 
     Example: bert classify --pretrained-ckpt-path runs/base --train-file train.csv
     --text-column text --label-column label --save-ckpt-path runs/mine
+    Example: bert classify --pretrained-ckpt-path bert-base-uncased --train-file pairs.tsv
+    --text-column first --text-column second --save-ckpt-path runs/pairs
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")

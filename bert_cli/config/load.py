@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from bert_cli.config.help import LEVELS, help_of
 from bert_cli.config.mistakes import flag_mistake, is_positional, mistake, origin_of
+from bert_cli.config.terminal import tell
 from bert_cli.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -214,12 +216,15 @@ def find_config(name: str) -> Path:
 def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple[Model, Loaded]:
     """Settings of a command from its arguments, and where each came from.
 
-    A settings class with an `about` field also takes `--config FILE`. Raises ConfigError with every
-    mistake on a line of its own.
+    A settings class with an `about` field also takes `--config FILE`. `--help` prints and exits. Raises
+    ConfigError with every mistake on a line of its own.
     """
+    if {"-h", "--help"} & set(arguments):
+        tell(help_of(settings, program.removeprefix("bert ")))
+        raise SystemExit(0)
     files = Loaded({}, {})
     rest = list(arguments)
-    if "about" in settings.model_fields and not {"-h", "--help"} & set(rest):
+    if "about" in settings.model_fields:
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         config.add_argument("--config")
         try:
@@ -254,14 +259,14 @@ def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
 def parse_flags(
     settings: type[BaseModel], arguments: Sequence[str], program: str
 ) -> dict[str, Any]:
-    """The values that flags and positional paths give, nested like the settings; `--help` prints and exits.
+    """The values that flags and positional paths give, nested like the settings.
 
     Raises ConfigError for a flag that does not exist, with the nearest one that does.
     """
     # 0.2 s to import: only when a command's arguments are read.
     from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
-    described = type(settings.__name__, (settings, BaseSettings), {"__doc__": _help_text(settings)})
+    described = type(settings.__name__, (settings, BaseSettings), {"__doc__": settings.__doc__})
     try:
         source: Any = CliSettingsSource(
             described,
@@ -280,12 +285,28 @@ def parse_flags(
     return dict(given)
 
 
+def log_level_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The level that `--log-level` gives, wherever it stands, and the other words; empty where it is not given.
+
+    Raises ConfigError for a level that there is not.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--log-level", choices=LEVELS, default="")
+    try:
+        found, rest = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        known = ", ".join(LEVELS)
+        raise ConfigError(f"--log-level: takes one of {known}; give one of them") from error
+    return found.log_level, rest
+
+
 def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[str]:
-    """Positional arguments before flags where one may be left out: argparse gives it up at the first flag."""
+    """Positional arguments before flags where their number is open: argparse ends them at the first flag."""
     fields = settings.model_fields
-    if not any(is_positional(settings, name) and not fields[name].is_required() for name in fields):
+    places = [about for name, about in fields.items() if is_positional(settings, name)]
+    if not any(not about.is_required() or "list[" in str(about.annotation) for about in places):
         return list(arguments)
-    switches = {"-h", "--help"}
+    switches = set()
     for name, about in fields.items():
         if about.annotation is bool:
             switches |= {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
@@ -299,13 +320,6 @@ def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[st
         if "=" not in word and word not in switches and rest:
             flags.append(rest.pop(0))
     return [*words, *flags]
-
-
-def _help_text(settings: type[BaseModel]) -> str:
-    text = (settings.__doc__ or "").strip()
-    if "about" in settings.model_fields:
-        text += "\n\n--config FILE reads a JSON file first (a path, or a shipped config's name); flags win."
-    return text
 
 
 def validate(settings: type[Model], loaded: Loaded) -> Model:

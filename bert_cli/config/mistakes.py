@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bert_cli.config.options import is_by_place
+
 
 def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     """Dotted path of every setting of a class, groups included."""
@@ -122,4 +124,4 @@ def origin_of(where: str, origins: Mapping[str, str]) -> str:
 def is_positional(settings: type[BaseModel], where: str) -> bool:
     """Whether a setting is given by its place in the command line, without a flag."""
     about = settings.model_fields.get(where)
-    return about is not None and any("CliPositionalArg" in str(mark) for mark in about.metadata)
+    return about is not None and is_by_place(about)

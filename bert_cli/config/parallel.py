@@ -154,6 +154,8 @@ class LaunchSettings(Settings):
 
     Example: bert launch --processes 2 -- pretrain --config pretrain_demo_128_phase1
     --global-batch.replicas 2
+    Example: bert launch --processes 8 --hosts a,b -- pretrain --config pretrain_base_128_phase1
+    --parallel.layout auto
     """
 
     processes: Positive = 1

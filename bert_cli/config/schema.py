@@ -266,6 +266,9 @@ class PretrainSettings(TrainSettings):
     """Pre-train BERT with masked-LM and next-sentence prediction.
 
     Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
+    Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
+    Example: bert pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --save-ckpt-path runs/mine
+    --global-batch.micro-batch-size 16 --optimizer-opts.learning-rate.max-learning-rate 1e-4
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
@@ -336,6 +339,7 @@ class PlanSettings(PretrainSettings):
 
     Takes every setting of `bert pretrain`; needs no data and builds nothing.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
+    Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
     """
 
     OPENS_FILES: ClassVar[bool] = False

@@ -28,6 +28,8 @@ class PredictSettings(Settings):
 
     The texts come from TEXT, from --input, or from standard input.
     Example: bert predict runs/base "The capital of France is [MASK]."
+    Example: bert predict runs/mine --input texts.txt
+    Example: bert predict runs/squad_base --question "Who was it?" --context "It was Ada."
     """
 
     model: CliPositionalArg[str]
@@ -91,6 +93,7 @@ class ExportSettings(Settings):
     """Write a model in the form of another runtime, and compare what it says there.
 
     Example: bert export runs/mrpc exported/mrpc --format onnx
+    Example: bert export runs/mine exported/mine --format saved-model
     """
 
     model: CliPositionalArg[str]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
-from bert_cli.config.load import load
+from bert_cli.config.load import load, log_level_of
 from bert_cli.config.parallel import Cluster, LaunchSettings
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
@@ -61,7 +61,7 @@ def _check(settings: LaunchSettings) -> None:
             "`bert launch --processes 2 -- pretrain --config ...`"
         )
     name, *options = settings.command
-    asked, _ = load(SPREAD[name], options, f"bert {name}")
+    asked, _ = load(SPREAD[name], log_level_of(options)[1], f"bert {name}")
     if asked.cluster.workers:
         raise ConfigError("--cluster.workers: bert launch names the processes; leave it out")
     here = find_processes(Cluster(), os.environ)

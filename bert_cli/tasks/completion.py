@@ -1,0 +1,47 @@
+"""`bert completion`: a script that makes a shell complete commands, options, choices and file names.
+
+The script holds every word there is to complete, so a shell need not start Python for a press of the tab
+key. shtab writes it from a parser that is filled with what `--help` tells of each command.
+"""
+
+import argparse
+import importlib
+from typing import Any
+
+import shtab
+
+from bert_cli.config.commands import COMMANDS
+from bert_cli.config.help import fill
+from bert_cli.config.options import sections_of
+from bert_cli.config.shell import CompletionSettings
+
+
+def run(settings: CompletionSettings) -> None:
+    """Print the script for the shell that the settings name."""
+    print(shtab.complete(parser_of_all(), settings.shell))
+
+
+def parser_of_all() -> argparse.ArgumentParser:
+    """A parser of the whole command line: each command as a subcommand with its options."""
+    parser = argparse.ArgumentParser(prog="bert", add_help=False)
+    parser.add_argument("-h", "--help", action="help", help="tell the commands")
+    parser.add_argument("--version", action="store_true", help="tell versions")
+    commands = parser.add_subparsers(dest="command")
+    for name, (_, home, kind, text) in COMMANDS.items():
+        settings = getattr(importlib.import_module(home), kind)
+        told = fill(commands.add_parser(name, add_help=False, help=text), settings, name)
+        paths = {
+            option.name
+            for section in sections_of(settings, name)
+            for option in section.options
+            if option.is_path
+        }
+        for action in told._actions:
+            if action.dest in paths:
+                _complete_files(action)
+    return parser
+
+
+def _complete_files(action: Any) -> None:
+    """What stands behind it is a file or a folder: shtab reads this mark."""
+    action.complete = shtab.FILE
