@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from bert_cli.cli import COMMANDS, main
+from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
+from bert_cli.config.help import LEVELS
 
 
 def bert(*words: str) -> subprocess.CompletedProcess:
@@ -80,6 +81,10 @@ def test_a_log_level_stands_before_or_behind_the_command(words, first, monkeypat
 def test_a_log_level_that_there_is_not_is_refused_with_those_that_there_are(words, capsys):
     assert main(words) == 2
     assert "--log-level: takes one of debug, info, warning, error" in capsys.readouterr().err
+
+
+def test_every_level_that_is_told_has_one_of_tensorflows():
+    assert set(TENSORFLOW_LEVELS) == set(LEVELS)
 
 
 def test_a_log_level_behind_dashes_is_the_other_commands(monkeypatch, capsys):

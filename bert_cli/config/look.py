@@ -45,7 +45,7 @@ class InspectSettings(DataSettings):
     masking: Masking = Masking()
     """How dynamic records are masked for the figures: give what the run will have."""
     json_file: Path | None = Field(None, alias="json")
-    """Also write every figure to this file, as JSON."""
+    """Also write every figure to this file, as JSON; `-` prints that, instead of the text."""
 
 
 class DoctorSettings(PretrainSettings):
@@ -61,7 +61,7 @@ class DoctorSettings(PretrainSettings):
     build: bool = True
     """Build the model on the CPU and compare its first losses with what they must be."""
     json_file: Annotated[Path | None, Field(alias="json")] = None
-    """Also write every finding, with its figures, to this file, as JSON."""
+    """Also write every finding, with its figures, to this file, as JSON; `-` prints that alone."""
     machine_only: CliSuppress[bool] = False
     """There is no run to look at: no setting of one was given."""
 

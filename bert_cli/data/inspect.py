@@ -18,7 +18,7 @@ import numpy as np
 from bert_cli.config import terminal
 from bert_cli.config.look import InspectSettings
 from bert_cli.data.disk import amount
-from bert_cli.data.ledger import MANIFEST, read_manifest, write_json_atomically
+from bert_cli.data.ledger import MANIFEST, give_json, is_printed, read_manifest
 from bert_cli.data.permutation import record_at
 from bert_cli.data.reader import BLOCK, Reader
 from bert_cli.data.statistics import Batch, Tally, labels_of, unmasked, words_of
@@ -81,7 +81,9 @@ def run(settings: InspectSettings) -> None:
             "lengths": {str(length): tally.lengths[length] for length in sorted(tally.lengths)},
             "warnings": [hurt._asdict() for hurt in hurts],
         }
-        write_json_atomically(settings.json_file, told)
+        give_json(settings.json_file, told)
+        if is_printed(settings.json_file):
+            return
     console = terminal.console()
     say = partial(console.print, soft_wrap=True)
     say(_heading(settings, figures, number))

@@ -309,12 +309,17 @@ def write_json_atomically(path: Path, value: JSON) -> None:
     os.replace(beside, path)
 
 
+def is_printed(path: Path | None) -> bool:
+    """Whether JSON goes to standard output, alone: its place is `-`."""
+    return str(path) == "-"
+
+
 def give_json(path: Path, value: JSON) -> None:
     """Write JSON to a file, or print it where the path is `-`.
 
     Raises DataError for a place that cannot be written.
     """
-    if str(path) == "-":
+    if is_printed(path):
         print(json.dumps(value, indent=1, ensure_ascii=False))
         return
     try:

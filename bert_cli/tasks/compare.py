@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_cli.config.look import CompareSettings
 from bert_cli.config.terminal import table
-from bert_cli.data.ledger import give_json
+from bert_cli.data.ledger import give_json, is_printed
 from bert_cli.errors import DataError
 from bert_cli.train.history import METRICS, Run, names_of, open_runs
 from bert_cli.train.summary import (
@@ -57,7 +57,7 @@ def run(settings: CompareSettings) -> None:
     figures = list(dict.fromkeys(name for result in results for name in result))
     if settings.json_file is not None:
         give_json(settings.json_file, _as_json(sides, differing, results, figures, window))
-    if settings.json_file is None or str(settings.json_file) != "-":
+    if not is_printed(settings.json_file):
         _show(sides, differing, results, figures, window)
 
 

@@ -188,7 +188,8 @@ def _scale(place: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
         place.set_ylim(bottom=0.0)
         place.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if len(values) == 0:
-        place.text(0.5, 0.5, "no finite figure", transform=place.transAxes, ha="center")
+        ink = place.yaxis.label.get_color()
+        place.text(0.5, 0.5, "no finite figure", transform=place.transAxes, ha="center", color=ink)
 
 
 def _style(place: "Axes", paper: str, pen: str, grid: str) -> None:

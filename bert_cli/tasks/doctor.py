@@ -15,7 +15,7 @@ import numpy as np
 from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
-from bert_cli.data.ledger import write_json_atomically
+from bert_cli.data.ledger import give_json, is_printed
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks import machine
@@ -40,17 +40,20 @@ def run(settings: DoctorSettings) -> None:
     Raises the kind of the first error, when there is one, after all were printed.
     """
     findings: list[Finding] = []
+    speaks = not is_printed(settings.json_file)
     for finding in examine(settings):
-        print(finding, flush=True)
+        if speaks:
+            print(finding, flush=True)
         findings.append(finding)
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = sum(finding.level == "warning" for finding in findings)
     if settings.json_file is not None:
         figures: dict[str, Any] = {"errors": len(errors), "warnings": warnings}
         figures["findings"] = [finding.figures_too() for finding in findings]
-        write_json_atomically(settings.json_file, figures)
+        give_json(settings.json_file, figures)
     told = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
-    print(f"{told} in {layout.count(len(findings), 'finding')}", flush=True)
+    if speaks:
+        print(f"{told} in {layout.count(len(findings), 'finding')}", flush=True)
     if errors:
         first = errors[0]
         raise first.kind(f"{first.what}: is not in order ({told} above); mend that first")

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_cli.config.look import RunsSettings
 from bert_cli.config.terminal import table
-from bert_cli.data.ledger import give_json
+from bert_cli.data.ledger import give_json, is_printed
 from bert_cli.errors import DataError
 from bert_cli.train.history import HELD_OUT, Run, runs_below
 from bert_cli.train.report import duration
@@ -35,7 +35,7 @@ def run(settings: RunsSettings) -> None:
     told = [told_of(one) for one in found.values()]
     if settings.json_file is not None:
         give_json(settings.json_file, told)
-    if settings.json_file is None or str(settings.json_file) != "-":
+    if not is_printed(settings.json_file):
         if not told:
             print(f"{', '.join(map(str, settings.folders))}: {NO_RUNS}")
             return
@@ -113,4 +113,5 @@ def _ago(written: str | None) -> str:
     if written is None:
         return "never"
     since = time.time() - datetime.fromisoformat(written).timestamp()
-    return "now" if since < 1 else f"{duration(since)} ago"
+    # The first number with its unit: 5 h, 12 min.
+    return "now" if since < 1 else f"{' '.join(duration(since).split()[:2])} ago"

@@ -382,3 +382,8 @@ def test_real_text_has_the_figures_of_the_recipe(masking, tmp_path, capsys, shar
     assert found["unknown_share_of_tokens"] < 0.001
     assert found["masked_share_of_tokens"] == pytest.approx(0.15, abs=0.005)
     assert found["masks_shown_as_mask"] == pytest.approx(0.8, abs=0.02)
+
+
+def test_figures_are_printed_alone_where_their_place_is_a_dash(corpus, capsys):
+    written = figures_of(capsys, corpus)
+    assert json.loads(looked_at(capsys, corpus, "--json", "-")) == written

@@ -329,6 +329,12 @@ def test_a_number_format_that_the_processor_does_not_have_is_warned_of(
     assert [one.level for one in capacity.precision(settings, kind)] == [level]
 
 
+def test_findings_are_printed_as_json_alone_where_their_place_is_a_dash(capsys):
+    doctor.run(load(DoctorSettings, ["--json", "-"], "bert doctor")[0])
+    told = json.loads(capsys.readouterr().out)
+    assert told["errors"] == 0 and told["findings"]
+
+
 def test_all_findings_are_printed_and_written_and_the_first_error_decides(tmp_path, capsys):
     settings = settings_of(
         tmp_path, generated_dataset=False, dataset_dir=tmp_path / "none", json=tmp_path / "d.json"

@@ -1,8 +1,10 @@
 """`bert runs`: the runs below a folder, a line each."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,6 +37,16 @@ def test_each_run_is_a_line_with_its_step_loss_and_state(folder, capsys):
         "stopped",
     ]
     assert "glue mrpc" in mrpc and "accuracy 0.8000  f1 0.8600" in mrpc and "done" in mrpc
+
+
+def test_when_a_run_was_last_written_is_told_shortly(folder, capsys):
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - 20_000,) * 2)
+    assert main(["runs", str(folder)]) == 0
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "5 h ago",
+        "5 h ago",
+    ]
 
 
 def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, capsys):
