@@ -36,6 +36,8 @@ INKS = {"light": ("#ffffff", "#1f2328", "#d8dce1"), "dark": ("#14171c", "#dfe4ea
 WIDTH, PANEL_HEIGHT, DOTS = 9.0, 2.7, 120
 LETTERS_OF_A_LEGEND = 105
 BOLD = 1.8
+TURN = 5
+"""Length of a dash where curves that are the same take turns."""
 WORDS = {"mlm": "masked-LM", "nsp": "next-sentence"}
 DECADES = 2.0
 """A panel whose figures span more of them than this has a logarithmic scale."""
@@ -110,9 +112,7 @@ def draw(
         _style(place, paper, pen, grid)
         place.set_ylabel(panel.label, color=pen)
         for number, run in enumerate(runs):
-            # Curves that are the same in all runs stay to be seen: each is thinner than the one below.
-            wider = 0.0 if panel.is_smoothed else min(2.2, 7 / len(runs)) * (len(runs) - 1 - number)
-            _draw_run(place, panel, run, window, number, BOLD + wider)
+            _draw_run(place, panel, run, window, look(number)[0], _dashes(panel, runs, number))
         _scale(place, panel, runs)
     axes[-1].set_xlabel("step", color=pen)
     axes[-1].set_xlim(left=0)
@@ -133,10 +133,27 @@ def look(number: int) -> tuple[str, Any]:
     return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def _draw_run(
-    place: "Axes", panel: Panel, run: Run, window: int, number: int, thick: float
-) -> None:
-    colour, dashes = look(number)
+def _dashes(panel: Panel, runs: Sequence[Run], number: int) -> Any:
+    """The dashes of a run's line; one that is the same as an earlier one leaves gaps for it."""
+    if panel.is_smoothed:
+        return look(number)[1]
+    own, alike = series(runs[number], panel.figure), []
+    for other, run in enumerate(runs):
+        if other == number or _are_same(own, series(run, panel.figure)):
+            alike.append(other)
+    if alike[0] == number:
+        return look(number)[1]
+    return (TURN * alike.index(number), (TURN, TURN * (len(alike) - 1)))
+
+
+def _are_same(one: tuple[Array, Array], other: tuple[Array, Array]) -> bool:
+    """Whether two curves agree on the steps that both have, as far as a picture shows it."""
+    both, here, there = np.intersect1d(one[0], other[0], return_indices=True)
+    # A single step in common says nothing.
+    return len(both) > 1 and np.allclose(one[1][here], other[1][there], rtol=1e-3, atol=0.0)
+
+
+def _draw_run(place: "Axes", panel: Panel, run: Run, window: int, colour: str, dashes: Any) -> None:
     if panel.figure:
         steps, values = series(run, panel.figure)
         values = panel.factor * values
@@ -147,7 +164,7 @@ def _draw_run(
         # A single point makes no line.
         marker = "o" if whole.sum() == 1 else None
         place.plot(
-            steps, bold, color=colour, linestyle=dashes, linewidth=thick, zorder=3, marker=marker
+            steps, bold, color=colour, linestyle=dashes, linewidth=BOLD, zorder=3, marker=marker
         )
         _crosses(place, steps[~whole], colour)
     if panel.held_out:

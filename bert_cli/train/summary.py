@@ -125,9 +125,9 @@ def _course(run: Run, window: int) -> dict[str, float]:
     skipped = series(run, "skipped")[1]
     if np.nansum(skipped):
         told["steps skipped"] = float(np.nanmax(skipped))
+    losses = figure_names([run], LOSS)
     broken = sum(
-        any(figures.get(name, 0.0) is None for name in figure_names([run], LOSS))
-        for figures in run.steps.values()
+        any(figures.get(name, 0.0) is None for name in losses) for figures in run.steps.values()
     )
     if broken:
         told["steps whose loss is not finite"] = float(broken)

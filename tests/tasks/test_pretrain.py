@@ -2,11 +2,14 @@
 
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -191,6 +194,34 @@ def test_a_terminal_that_is_gone_does_not_end_a_run(tmp_path):
     assert subprocess.run(["bash", "-c", code], capture_output=True).returncode == 0
     assert whole_checkpoints(tmp_path / "run")[-1].name == f"step_{STEPS:08d}"
     assert len(metrics(tmp_path / "run")) == STEPS
+
+
+def on_a_terminal(words: list[str]) -> str:
+    """What a command writes to a terminal."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bert_cli", *words], stdout=its, stderr=its, env=environment
+    )
+    os.close(its)
+    told = b""
+    # The terminal's other end is an error once it is closed, and not the end of a file.
+    with open(ours, "rb", buffering=0) as terminal, suppress(OSError):
+        while part := terminal.read(65536):
+            told += part
+    assert process.wait() == 0, told
+    return told.decode()
+
+
+@pytest.mark.parametrize("changes", [{}, {"log_every_steps": 2}], ids=["not asked", "every 2"])
+def test_on_a_terminal_lines_are_printed_where_they_are_asked_for_above_the_foot(changes, tmp_path):
+    many = {"total_num_train_samples": 8 * 60, "checkpoint_every_steps": False}
+    told = on_a_terminal(arguments(tmp_path / "run", **many, **changes))
+    assert f"run: writes into {tmp_path / 'run'}: checkpoints step_*/, metrics.jsonl" in told
+    assert " % " in told and "/60 " in told and told.count("examples/s") > 0
+    lines = re.findall(r"step +(\d+)/60  mlm .* left", told)
+    assert lines == ([] if not changes else ["1", *map(str, range(2, 61, 2))])
+    assert "run: 60 steps done" in told.splitlines()[-1]
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Runs in a few numbers."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +92,14 @@ def test_steps_that_were_skipped_or_not_finite_are_counted(tmp_path):
     told = summary_of(a_run(tmp_path, lines), 1)
     assert told["steps whose loss is not finite"] == 1 and told["steps skipped"] == 1
     assert told["loss, last"] == 2.0
+
+
+def test_a_summary_of_a_long_run_takes_no_longer_for_each_step(tmp_path):
+    run = a_run(tmp_path, [(n, {"loss": 1.0, "seconds_per_step": 1.0}) for n in range(1, 20_001)])
+    assert len(run.steps) == 20_000
+    began = time.process_time()
+    summary_of(run, 10)
+    assert time.process_time() - began < 2.0
 
 
 def test_a_run_without_a_finite_figure_or_a_step_has_a_summary_too(tmp_path):
