@@ -8,6 +8,7 @@ it has learnt anything it must give each of V words the same chance, a loss of l
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.data.ledger import write_json_atomically
-from bert_cli.errors import ConfigError
+from bert_cli.errors import BertError, CheckpointError, ConfigError
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks import machine
 from bert_cli.tasks.finding import Finding, Found, tried
 
 try:
-    from bert_cli.tasks import capacity, corpora, first_loss
+    from bert_cli.tasks import capacity, corpora, first_loss, start
 
     BROKEN = ""
 except ImportError as error:
@@ -70,6 +71,10 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     if settings.machine_only:
         yield from capacity.devices(Processes(()))
         return
+    if settings.pretrained_ckpt_path is not None:
+        # A model that cannot be read is told of where its first loss is.
+        with suppress(BertError):
+            settings = start.with_shape_of(settings, start.source_of(settings))
     processes = yield from tried(
         "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
     )
@@ -113,9 +118,13 @@ def told_plan(plan: Plan) -> str:
 
 def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Found[Any]:
     """The run's reader, when its records are there, whole, readable and fit the model and the run."""
-    for name in ("dataset_dir", "validation_dir"):
-        path = getattr(settings, name)
-        if path is not None and "$" in str(path) and not settings.generated_dataset:
+    named = settings.dataset_dir
+    asked = {
+        "dataset_dir": [named] if isinstance(named, str) else [one.path for one in named or ()],
+        "validation_dir": [settings.validation_dir] if settings.validation_dir else [],
+    }
+    for name, path in ((name, path) for name, paths in asked.items() for path in paths):
+        if "$" in path and not settings.generated_dataset:
             yield Finding(
                 "error",
                 name,
@@ -128,6 +137,11 @@ def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Foun
     def opened() -> Any:
         part = processes.rank, processes.count
         reader = corpora.open_reader(settings, plan.examples_per_step, *part)
+        folder = corpora.folder_of(reader)
+        with suppress(CheckpointError):
+            source = start.source_of(settings)
+            if source is not None and folder is not None:
+                corpora.refuse_another_vocabulary(folder, source.folder)
         reader.rows(np.arange(SOME))
         return reader
 
@@ -149,8 +163,10 @@ def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Foun
 def _told_examples(settings: DoctorSettings, reader: Any) -> str:
     if not hasattr(reader, "__len__"):
         return "made-up examples"
+    named = settings.dataset_dir
+    told = named if isinstance(named, str) else ", ".join(one.path for one in named or ())
     return (
-        f"{settings.dataset_dir}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
+        f"{told}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
         f"words and {settings.max_seq_length} places as the model's; `bert inspect` looks into them"
     )
 

@@ -13,7 +13,6 @@ from bert_cli.data.mixture import Mixture
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks import assemble, corpora, start, training
 from bert_cli.tasks.job import Job
-from bert_cli.train import checkpoint
 from bert_cli.train.report import say
 
 
@@ -24,7 +23,7 @@ def run(settings: PretrainSettings) -> None:
     """
     training.needs_a_folder(settings)
     with ExitStack() as claims:
-        source = _source(settings)
+        source = start.source_of(settings)
         settings = start.with_shape_of(settings, source)
         settings, mesh, stop = training.prepare(settings, claims)
         part = mesh.processes.rank, mesh.processes.count
@@ -52,13 +51,3 @@ def run(settings: PretrainSettings) -> None:
             evaluate_every=settings.evaluate_every_steps,
         )
         training.walk(settings, mesh, job, stop, claims)
-
-
-def _source(settings: PretrainSettings) -> start.Source | None:
-    """The model that the run starts from, if any: what it has come to itself, else the one it was given."""
-    run = settings.save_ckpt_path
-    if run is not None and checkpoint.whole_checkpoints(run):
-        return start.find_source(str(run), "--save-ckpt-path")
-    if settings.pretrained_ckpt_path is not None:
-        return start.find_source(settings.pretrained_ckpt_path)
-    return None
