@@ -19,6 +19,7 @@ from typing import Any
 from bert_cli.config.commands import COMMANDS
 from bert_cli.errors import BertError, ConfigError, DataError
 
+KERAS_WRAPS = ("sklearn", "matplotlib")
 # A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
 NO_FAULT_OF_OURS = (
     errno.ENOSPC,
@@ -109,7 +110,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         print(f"settings of bert {name}:\n{describe(settings, loaded)}")
     for where, reason in loaded.no_effect.items():
         print(f"{where} has no effect here: {reason}")
-    with quietly():
+    with quietly(), lightly():
         run = importlib.import_module(module).run
     run(settings)
 
@@ -141,6 +142,22 @@ def _with_command(settings: Any, inner: list[str], name: str) -> Any:
     if "command" not in type(settings).model_fields:
         raise ConfigError(f"bert {name} (-- {' '.join(inner)}): takes no command; leave out the --")
     return settings.model_copy(update={"command": inner})
+
+
+@contextmanager
+def lightly() -> Iterator[None]:
+    """Hide from Keras, while it is imported, what it imports for parts that nothing here uses.
+
+    Its wrappers for scikit-learn and its picture galleries take a third of the time that TensorFlow
+    and Keras need to be there, for every process of a run. Scores import theirs afterwards.
+    """
+    hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 @contextmanager

@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""Megabytes a second of each data step on one core, beside what people would use instead.
+r"""Megabytes a second of each data step on one core, beside what people would use instead.
 
 Every row is a whole process, from start to files on disk, pinned to one core; the rows take turns
 for as many rounds, and the median is told, by the clock and by seconds of the processor, which
 other work on the machine disturbs less. The peers: WikiExtractor itself for `extract`, and for
-`tokenize` nothing but encoding every sentence with the `tokenizers` library, the floor of any tool
-that uses it. With --tenfold the same text ten times over in one file shows what memory does.
+`tokenize` Google's create_pretraining_data.py, or a script that takes its flags, and nothing but
+encoding every sentence with the `tokenizers` library, the floor of any tool that uses it. With
+--tenfold the same text ten times over in one file shows what memory does.
 
-    scripts/bench_data.py extracted/ --vocab vocab.txt --dump dump.xml.bz2 --tenfold
+    scripts/bench_data.py extracted/ --vocab vocab.txt --dump dump.xml.bz2 --tenfold \
+        --google create_pretraining_data.py
 """
 
 import argparse
@@ -62,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", type=Path, help="folder that `bert extract` wrote")
     parser.add_argument("--vocab", type=Path, required=True, help="an uncased vocab.txt")
+    parser.add_argument("--google", type=Path, help="a create_pretraining_data.py to time")
     parser.add_argument("--dump", type=Path, help="a MediaWiki dump, to time `extract` on")
     parser.add_argument(
         "--megabytes", type=float, default=10.0, help="how much of the text to take"
@@ -122,6 +125,14 @@ def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: 
         command = [*bert, "tokenize", str(sentences), str(out), "--vocab", str(given.vocab)]
         command += [*flags, "--processes", "1"]
         rows.append(Row(f"tokenize, {name}", command, size, out, "plain encoding"))
+    if given.google:
+        command = [sys.executable, str(given.google), f"--input_file={sentences}"]
+        command += [f"--output_file={home / 'google.tfrecord'}", f"--vocab_file={given.vocab}"]
+        command += ["--do_lower_case=True", "--max_seq_length=128", "--dupe_factor=5"]
+        command += ["--max_predictions_per_seq=20"]
+        rows.append(
+            Row("create_pretraining_data.py, five times", command, size, None, "plain encoding")
+        )
     return rows
 
 

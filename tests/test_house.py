@@ -132,6 +132,22 @@ def test_help_and_version_load_nothing_heavy(arguments):
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
+def test_a_run_loads_nothing_for_keras_that_it_does_not_use():
+    code = """
+import sys
+from bert_cli.cli import KERAS_WRAPS, lightly
+with lightly():
+    import bert_cli.tasks.pretrain
+assert "keras" in sys.modules
+print([name for name in KERAS_WRAPS if name in sys.modules])
+import sklearn.metrics
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert shown.stdout.strip() == "[]"
+
+
 def test_the_model_knows_tensorflow_in_one_file_only():
     for path in (PACKAGE / "model").glob("*.py"):
         found = re.search(r"^\s*(import|from) tensorflow", path.read_text(), re.MULTILINE)

@@ -37,6 +37,8 @@ class Plan:
     """Highest learning rate, after the linear scaling rule."""
     sequences_per_example: float = 1.0
     """More than 1 where examples are packs; on average over an epoch."""
+    rate_follows_batch: bool = False
+    """The peak learning rate was scaled by the sequences of a step."""
 
     @property
     def epochs(self) -> float | None:
@@ -88,6 +90,7 @@ def plan_of(
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
         sequences_per_example=sequences_per_example,
+        rate_follows_batch=rate.reference_batch_size is not None,
     )
 
 
@@ -110,6 +113,13 @@ def describe(plan: Plan) -> str:
         f"({plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up",
     ]
+    if packed and not plan.rate_follows_batch:
+        # Not by itself: how long the packs are is known only now, and a step is what was asked for.
+        lines.append(
+            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
+            "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
+            "learning_rate.reference_batch_size"
+        )
     if plan.corpus_examples is not None:
         lines.append(
             f"{plan.examples:,} {'packs' if packed else 'examples'} out of {plan.corpus_examples:,} "

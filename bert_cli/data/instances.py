@@ -44,6 +44,11 @@ class Pairs(NamedTuple):
     second_length: npt.NDArray[np.int64]
     is_random: npt.NDArray[np.bool_]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pairs together."""
+        return int(self.first_length.sum() + self.second_length.sum())
+
     def take(self, rows: Ints | slice) -> "Pairs":
         """The pairs of these rows, in this order."""
         return Pairs(

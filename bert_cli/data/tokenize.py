@@ -70,6 +70,9 @@ STATIC_BYTES, DYNAMIC_BYTES = 200, 100
 """Of a record beside its places: names, frame, its line in the index and its offset."""
 FILLED = 0.9
 """Share of the places that hold a token."""
+MUCH_CUT = 0.4
+"""Share of the tokens that is worth a warning; of Wikipedia's sentences 13 % are
+cut at 128 places and 24 % at 64, of paragraphs of eight sentences 74 % at 128."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def run(settings: TokenizeSettings) -> None:
     parts = [part for _, group in groups for part in group]
     refuse_without_effect(parts, settings.model_fields_set)
     documents = sum(counted_documents(settings.input, parts, recipe.reading).values())
-    run_shards(
+    manifest = run_shards(
         "tokenize",
         [shard_of(output, group) for output, group in groups],
         partial(convert, recipe=recipe),
@@ -132,6 +135,14 @@ def run(settings: TokenizeSettings) -> None:
     )
     write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
     write_corpus(settings.out, describe(recipe, vocabulary))
+    counts = manifest["counts"]
+    cut = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
+    if cut > MUCH_CUT:
+        print(
+            f"tokenize: warning: {cut:.0%} of the tokens of the pairs did not fit into {settings.sequence_length} "
+            "places and are in no record: the lines of the text are too long for that; split sentences first, with "
+            "`bert preprocess`, or give --no-nsp, which uses every token"
+        )
 
 
 def bytes_written(text: float, documents: int, recipe: Recipe, words: int) -> int:
@@ -184,7 +195,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
     """Make the records of one group, and their index; `inputs` tell of its parts."""
     parts, _ = read_parts(inputs)
     least = 2 if recipe.next_sentence else 1
-    documents = sentences = 0
+    documents = sentences = tokens = cut = 0
     # Millions of strings and integers come and go and none refers to another: looking for cycles
     # among them costs 18 % of the time.
     collecting = gc.isenabled()
@@ -198,7 +209,9 @@ def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
                 if recipe.next_sentence:
                     check_documents(len(group.documents) - 1, parts)
                 name = f"{output.stem} {number}" if number else output.stem
-                pairs, keys = pair_group(group, recipe, name)
+                pairs, keys, drawn = pair_group(group, recipe, name)
+                tokens += drawn
+                cut += drawn - pairs.tokens
                 for block in blocks(group, pairs, keys, recipe, vocabulary):
                     writer.write_all(block)
                 documents += len(group.documents) - 1
@@ -207,7 +220,8 @@ def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
         if collecting:
             gc.enable()
     size = sum(part.size for part in parts)
-    return Stats(documents, sentences, writer.records, bytes_in=size)
+    extra = {"tokens": tokens, "tokens_cut": cut}
+    return Stats(documents, sentences, writer.records, bytes_in=size, extra=extra)
 
 
 @lru_cache(maxsize=1)
@@ -219,10 +233,16 @@ def _encoder(vocab: Path, sha256: str, cased: bool) -> tuple[Encoder, Vocabulary
     return Encoder(vocabulary.ids, cased=cased), vocabulary
 
 
-def pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, npt.NDArray[np.uint64]]:
-    """Pairs of all copies in shuffled order, cut to length, with the keys of their random bits."""
+def pair_group(
+    group: Group, recipe: Recipe, name: str
+) -> tuple[Pairs, npt.NDArray[np.uint64], int]:
+    """Pairs of all copies in shuffled order, cut to length, with the keys of their random bits.
+
+    And how many tokens they had before they were cut.
+    """
     sentences, documents = group.sentences.tolist(), group.documents.tolist()
     copies, keys = [], []
+    drawn = 0
     for copy in range(recipe.copies):
         random = Random(f"{recipe.random_seed} {name} {copy}")
         pairs = (pair_sentences if recipe.next_sentence else fill_sentences)(
@@ -234,12 +254,13 @@ def pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, npt.NDAr
         )
         keys.append(row_keys(np.arange(len(pairs.is_random)), recipe.random_seed, name, copy))
         longest = recipe.sequence_length - (3 if recipe.next_sentence else 2)
+        drawn += pairs.tokens
         copies.append(truncate_pairs(pairs, longest, keys[-1]))
     all_pairs = Pairs(*(np.concatenate(columns) for columns in zip(*copies, strict=True)))
     all_keys = np.concatenate(keys)
     places = row_keys(np.arange(len(all_keys)), recipe.random_seed, name, "order")
     order = np.argsort(places, kind="stable")
-    return all_pairs.take(order), all_keys[order]
+    return all_pairs.take(order), all_keys[order], drawn
 
 
 def blocks(

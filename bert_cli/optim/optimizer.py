@@ -15,7 +15,15 @@ from typing import Any
 import tensorflow as tf
 from keras import ops
 
-from bert_cli.optim.adam import Adam, Array, Rule, direction, round_stochastically, trust_ratio
+from bert_cli.optim.adam import (
+    Adam,
+    Array,
+    Rule,
+    direction,
+    round_stochastically,
+    squared_norm,
+    trust_ratio,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,50 +35,84 @@ class Optimizer:
     seed: int
     stochastic_rounding: bool = False
 
-    def direction(
-        self, name: str, weight: Array, gradient: Array, first: Array, second: Array, before: Array
-    ) -> tuple[Array, Array, Array]:
-        """Return the direction of a weight or a part of it, and its new moments.
+    def whole(
+        self,
+        rule: Rule,
+        weight: Array,
+        gradient: Array,
+        first: Array,
+        second: Array,
+        factor: Array,
+        learning_rate: Array,
+        before: Array,
+        key: Array,
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return a whole weight moved by its gradient times `factor`: it, its moments, its squared norm."""
+        along, first, second, squared = self.along(
+            rule, weight, gradient, first, second, factor, before
+        )
+        new = self.moved(
+            rule, 0, weight, along, (squared_norm([weight]), squared), learning_rate, key
+        )
+        return new, first, second, squared_norm([new])
+
+    def along(
+        self,
+        rule: Rule,
+        weight: Array,
+        gradient: Array,
+        first: Array,
+        second: Array,
+        factor: Array,
+        before: Array,
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return the direction of a weight or a part of it, its new moments, the direction's squared norm.
 
         `before` counts the updates that were made before this one.
         """
-        return direction(
-            weight, gradient, first, second, before, adam=self.numbers, rule=self.rules[name]
+        along, first, second = direction(
+            weight, gradient * factor, first, second, before, adam=self.numbers, rule=rule
         )
+        return along, first, second, squared_norm([along])
 
     def moved(
         self,
-        name: str,
+        rule: Rule,
+        start: int,
         weight: Array,
         along: Array,
         squared: tuple[Array, Array],
         learning_rate: Array,
-        step: Array,
-        start: int = 0,
+        key: Array,
     ) -> Array:
         """Return the new weight, or the new part of it that starts at place `start`, in its format.
 
-        `squared` are the squared norms of the whole weight and of its whole direction.
+        `squared` are the squared norms of the whole weight and of its whole direction, `key` is that
+        of the weight and step.
         """
         scale = ops.cast(learning_rate, "float32")
-        if self.rules[name].rate != 1.0:
-            scale = scale * self.rules[name].rate
-        if self.rules[name].adapts:
+        if rule.rate != 1.0:
+            scale = scale * rule.rate
+        if rule.adapts:
             scale = scale * trust_ratio(*squared)
         value = ops.cast(weight, "float32") - scale * along
         if not self.stochastic_rounding:
             return ops.cast(value, weight.dtype)
-        return round_stochastically(value, self._bits(name, step, value.shape, start), "float16")
+        return round_stochastically(value, _bits(key, value.shape, start), "float16")
 
-    def _bits(self, name: str, step: Any, shape: tuple[int, ...], start: int) -> Any:
-        """Uniform uint32 of a shape: those that the whole weight has from place `start` on."""
+    def key(self, name: str, step: Array) -> Array:
+        """int32 [2], from which the random rounding of a weight in a step is drawn."""
         digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
-        key = tf.stack([tf.constant(int.from_bytes(digest, "little") % 2**31, tf.int32), step])
-        count = tf.TensorShape(shape).num_elements()
-        bits = tf.random.stateless_uniform(
-            [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
-        )
-        return tf.reshape(bits[start:], shape)
+        return tf.stack([tf.constant(int.from_bytes(digest, "little") % 2**31, tf.int32), step])
+
+
+def _bits(key: Array, shape: tuple[int, ...], start: int) -> Any:
+    """Uniform uint32 of a shape: those that the whole weight has from place `start` on."""
+    count = tf.TensorShape(shape).num_elements()
+    bits = tf.random.stateless_uniform(
+        [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    return tf.reshape(bits[start:], shape)
 
 
 def decayed_by_layer(rules: Mapping[str, Rule], decay: float) -> dict[str, Rule]:

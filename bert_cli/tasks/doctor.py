@@ -16,13 +16,14 @@ from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.data.ledger import give_json, is_printed
+from bert_cli.data.stored import with_stored_packs
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks import machine
 from bert_cli.tasks.finding import Finding, Found, tried
 
 try:
-    from bert_cli.tasks import capacity, corpora, first_loss
+    from bert_cli.tasks import capacity, corpora, first_loss, start
 
     BROKEN = ""
 except ImportError as error:
@@ -73,6 +74,8 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     if settings.machine_only:
         yield from capacity.devices(Processes(()))
         return
+    source = yield from model(settings)
+    settings = with_stored_packs(start.with_shape_of(settings, source))
     processes = yield from tried(
         "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
     )
@@ -82,15 +85,32 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     if there is None:
         return
     chosen = yield from capacity.the_layout(settings, processes, *there)
-    plan = yield from tried("plan", lambda: make_plan(chosen, None), told_plan)
+    reader = yield from examples(chosen, processes, source)
+    size = (None, 1.0) if reader is None else corpora.size_of(reader)
+    plan = yield from tried("plan", lambda: make_plan(chosen, *size), told_plan)
+    if plan is not None and plan.epochs is not None:
+        yield told_epochs(plan)
     yield from capacity.room_for_it(chosen, processes, there[0], there[2])
     yield from capacity.precision(chosen, there[0])
     yield from capacity.run_folder(chosen, plan)
-    if plan is None:
-        return
-    reader = yield from examples(chosen, plan, processes)
-    if reader is not None:
+    if reader is not None and (source is not None or settings.pretrained_ckpt_path is None):
         yield from first_loss.first_loss(chosen, reader)
+
+
+def model(settings: DoctorSettings) -> Found[start.Source | None]:
+    """The model that the run starts from, when it is there and its shape fits what the settings say."""
+
+    def found() -> start.Source | None:
+        source = start.source_of(settings)
+        start.with_shape_of(settings, source)
+        return source
+
+    if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
+        return None
+    said = "none: new weights"
+    return (
+        yield from tried("model", found, lambda one: said if one is None else f"from {one.folder}")
+    )
 
 
 def told_processes(processes: Processes) -> str:
@@ -104,8 +124,10 @@ def told_processes(processes: Processes) -> str:
 
 def told_plan(plan: Plan) -> str:
     """The whole numbers of the run."""
+    packed = plan.sequences_per_example > 1
+    what = f"packs, {plan.sequences_per_step:,} sequences" if packed else "examples"
     return (
-        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} examples, "
+        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} {what}, "
         f"{plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size}; learning rate up to "
         f"{plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up"
     )
@@ -114,11 +136,17 @@ def told_plan(plan: Plan) -> str:
 # --- the examples and the model
 
 
-def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Found[Any]:
+def examples(
+    settings: DoctorSettings, processes: Processes, source: start.Source | None
+) -> Found[Any]:
     """The run's reader, when its records are there, whole, readable and fit the model and the run."""
-    for name in ("dataset_dir", "validation_dir"):
-        path = getattr(settings, name)
-        if path is not None and "$" in str(path) and not settings.generated_dataset:
+    named = settings.dataset_dir
+    asked = {
+        "dataset_dir": [named] if isinstance(named, str) else [one.path for one in named or ()],
+        "validation_dir": [settings.validation_dir] if settings.validation_dir else [],
+    }
+    for name, path in ((name, path) for name, paths in asked.items() for path in paths):
+        if "$" in path and not settings.generated_dataset:
             yield Finding(
                 "error",
                 name,
@@ -130,7 +158,10 @@ def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Foun
 
     def opened() -> Any:
         part = processes.rank, processes.count
-        reader = corpora.open_reader(settings, plan.examples_per_step, *part)
+        reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
+        folder = corpora.folder_of(reader)
+        if source is not None and folder is not None:
+            corpora.refuse_another_vocabulary(folder, source.folder)
         reader.rows(np.arange(SOME))
         return reader
 
@@ -143,30 +174,30 @@ def examples(settings: DoctorSettings, plan: Plan, processes: Processes) -> Foun
             lambda: corpora.open_held_out(settings),
             lambda one: f"{len(one or ()):,} records",
         )
-    records, sequences_per_example = corpora.size_of(reader)
-    if records is not None:
-        yield _epochs(settings, records, sequences_per_example)
     return reader
 
 
 def _told_examples(settings: DoctorSettings, reader: Any) -> str:
     if not hasattr(reader, "__len__"):
         return "made-up examples"
+    named = settings.dataset_dir
+    told = named if isinstance(named, str) else ", ".join(one.path for one in named or ())
     return (
-        f"{settings.dataset_dir}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
+        f"{told}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
         f"words and {settings.max_seq_length} places as the model's; `bert inspect` looks into them"
     )
 
 
-def _epochs(settings: DoctorSettings, records: int, sequences_per_example: float) -> Finding:
-    epochs = make_plan(settings, records, sequences_per_example).epochs or 0.0
-    told = f"the run reads {epochs:,.2f} epochs of {records:,} records"
-    if epochs <= MOST_EPOCHS:
-        return Finding("ok", "epochs", told, figures={"epochs": epochs})
+def told_epochs(plan: Plan) -> Finding:
+    """How often the run goes through its corpus, and a warning where that is too often."""
+    told = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
+    figures = {"epochs": plan.epochs}
+    if plan.epochs is None or plan.epochs <= MOST_EPOCHS:
+        return Finding("ok", "epochs", told, figures=figures)
     return Finding(
         "warning",
         "epochs",
         f"{told}: it will know them by heart",
         "give more text, or a lower --total-num-train-samples",
-        {"epochs": epochs},
+        figures,
     )

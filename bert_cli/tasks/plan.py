@@ -24,6 +24,7 @@ from bert_cli.config.layout import (
 from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.schema import PlanSettings, PretrainSettings, bytes_of
+from bert_cli.data.stored import with_stored_packs
 from bert_cli.errors import ConfigError
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
@@ -36,6 +37,7 @@ def run(settings: PlanSettings) -> None:
     """
     devices = settings.devices
     memory = None if settings.memory is None else bytes_of(settings.memory)
+    settings = with_stored_packs(settings)
     chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":
         if devices is None or memory is None:

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.mixture import Mixture
+from bert_cli.data.stored import with_stored_packs
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks import assemble, corpora, start, training
 from bert_cli.tasks.job import Job
-from bert_cli.train import checkpoint
 from bert_cli.train.report import say
 
 
@@ -24,8 +24,8 @@ def run(settings: PretrainSettings) -> None:
     """
     training.needs_a_folder(settings)
     with ExitStack() as claims:
-        source = _source(settings)
-        settings = start.with_shape_of(settings, source)
+        source = start.source_of(settings)
+        settings = with_stored_packs(start.with_shape_of(settings, source))
         settings, mesh, stop = training.prepare(settings, claims)
         part = mesh.processes.rank, mesh.processes.count
         reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
@@ -52,13 +52,3 @@ def run(settings: PretrainSettings) -> None:
             evaluate_every=settings.evaluate_every_steps,
         )
         training.walk(settings, mesh, job, stop, claims)
-
-
-def _source(settings: PretrainSettings) -> start.Source | None:
-    """The model that the run starts from, if any: what it has come to itself, else the one it was given."""
-    run = settings.save_ckpt_path
-    if run is not None and checkpoint.whole_checkpoints(run):
-        return start.find_source(str(run), "--save-ckpt-path")
-    if settings.pretrained_ckpt_path is not None:
-        return start.find_source(settings.pretrained_ckpt_path)
-    return None

@@ -90,6 +90,19 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     return Source(path, _read_json(found), str(found), path / checkpoint.MODEL)
 
 
+def source_of(settings: TrainSettings) -> Source | None:
+    """The model that a run starts from: what it has come to itself, else what it was given, if anything.
+
+    Raises CheckpointError when it is not there or cannot be read.
+    """
+    run = settings.save_ckpt_path
+    if run is not None and checkpoint.whole_checkpoints(run):
+        return find_source(str(run), "--save-ckpt-path")
+    if settings.pretrained_ckpt_path is not None:
+        return find_source(settings.pretrained_ckpt_path)
+    return None
+
+
 def find_folder(name: str, flag: str) -> Path:
     """The model's folder that a path, a run's folder or a name on the hub stands for."""
     path = Path(name).expanduser()

@@ -71,3 +71,14 @@ def test_the_plan_says_how_often_the_corpus_is_read():
     text = describe(make_plan(settings(total_num_train_samples=65_280), 130_560))
     assert "1 steps of 65,280 examples" in text
     assert "(0.5 epochs)" in text
+
+
+def test_a_plan_of_packs_says_that_the_batch_has_grown():
+    packed = make_plan(settings(), 1000, 2.5)
+    assert "a pack holds 2.50 sequences" in describe(packed)
+    rate = {"max_learning_rate": 0.006, "reference_batch_size": 1024}
+    scaled = make_plan(settings(optimizer_opts={"name": "LAMB", "learning_rate": rate}), 1000, 2.5)
+    wanted = 0.006 * 2.5 * scaled.examples_per_step / 1024
+    assert scaled.peak_learning_rate == pytest.approx(wanted)
+    assert "a pack holds" not in describe(scaled)
+    assert "a pack holds" not in describe(make_plan(settings(), 1000))

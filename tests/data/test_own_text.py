@@ -259,6 +259,28 @@ def test_the_chain_hands_its_settings_to_the_steps(tmp_path):
     } == given
 
 
+def test_lines_that_are_too_long_for_pairs_are_warned_of(tmp_path, pieces, capsys):
+    """Sentences lose little; each document on one line loses nearly everything, which is said."""
+    lines = [[" ".join(sentences) for _ in range(2)] for sentences in documents(count=10)]
+    for name, found in (("sentences", documents(count=10)), ("lines", lines)):
+        settings = {"vocab": pieces, "sequence_length": 64, "mask_tokens": 9, "processes": 1}
+        source = write(tmp_path / f"{name}.txt", found)
+        tokenize.run(TokenizeSettings(input=source, out=tmp_path / name, **settings))
+        counts = read_manifest(tmp_path / name)["counts"]
+        told = capsys.readouterr().out
+        share = counts["tokens_cut"] / counts["tokens"]
+        if name == "lines":
+            assert share > 0.6 and f"warning: {share:.0%} of the tokens" in told
+        else:
+            assert share < 0.3 and "warning" not in told
+        read = read_corpus(tmp_path / name)
+        assert read["records"] == counts["records"]
+    source = tmp_path / "lines.txt"
+    tokenize.run(TokenizeSettings(input=source, out=tmp_path / "whole", nsp=False, **settings))
+    assert read_manifest(tmp_path / "whole")["counts"]["tokens_cut"] == 0
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_what_has_no_effect_is_refused(tmp_path, pieces):
     source = write(tmp_path / "a", documents())
     with pytest.raises(ConfigError, match="--text-field: has no effect"):

@@ -42,10 +42,10 @@ NAMES = [
 def update(w, g, m, v, step, rate, *, adam, rule):
     """Both halves of an update on a float32 copy of the weight: new weight and moments."""
     optimizer = Optimizer(numbers=adam, rules={"w": rule}, seed=0)
-    along, m, v = optimizer.direction("w", w, g, m, v, step)
+    along, m, v, squared = optimizer.along(rule, w, g, m, v, 1.0, step)
     wide = tf.cast(w, tf.float32)
-    squared = squared_norm([wide]), squared_norm([along])
-    return optimizer.moved("w", wide, along, squared, rate, 0), m, v
+    key = optimizer.key("w", 0)
+    return optimizer.moved(rule, 0, wide, along, (squared_norm([wide]), squared), rate, key), m, v
 
 
 def papers_adamw(

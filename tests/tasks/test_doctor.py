@@ -13,7 +13,7 @@ from bert_cli.config.look import DoctorSettings
 from bert_cli.data.index import write_corpus
 from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary, write_vocabulary
-from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
+from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.tasks import capacity, doctor, first_loss, machine
 from bert_cli.tasks.finding import Finding
 from bert_cli.train.checkpoint import whole_checkpoints
@@ -162,8 +162,21 @@ def test_weights_to_start_from_are_read_and_must_do_better_than_chance(trained, 
 
 
 def test_weights_that_are_not_there_are_an_error_of_checkpoints(tmp_path):
-    loss = of("first loss", built(tmp_path, pretrained_ckpt_path=tmp_path / "none"))
-    assert loss.level == "error" and loss.kind is CheckpointError
+    found = examined(tmp_path, pretrained_ckpt_path=tmp_path / "none")
+    model = of("model", found)
+    assert model.level == "error" and model.kind is CheckpointError
+    assert "none" in model.found
+
+
+def test_the_shape_is_that_of_the_model_which_the_run_starts_from(trained, tmp_path):
+    shape = [name for name in FLAGS if name.startswith("bert-config.")]
+    unsaid = {name.replace(".", "__").replace("-", "_"): False for name in shape}
+    model = trained / "run"
+    found = examined(tmp_path, pretrained_ckpt_path=model, **unsaid)
+    assert [one.found for one in found if one.level == "error"] == []
+    assert str(whole_checkpoints(model)[-1]) in of("model", found).found
+    as_said = of("memory of a run", examined(tmp_path)).figures["needed"]
+    assert of("memory of a run", found).figures["needed"] == as_said
 
 
 def test_a_loss_that_is_no_number_is_warned_of(tmp_path):
@@ -355,7 +368,7 @@ def test_the_first_of_several_errors_decides_the_exit_code(tmp_path, capsys, mon
     settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=tmp_path / "none")
     with pytest.raises(BertError) as caught:
         doctor.run(settings)
-    assert caught.type is DeviceError and caught.value.exit_code == 5
+    assert caught.type is DataError and caught.value.exit_code == DataError.exit_code
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 errors, ")
 
 

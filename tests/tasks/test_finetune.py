@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from tiny_models import write_model, write_reviews
+from tiny_models import write_as_google_did, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
@@ -85,6 +85,17 @@ def test_every_epoch_is_scored_and_the_best_checkpoint_is_kept(whole):
     best = best_of(whole)
     assert scored[int(best.name.removeprefix("step_"))] == max(scored.values())
     assert scores_of(whole)["accuracy"] == max(scored.values())
+
+
+def test_googles_checkpoint_of_the_same_weights_gives_the_same_run(place, whole, tmp_path):
+    """TensorFlow 1's file is only another form: every loss of the run is the same number."""
+    words = arguments(place, tmp_path / "run")
+    words[words.index(str(place / "model"))] = str(
+        write_as_google_did(place / "model", tmp_path / "google")
+    )
+    assert main(words) == 0
+    np.testing.assert_array_equal(losses_of(tmp_path / "run"), losses_of(whole))
+    assert predictions_of(tmp_path / "run") == predictions_of(whole)
 
 
 def test_the_score_is_the_last_line_as_one_json_object(place, whole, capsys):

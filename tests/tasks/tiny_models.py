@@ -1,6 +1,7 @@
 """Small models with random weights on disk, and small tasks for them, for the tests of the tasks."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,33 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
     write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    return folder
+
+
+def write_as_google_did(model: Path, folder: Path) -> Path:
+    """The same weights as a TensorFlow 1 checkpoint, with bert_config.json and vocab.txt beside it."""
+    import tensorflow as tf
+    from safetensors.numpy import load_file
+
+    from bert_cli.model.tf1 import NAMES
+
+    folder.mkdir()
+    shutil.copy(model / "vocab.txt", folder)
+    described = json.loads((model / "config.json").read_text())
+    kept = {name: described[name] for name in BertConfig.model_fields if name in described}
+    for name in ("layer_norm_eps", "position_embedding_type"):
+        kept.pop(name, None)
+    (folder / "bert_config.json").write_text(json.dumps(kept))
+    layers = range(described["num_hidden_layers"])
+    theirs = {row.format(n): name.format(n) for name, row in NAMES.items() for n in layers}
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        for name, value in load_file(model / "model.safetensors").items():
+            if name in theirs:
+                turned = value.T if theirs[name].endswith("/kernel") else value
+                v1.get_variable(theirs[name], initializer=turned, use_resource=False)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
     return folder
 
 
