@@ -90,10 +90,7 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Rea
     )
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    model = assemble.build_model(settings, mesh)
-    engine = assemble.build_engine(model, settings, mesh)
-    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
-    step = assemble.build_step(engine, state, settings, plan, lambda: False)
+    step = assemble.build_run(settings, mesh, plan).step
     reader = corpora.open_reader(settings, plan.examples_per_step)
     step.compile(corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size))
     assert isinstance(reader, Reader)

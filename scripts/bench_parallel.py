@@ -96,10 +96,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident("VmRSS")
     plan = make_plan(asked, None)
-    model = assemble.build_model(asked, mesh)
-    engine = assemble.build_engine(model, asked, mesh)
-    state = assemble.build_state(model, engine, mesh, asked.optimizer_opts)
-    step = assemble.build_step(engine, state, asked, plan, lambda: False)
+    model, engine, state, step = assemble.build_run(asked, mesh, plan)
     reader = corpora.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
     sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
@@ -193,7 +190,7 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
 
     asked = PretrainSettings.model_validate(settings)
     plan = make_plan(asked, None)
-    step = assemble.build_step(found["engine"], found["state"], asked, plan, lambda: False)
+    step = assemble.build_step(found["engine"], found["state"], asked, plan, assemble.never)
     bare(found["batch"], 0)
     taken: dict[str, list[float]] = {"engine": [], "bare": []}
     for number in range(settings.get("rounds", 12)):

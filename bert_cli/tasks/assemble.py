@@ -6,7 +6,7 @@ the tasks choose which.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,6 +42,34 @@ class Model:
 
     replicas: list[list[Stage]]
     weights: Mapping[str, Copies]
+
+
+class Parts(NamedTuple):
+    """What a run that trains consists of."""
+
+    model: Model
+    engine: Engine
+    state: State
+    step: Step
+
+
+def never() -> bool:
+    """Nobody asks this run to stop."""
+    return False
+
+
+def build_run(
+    settings: TrainSettings,
+    mesh: Mesh,
+    plan: Plan,
+    asked_to_stop: Callable[[], bool] = never,
+    labels: int = 2,
+) -> Parts:
+    """All parts of a run at step 0, not yet traced. Raises ConfigError for weights without a rule."""
+    model = build_model(settings, mesh, labels)
+    engine = build_engine(model, settings, mesh)
+    state = build_state(model, engine, mesh, settings.optimizer_opts)
+    return Parts(model, engine, state, build_step(engine, state, settings, plan, asked_to_stop))
 
 
 def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:

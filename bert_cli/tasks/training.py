@@ -81,12 +81,9 @@ def walk(
     began = time.monotonic()
     plan, reader = job.plan, job.reader
     say(f"plan:\n{describe(plan)}\n{_where(settings, mesh)}")
-    model = assemble.build_model(settings, mesh, job.labels)
-    engine = assemble.build_engine(model, settings, mesh)
-    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
+    model, engine, state, step = assemble.build_run(settings, mesh, plan, stop, job.labels)
     peers = engine.peers
     claims.enter_context(Watchdog(peers, settings.cluster.say_waiting_after_seconds))
-    step = assemble.build_step(engine, state, settings, plan, stop)
     if settings.compile_only:
         _compile(step, job.sample, began)
         peers.meet()

@@ -75,10 +75,7 @@ def built(settings: PretrainSettings, moves: bool = True) -> tuple[Engine, State
     """Engine, state, step and reader of a run, traced; without the update when nothing will move."""
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    model = assemble.build_model(settings, mesh)
-    engine = assemble.build_engine(model, settings, mesh)
-    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
-    step = assemble.build_step(engine, state, settings, plan, lambda: False)
+    _, engine, state, step = assemble.build_run(settings, mesh, plan)
     reader = corpora.open_reader(settings, plan.examples_per_step)
     sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
     if moves:
