@@ -254,6 +254,7 @@ def _write_hf_files(model: Opened, folder: Path) -> None:
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         save_file(tensors, folder / checkpoint.MODEL, metadata={"format": "pt"})
     _write_beside(model, folder)
+    shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
 
 
 def _write_beside(model: Opened, folder: Path) -> None:

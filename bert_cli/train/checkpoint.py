@@ -195,6 +195,9 @@ def _write(partial: Path, state: State, form: Format) -> None:
     save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
     save_file(dict(_moments(state)), partial / OPTIMIZER)
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
+    for name in (MODEL, OPTIMIZER):
+        # safetensors lets nobody but the owner read what it writes, whatever the umask says.
+        shutil.copymode(partial / "config.json", partial / name)
     for file in form.tokenizer_files:
         shutil.copyfile(file, partial / file.name)
 

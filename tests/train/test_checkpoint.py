@@ -231,6 +231,12 @@ def test_every_byte_of_the_four_things_comes_back(precision, tmp_path):
     assert (other.step, other.loss_scale) == (41, SCALE)
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(tiny, saved):
+    """On a cluster others open a run's models."""
+    modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
+    assert {*modes.values()} == {modes["config.json"]}
+
+
 def test_the_same_step_saved_again_is_left_as_it_is(tiny, saved):
     before = {file.name: file.stat().st_mtime_ns for file in saved.iterdir()}
     assert save(saved.parent, *tiny[1:]) == saved
