@@ -91,7 +91,8 @@ def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping
     if item["type"] == "extra_forbidden":
         steps.append(str(item["loc"][-1]))
     where = ".".join(steps)
-    origin = origin_of(where, origins)
+    # What is given by its place has no flag to be named.
+    origin = "" if is_positional(settings, where) else origin_of(where, origins)
     place = f"{where} ({origin})" if where and origin else where or origin
     if item["type"] == "extra_forbidden":
         siblings = [

@@ -443,7 +443,9 @@ def test_a_cache_is_for_records_at_an_address(where, tmp_path):
 )
 def test_an_address_where_a_folder_of_this_machine_must_be_is_refused_as_it_was_given(kind, words):
     address = next(word for word in words if "://" in word)
-    with pytest.raises(ConfigError, match=f"{address} is an address, .*; copy them here first"):
+    with pytest.raises(
+        ConfigError, match=rf"^\w+: {address} is an address, .*; copy them here first"
+    ):
         load(kind, words, "bert")
 
 

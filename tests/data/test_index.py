@@ -413,3 +413,12 @@ def test_a_broken_corpus_json_of_another_tools_records_is_written_again_with_the
     (tmp_path / "corpus.json").unlink()
     run(settings(tmp_path, Path(vocab)))
     assert read_corpus(tmp_path)["records"]
+
+
+def test_how_often_text_was_gone_through_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.tfrecord", 4)
+    plain = write_corpus(tmp_path, DESCRIBED)
+    told = write_corpus(tmp_path, DESCRIBED | {"duplication_factor": 5})
+    assert told["fingerprint"] == plain["fingerprint"]
+    run(settings(tmp_path))
+    assert read_corpus(tmp_path)["duplication_factor"] == 5

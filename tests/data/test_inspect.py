@@ -400,7 +400,5 @@ def test_records_at_an_address_are_looked_at_through_a_copy(tmp_path, capsys):
     cache = ["--dataset-cache", tmp_path / "cache"]
     assert f"file://{folder}: 100 dynamic records" in looked_at(capsys, f"file://{folder}", *cache)
     assert list((tmp_path / "cache").rglob("corpus.json"))
-    with pytest.raises(
-        ConfigError, match=r"dataset_cache .* has no effect on a folder of this"
-    ):
+    with pytest.raises(ConfigError, match=r"dataset_cache .* has no effect on a folder of this"):
         looked_at(capsys, folder, *cache)

@@ -100,11 +100,16 @@ def test_a_vocabulary_without_a_special_token_is_refused(folder):
             {"do_lower_case": False, "strip_accents": False},
         ),
         (
-            {"do_lower_case": True},
+            {"model_max_length": 512},
             {"type": "BertNormalizer", "lowercase": False, "strip_accents": True},
             {"do_lower_case": False, "strip_accents": True},
         ),
-        ({"do_lower_case": True}, {"type": "NFC"}, {}),
+        (
+            {"do_lower_case": True},
+            {"type": "BertNormalizer", "lowercase": False},
+            {"do_lower_case": True, "strip_accents": True},
+        ),
+        (None, {"type": "NFC"}, {}),
         ({"model_max_length": 512}, None, {}),
     ],
 )
