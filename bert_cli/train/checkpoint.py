@@ -226,11 +226,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def resume(
-    path: Path,
-    state: State,
-    form: Format,
-    fixed: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
+    path: Path, state: State, form: Format, fixed: Mapping[str, Any], settings: Any = None
 ) -> None:
     """Put a checkpoint of this run into `state`.
 
