@@ -6,11 +6,22 @@ depends on files is checked by the step that opens them.
 """
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import CliPositionalArg
+
+from bert_cli.config.mistakes import is_said
 
 
 def _cores() -> int:
@@ -23,10 +34,29 @@ SPLITTER_NAMES = AliasChoices("sentence_splitter", "splitter")
 """The flag and the name that it had before."""
 
 
+def is_remote(name: str) -> bool:
+    """Whether a folder of records is named by an address, as `s3://bucket/records`."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)", name) is not None
+
+
 class DataSettings(BaseModel):
-    """What every data step has in common: frozen, and no key it does not know."""
+    """What every data step has in common: frozen, no key it does not know, paths of this machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _paths_are_on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
+        """A `~` that the shell left is expanded; an address is no path, which would swallow a slash."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
+            return value
+        if is_remote(str(value)):
+            raise ValueError(
+                f"{value} is an address, and this is done with files; copy them here first, as with "
+                "`aws s3 cp --recursive` or `gsutil cp -r`"
+            )
+        return os.path.expanduser(value)
 
 
 class TextSettings(DataSettings):
@@ -69,7 +99,7 @@ class ExecutorSettings(DataSettings):
 def packed_predictions(
     sequence_length: int, sequences: int, predictions: int, probability: float | None
 ) -> int:
-    """Masked places that a pack of at most N sequences has room for: none of it can have more.
+    """Masked places that a pack of at most C sequences has room for: none of it can have more.
 
     A sequence has at most P of them, and `max(1, round(probability length))`, which is at most one
     more than its share. `probability` is None for records that do not say how they were masked.
@@ -94,7 +124,7 @@ class Masking(DataSettings):
     @model_validator(mode="after")
     def _settings_of_spans_have_spans(self) -> "Masking":
         for name in ("span_stop", "longest_span"):
-            if name in self.model_fields_set and self.unit != "span":
+            if is_said(self, name) and self.unit != "span":
                 raise ValueError(
                     f"{name} ({getattr(self, name)}): has no effect with unit {self.unit!r}; leave it out "
                     "or choose unit 'span'"
@@ -166,6 +196,20 @@ class PreprocessSettings(TextSettings, ExecutorSettings):
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
     """Drop documents, beside equal ones, that share this much of their runs of five words with an
     earlier one (0.8 say; needs the extra of that name)."""
+
+    @model_validator(mode="after")
+    def _language_has_an_effect(self) -> "PreprocessSettings":
+        check_language(self)
+        return self
+
+
+def check_language(settings: "PreprocessSettings | DataChainSettings") -> None:
+    """Refuse a language where nothing depends on it."""
+    if settings.sentence_splitter == "lines" and is_said(settings, "language"):
+        raise ValueError(
+            f"language ({settings.language}): has no effect with sentence_splitter 'lines', which splits no "
+            "line; leave it out or choose another splitter"
+        )
 
 
 def check_recipe(settings: "TokenizeSettings | DataChainSettings") -> None:
@@ -323,6 +367,7 @@ class DataChainSettings(ExecutorSettings):
     @model_validator(mode="after")
     def _recipe_is_possible(self) -> "DataChainSettings":
         check_recipe(self)
+        check_language(self)
         return self
 
 

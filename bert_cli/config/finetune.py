@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
 
+from bert_cli.config.mistakes import is_said
 from bert_cli.config.parallel import Positive, Settings
 from bert_cli.config.schema import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 
@@ -231,8 +232,8 @@ class ClassifySettings(FinetuneSettings):
     def _one_text_or_two(self) -> "ClassifySettings":
         if not 1 <= len(self.text_column) <= 2:
             raise ValueError(f"text_column names {len(self.text_column)} columns; give one or two")
-        if "held_out_share" in self.model_fields_set and self.validation_file is not None:
+        if is_said(self, "held_out_share") and self.validation_file is not None:
             raise ValueError("held_out_share has no effect with validation_file; leave one out")
-        if "held_out_share" in self.model_fields_set and not self.do_validation:
+        if is_said(self, "held_out_share") and not self.do_validation:
             raise ValueError("held_out_share has no effect without do_validation; leave it out")
         return self

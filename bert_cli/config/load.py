@@ -18,7 +18,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from bert_cli.config.help import LEVELS, help_of
-from bert_cli.config.mistakes import flag_mistake, is_positional, mistake, origin_of
+from bert_cli.config.mistakes import (
+    flag_mistake,
+    is_positional,
+    mistake,
+    origin_of,
+    worth_saying,
+)
 from bert_cli.config.terminal import tell
 from bert_cli.errors import ConfigError
 
@@ -327,7 +333,8 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
     try:
         return settings.model_validate(loaded.values)
     except ValidationError as error:
-        lines = [mistake(settings, item, loaded.origins) for item in error.errors()]
+        items = worth_saying(error.errors())
+        lines = [mistake(settings, item, loaded.origins) for item in items]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 

@@ -4,13 +4,15 @@ None changes anything but the files that it is told to write. `bert doctor` take
 `bert pretrain`, so a run's own command line with another first word is its check.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import CliPositionalArg, CliSuppress
 
-from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.data import DataSettings, Masking, is_remote
+from bert_cli.config.mistakes import is_said
 from bert_cli.config.parallel import Positive, Settings
 from bert_cli.config.schema import PretrainSettings
 
@@ -33,8 +35,11 @@ class InspectSettings(DataSettings):
     Example: bert inspect data/wikipedia/128 --sample 200000 --json figures.json
     """
 
-    folder: CliPositionalArg[Path]
-    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` leaves it."""
+    folder: CliPositionalArg[str]
+    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` leaves it, or the address of
+    one (s3://...)."""
+    dataset_cache: Path = Path("~/.cache/bert/records")
+    """Where records from object storage are kept on this machine's disk, as for `bert pretrain`."""
     examples: int = Field(3, ge=0)
     """Examples to show as text."""
     sample: int = Field(20_000, ge=1)
@@ -46,6 +51,21 @@ class InspectSettings(DataSettings):
     """How dynamic records are masked for the figures: give what the run will have."""
     json_file: Path | None = Field(None, alias="json")
     """Also write every figure to this file, as JSON; `-` prints that, instead of the text."""
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _is_a_folder_or_an_address(cls, value: Any) -> Any:
+        text = str(value) if isinstance(value, Path) else value
+        is_path = isinstance(text, str) and not is_remote(text)
+        return os.path.expanduser(text) if is_path else text
+
+    @model_validator(mode="after")
+    def _a_cache_has_something_to_keep(self) -> "InspectSettings":
+        if is_said(self, "dataset_cache") and not is_remote(self.folder):
+            raise ValueError(
+                f"dataset_cache ({self.dataset_cache}) has no effect on a folder of this machine; leave it out"
+            )
+        return self
 
 
 class DoctorSettings(PretrainSettings):

@@ -6,24 +6,33 @@ value came from, and the nearest name that there is.
 
 import difflib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from bert_cli.config.options import is_by_place
 
 
-def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
-    """Dotted path of every setting of a class, groups included."""
+def is_said(settings: BaseModel, name: str) -> bool:
+    """Whether a setting was given and is not its default, which a run writes into its settings.json too."""
+    default = type(settings).model_fields[name].get_default(call_default_factory=False)
+    return name in settings.model_fields_set and getattr(settings, name) != default
+
+
+def field_paths(settings: type[BaseModel], above: str = "", *, in_lists: bool = False) -> list[str]:
+    """Dotted path of every setting of a class, groups included, and with `in_lists` groups in lists."""
     paths: list[str] = []
     for name, about in settings.model_fields.items():
         name = about.alias or name
         path = f"{above}.{name}" if above else name
         paths.append(path)
-        for kind in (about.annotation, *getattr(about.annotation, "__args__", ())):
+        kinds = [about.annotation, *get_args(about.annotation)]
+        if in_lists:
+            kinds += [kind for one in kinds if get_origin(one) is list for kind in get_args(one)]
+        for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                paths += field_paths(kind, path)
+                paths += field_paths(kind, path, in_lists=in_lists)
     return paths
 
 
@@ -59,22 +68,39 @@ def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
     return "\n".join(lines)
 
 
+def worth_saying(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The mistakes without those of a choice that was not made: of `str | list` where a list was given."""
+
+    def is_of_another_choice(item: Mapping[str, Any]) -> bool:
+        place = item["loc"]
+        return item["type"].endswith("_type") and any(
+            len(other["loc"]) > len(place) and other["loc"][: len(place) - 1] == place[:-1]
+            for other in items
+            if len(place) > 1
+        )
+
+    return [item for item in items if not is_of_another_choice(item)]
+
+
 def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """What to say of a setting that did not pass; `item` is pydantic's account of it."""
-    valid = field_paths(settings)
+    valid = field_paths(settings, in_lists=True)
     # A union's branch ("float", "literal['dynamic']") is pydantic's name for a choice, not a place.
     steps: list[str] = []
     for step in map(str, item["loc"]):
-        if ".".join([*steps, step]) in valid or step.isdigit() or item["type"] == "extra_forbidden":
+        if _bare([*steps, step]) in valid or step.isdigit():
             steps.append(step)
+    if item["type"] == "extra_forbidden":
+        steps.append(str(item["loc"][-1]))
     where = ".".join(steps)
-    origin = origin_of(where, origins)
+    # What is given by its place has no flag to be named.
+    origin = "" if is_positional(settings, where) else origin_of(where, origins)
     place = f"{where} ({origin})" if where and origin else where or origin
     if item["type"] == "extra_forbidden":
         siblings = [
             path.rpartition(".")[2]
             for path in valid
-            if path.rpartition(".")[0] == where.rpartition(".")[0]
+            if path.rpartition(".")[0] == _bare(steps[:-1])
         ]
         near = difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.5)
         anywhere = [path for path in valid if path.rpartition(".")[2] == steps[-1]]
@@ -88,6 +114,8 @@ def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping
         return f"{place}: no such setting; {hint}"
     if item["type"] == "missing":
         flag = where if is_positional(settings, where) else "--" + where.replace("_", "-")
+        if any(step.isdigit() for step in steps):
+            return f"{place}: is not given; set it there"
         return f"{where}: is not given; give {flag}" + (
             " or set it in the config" if "about" in valid else ""
         )
@@ -101,6 +129,11 @@ def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping
         return f"{place}: {message}" if place else message
     message = message[:1].lower() + message[1:]
     return f"{place}: got {item['input']!r}; {message}"
+
+
+def _bare(steps: Sequence[str]) -> str:
+    """A dotted path without the numbers of what is in lists."""
+    return ".".join(step for step in steps if not step.isdigit())
 
 
 def origin_of(where: str, origins: Mapping[str, str]) -> str:

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliSuppress
 
+from bert_cli.config.mistakes import is_said
+
 Positive = Annotated[int, Field(ge=1)]
 
 BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
@@ -83,7 +85,7 @@ class Parallel(Settings):
 
     @model_validator(mode="after")
     def _recompute_by_has_an_effect(self) -> "Parallel":
-        if "recompute_by" in self.model_fields_set and not self.recompute:
+        if is_said(self, "recompute_by") and not self.recompute:
             raise ValueError(
                 f"recompute_by ({self.recompute_by}) has no effect without recompute; give both or neither"
             )

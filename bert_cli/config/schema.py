@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bert_cli.config.data import Masking, packed_predictions
+from bert_cli.config.data import Masking, is_remote, packed_predictions
+from bert_cli.config.mistakes import is_said
 from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -220,7 +221,7 @@ class TrainSettings(Settings):
                 "weights are float32; leave it out or choose precision float16"
             )
         options = self.optimizer_opts
-        if options.name == "AdamW" and "no_layer_adaptation" in options.model_fields_set:
+        if options.name == "AdamW" and is_said(options, "no_layer_adaptation"):
             raise ValueError(
                 "optimizer_opts.no_layer_adaptation has no effect with AdamW, which adapts no layer; leave it out"
             )
@@ -327,11 +328,29 @@ class PretrainSettings(TrainSettings):
                 f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
             )
         for name in ("evaluate_every_steps", "evaluation_examples"):
-            if name in self.model_fields_set and self.validation_dir is None:
+            if is_said(self, name) and self.validation_dir is None:
                 raise ValueError(
                     f"{name} has no effect without validation_dir; give both or neither"
                 )
+        if self.generated_dataset and self.length_bins is not None:
+            raise ValueError(
+                f"length_bins ({self.length_bins}) has no effect with generated_dataset, whose examples are of all "
+                "lengths; leave it out"
+            )
+        self._a_cache_has_something_to_keep()
         return self
+
+    def _a_cache_has_something_to_keep(self) -> None:
+        usual: Path = PretrainSettings.model_fields["dataset_cache"].default
+        given = self.dataset_dir if isinstance(self.dataset_dir, list) else [self.dataset_dir]
+        named = [one.path if isinstance(one, WeightedCorpus) else one for one in given]
+        if self.dataset_cache.expanduser() == usual.expanduser():
+            return
+        if not any(name is not None and is_remote(name) for name in (*named, self.validation_dir)):
+            raise ValueError(
+                f"dataset_cache ({self.dataset_cache}) has no effect without records at an address, as "
+                "s3://bucket/records, in dataset_dir or validation_dir; leave it out"
+            )
 
 
 class PlanSettings(PretrainSettings):

@@ -6,7 +6,9 @@ shard whose worker dies is done again by another one; nothing else is. At most t
 as the cluster has threads are under way, and workers may come and go during a run.
 """
 
+import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Generator, Iterable, Iterator
@@ -27,6 +29,8 @@ DEATHS = 3
 """Processes that may die over one shard before it is called the cause. Of whole workers dask counts
 as many (`distributed.scheduler.allowed-failures`)."""
 SECONDS_TO_ANSWER = 30
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
+"""host:port, or with a protocol before it."""
 SECONDS_BETWEEN_LOOKS = 10
 
 
@@ -79,17 +83,44 @@ def _connect(scheduler: str) -> "Client":
         raise ConfigError(
             "executor (dask): needs the extra 'dask'; pip install 'bert-cli[dask]'"
         ) from None
-    where: dict[str, Any] = {"address": scheduler}
-    if os.path.isfile(scheduler):
-        where = {"scheduler_file": scheduler}
+    address = _address_of(scheduler)
+    # Made before it begins: one that could not begin is closed here, or it hangs when it is removed.
+    client = Client.__new__(Client)
     try:
-        return Client(**where, timeout=SECONDS_TO_ANSWER, set_as_default=False, name="bert")
+        client.__init__(  # type: ignore[misc]
+            address, timeout=SECONDS_TO_ANSWER, set_as_default=False, name="bert"
+        )
     except (OSError, ValueError, KeyError) as error:
+        with suppress(Exception):
+            client.close()
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             f"scheduler ({scheduler}): cannot be reached ({told}); start `dask scheduler` and give "
             "the address that it prints, as tcp://HOST:8786"
         ) from None
+    return client
+
+
+def _address_of(scheduler: str) -> str:
+    """The address that is given, or that a file has. ConfigError for what is neither."""
+    path = os.path.expanduser(scheduler)
+    if not os.path.isfile(path):
+        if ADDRESS.fullmatch(scheduler):
+            return scheduler
+        raise ConfigError(
+            f"scheduler ({scheduler}): is neither a file that is there nor an address; give the one that "
+            "`dask scheduler` prints, as tcp://HOST:8786, or the file of its --scheduler-file"
+        )
+    try:
+        address: Any = json.loads(Path(path).read_text(encoding="utf-8"))["address"]
+        if not ADDRESS.fullmatch(address):
+            raise ValueError(f"address {address!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"scheduler ({scheduler}): is not a file that `dask scheduler --scheduler-file` wrote "
+            f"({type(error).__name__}: {error}); give that one, or the address that it prints"
+        ) from None
+    return str(address)
 
 
 def _pickled(convert: Convert) -> bytes:

@@ -4,7 +4,7 @@ The sequences of a pack stand one after another from its first place. So the rea
 packs, read row by row, are those of its sequences, read one by one, and a column of packs is one
 masked assignment.
 
-Shapes: B packs, R sequences in the order of their packs, S places, P masked places, N most sequences
+Shapes: B packs, R sequences in the order of their packs, S places, P masked places, C most sequences
 of a pack.
 """
 
@@ -28,13 +28,13 @@ FIELDS = (
     "masked_lm_positions",  # [P]
     "masked_lm_ids",  # [P]
     "masked_lm_weights",  # [P]
-    "next_sentence_labels",  # [] or, of a pack, [N]
+    "next_sentence_labels",  # [] or, of a pack, [C]
     "next_sentence_weights",  # the same: 0 where there is no such label
 )
 PACKED_FIELDS = (
     *FIELDS,
     "position_ids",  # [S] from 0 in each sequence
-    "next_sentence_positions",  # [N] the place of each sequence's [CLS]
+    "next_sentence_positions",  # [C] the place of each sequence's [CLS]
 )
 
 
@@ -57,13 +57,13 @@ def pack_columns(
     """Put sequences, masked one by one, into packs: the first count of them into the first, ...
 
     `sequences` has the columns of unpacked examples, whose tokens come before their padding.
-    `predictions` are those of a pack and `most` is N. DataError when a pack has more tokens or
+    `predictions` are those of a pack and `most` is C. DataError when a pack has more tokens or
     predictions than there is room for.
     """
     ends_R = np.cumsum(lengths_R, dtype=np.int64)
     totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
     starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
-    there_BN = np.arange(most) < counts_B[:, None]
+    there_BC = np.arange(most) < counts_B[:, None]
     number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
     is_token_RS = np.arange(sequences["input_ids"].shape[1]) < lengths_R[:, None]
     filled_BS = np.arange(sequence_length) < totals_B[:, None]
@@ -93,10 +93,10 @@ def pack_columns(
     for name in ("masked_lm_ids", "masked_lm_weights"):
         put(name, sequences[name][is_masked_RP], used_BP, 0)
 
-    put("next_sentence_positions", starts_R, there_BN, 0)
-    put("next_sentence_labels", sequences["next_sentence_labels"], there_BN, 0)
+    put("next_sentence_positions", starts_R, there_BC, 0)
+    put("next_sentence_labels", sequences["next_sentence_labels"], there_BC, 0)
     weights_R = label_weights(sequences["next_sentence_labels"], next_sentence)
-    put("next_sentence_weights", weights_R, there_BN, 0)
+    put("next_sentence_weights", weights_R, there_BC, 0)
     return {name: packed[name] for name in PACKED_FIELDS}
 
 

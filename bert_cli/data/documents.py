@@ -180,7 +180,8 @@ def _decoded(raw: bytes, part: Part, place: int) -> str:
 
 def _texts(part: Part, field: str) -> Iterator[str]:
     """The texts of JSON lines or of a Parquet file's rows; a null is a document without text."""
-    yield from (_json_texts if part.format == "json-lines" else _parquet_texts)(part, field)
+    for text in (_json_texts if part.format == "json-lines" else _parquet_texts)(part, field):
+        yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
 def _json_texts(part: Part, field: str) -> Iterator[str]:
@@ -190,9 +191,10 @@ def _json_texts(part: Part, field: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(
-                f"{part.path} (line {line_at(part, place)}): is not JSON ({error}); mend that line"
+                f"{part.path} (line {line_at(part, place)}): is not JSON ({why}); mend that line"
             ) from None
         if not isinstance(row, dict) or field not in row:
             has = (
@@ -205,7 +207,20 @@ def _json_texts(part: Part, field: str) -> Iterator[str]:
         value = row[field]
         if not isinstance(value, str | None):
             raise _no_text(f"{part.path} (line {line_at(part, place)})", field, value)
+        if "\\u" in line:
+            _refuse_half_letters(value or "", part, place)
         yield value or ""
+
+
+def _refuse_half_letters(text: str, part: Part, place: int) -> None:
+    """DataError for a surrogate alone: of the two escapes that make a letter one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{part.path} (line {line_at(part, place)}): has \\u{ord(text[error.start]):04x}, which is "
+            "half of a letter; mend that line"
+        ) from None
 
 
 def _no_text(where: str, field: str, value: Any) -> DataError:

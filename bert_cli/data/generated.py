@@ -1,8 +1,9 @@
 """Made-up examples in the shape of real ones, to try a machine or a layout without data.
 
 Tokens are uniform noise, so there is nothing to learn but the label frequencies. Ids 0 to 4 stand for
-the special tokens. A quarter of the examples is shorter than S and padded; a pack has one to N
-sequences that share its places at random, and in a quarter of the packs leave some.
+the special tokens; of the others every fourth continues a word, where words or spans are masked. A
+quarter of the examples is shorter than S and padded; a pack has one to C sequences that share its
+places at random, and in a quarter of the packs leave some.
 """
 
 import numpy as np
@@ -21,6 +22,8 @@ BLOCK = 1024
 """Examples made at once."""
 SHORTEST = 6
 """Tokens of a sequence at least."""
+CONTINUES = 4
+"""One of so many tokens continues a word, where whole words are masked."""
 
 
 class GeneratedReader:
@@ -36,13 +39,12 @@ class GeneratedReader:
         sequence_length: int,
         predictions: int,
         max_sequences_per_pack: int = 1,
-        probability: float = 0.15,
+        masking: Masking | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         """Make up examples, or packs of at most `max_sequences_per_pack` sequences.
 
-        `probability` is the share of tokens that are to be predicted, single ones always.
         Raises ConfigError for a step that is no whole number of micro-batches in each part, and for
         too few words or places.
         """
@@ -62,9 +64,10 @@ class GeneratedReader:
         self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
         self.part, self.parts = part, parts
         self.sequence_length, self.predictions = sequence_length, predictions
-        self._masking = Masking(probability=probability)
+        self._masking = masking or Masking()
+        self._is_continuation = np.arange(vocab_size) % CONTINUES == CONTINUES - 1
         self.masked_places = packed_predictions(
-            sequence_length, self.most, predictions, probability
+            sequence_length, self.most, predictions, self._masking.probability
         )
         """Places of the masked_lm columns."""
         packs = "" if self.most == 1 else f" N {self.most}"
@@ -100,18 +103,18 @@ class GeneratedReader:
         # Every sequence has its least, and a random part of what is left before it; the last of three
         # packs in four all of it.
         left_B = self.sequence_length - SHORTEST * counts_B
-        lengths_BN = np.zeros((len(keys_B), self.most), np.int64)
+        lengths_BC = np.zeros((len(keys_B), self.most), np.int64)
         for number in range(self.most):
             there_B = number < counts_B
             more_B = drawn[2 + number] % (left_B + 1)
             is_last_B = (number == counts_B - 1) & (drawn[1] % 4 > 0)
             more_B = np.where(there_B, np.where(is_last_B, left_B, more_B), 0)
-            lengths_BN[:, number] = np.where(there_B, SHORTEST + more_B, 0)
+            lengths_BC[:, number] = np.where(there_B, SHORTEST + more_B, 0)
             left_B = left_B - more_B
-        lengths_R = lengths_BN[lengths_BN > 0]
+        lengths_R = lengths_BC[lengths_BC > 0]
         keys_R = mix(
             np.repeat(keys_B, counts_B)
-            + (np.nonzero(lengths_BN)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
+            + (np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
         )
         return pack_columns(
             self._sequences(keys_R, lengths_R),
@@ -147,6 +150,7 @@ class GeneratedReader:
             vocab_size=self.vocab_size,
             predictions=self.predictions,
             masking=self._masking,
+            is_continuation=self._is_continuation,
         )
 
 

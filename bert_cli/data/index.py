@@ -22,7 +22,7 @@ import numpy.typing as npt
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.checksums import Checksums, checksums
 from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
-from bert_cli.data.ledger import Stats, versions_of, write_json_atomically
+from bert_cli.data.ledger import Stats, recorded_step, versions_of, write_json_atomically
 from bert_cli.data.records import (
     FRAME_BYTES,
     STATIC_FEATURES,
@@ -34,6 +34,7 @@ from bert_cli.data.records import (
 from bert_cli.data.shards import in_threads, summary
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import (
+    VOCAB_FILE,
     Vocabulary,
     find_vocabulary,
     tokenizer_config,
@@ -60,6 +61,10 @@ DESCRIPTION = (
 )
 # What only some records have: labels of pairs unless it is false; packs of several sequences.
 OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
+# What some say beside, and what is no part of the fingerprint, which older folders have without it.
+BESIDE = ("duplication_factor",)
+COPY_LOCK = ".lock"
+"""Lies in a folder that is a copy of one at an address."""
 
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
@@ -199,7 +204,7 @@ def _write_indexes(stale: list[Path], processes: int) -> int:
 def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
     """Write corpus.offsets and then corpus.json of a folder whose files are all indexed.
 
-    `description` has the keys of DESCRIPTION and any of OPTIONAL. Returns the content of
+    `description` has the keys of DESCRIPTION and any of OPTIONAL and BESIDE. Returns the content of
     corpus.json. Its fingerprint is a hash of format, lengths, vocabulary and each file's name, size
     and index: it changes when any record's place or size does. There is a checksum of each file's
     bytes, too, by which copies of the folder are verified. Raises DataError for a file without a
@@ -227,7 +232,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     os.replace(beside, folder / OFFSETS)
     corpus: dict[str, Any] = {key: description[key] for key in DESCRIPTION}
     more = {key: description[key] for key in OPTIONAL if key in description}
-    corpus |= more
+    corpus |= more | {key: description[key] for key in BESIDE if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
         raise DataError(f"folder ({folder}): its {len(files)} files hold no records; rebuild them")
@@ -253,26 +258,50 @@ def read_corpus(folder: Path) -> dict[str, Any]:
     _refuse_unfinished(folder)
     try:
         corpus: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(corpus, dict):
+            raise ValueError(f"a {type(corpus).__name__}, no object")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path}: does not exist; give a folder of records that `bert tokenize` or `bert index` "
             "has finished"
         ) from None
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); run `bert index {folder}`") from None
+        raise DataError(f"{path}: is not JSON ({error}); {_remedy(folder)}") from None
     missing = [
         key for key in (*DESCRIPTION, "files", "records", "fingerprint") if key not in corpus
     ]
     if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}; remove it and run `bert index`")
+        raise DataError(f"{path}: lacks {', '.join(missing)}; {_remedy(folder)}")
     return corpus
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether a folder is a copy of one at an address, which is fetched again when it is gone."""
+    return (folder / COPY_LOCK).exists()
+
+
+def _remedy(folder: Path) -> str:
+    """What brings a corpus.json back that cannot be read, by who wrote it."""
+    if is_copy(folder):
+        return f"remove {folder}, it will be fetched again"
+    step = recorded_step(folder)
+    if step is not None:
+        return (
+            f"remove it and run the same `bert {step}` again, which keeps the records and writes it"
+        )
+    vocab = folder / VOCAB_FILE
+    return (
+        f"remove it and run `bert index {folder} --vocab {vocab if vocab.exists() else 'vocab.txt'}`, with "
+        "the vocabulary that the records were made with"
+    )
 
 
 def _refuse_unfinished(folder: Path) -> None:
     """An older corpus.json must not stand for records that are being made again."""
     if (folder / ".done").exists() and not (folder / STEP_MANIFEST).exists():
+        step = recorded_step(folder) or "tokenize"
         raise DataError(
-            f"folder ({folder}): `bert tokenize` has not finished in it; run it again to go on"
+            f"folder ({folder}): `bert {step}` has not finished in it; run it again to go on"
         )
 
 
@@ -285,7 +314,7 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
             raise DataError(
                 f"vocab ({vocab}): is not the vocabulary that {folder / CORPUS} names; leave it out"
             )
-        return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL) if key in corpus}
+        return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *BESIDE) if key in corpus}
     if vocab is None:
         raise DataError(
             f"folder ({folder}): has no corpus.json, so another tool made its records; "

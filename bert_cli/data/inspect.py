@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bert_cli.config import terminal
+from bert_cli.config.data import is_remote
 from bert_cli.config.look import InspectSettings
+from bert_cli.config.mistakes import is_said
 from bert_cli.data.disk import amount
 from bert_cli.data.ledger import MANIFEST, give_json, is_printed, read_manifest
 from bert_cli.data.permutation import record_at
 from bert_cli.data.reader import BLOCK, Reader
+from bert_cli.data.remote import local_copy
 from bert_cli.data.statistics import Batch, Tally, labels_of, unmasked, words_of
 from bert_cli.data.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.errors import ConfigError, DataError
@@ -101,8 +104,11 @@ def run(settings: InspectSettings) -> None:
 
 
 def _open(settings: InspectSettings) -> tuple[Reader, Vocabulary]:
+    folder = Path(settings.folder)
+    if is_remote(settings.folder):
+        folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
     reader = Reader(
-        settings.folder,
+        folder,
         seed=settings.seed,
         examples_per_step=1,
         micro_batch_size=1,
@@ -110,12 +116,12 @@ def _open(settings: InspectSettings) -> tuple[Reader, Vocabulary]:
     )
     if not len(reader):
         raise DataError(f"folder ({settings.folder}): holds no records; rebuild it")
-    if not reader.is_dynamic and "masking" in settings.model_fields_set:
+    if not reader.is_dynamic and is_said(settings, "masking"):
         raise ConfigError(
             f"masking: has no effect on {settings.folder}, whose records are static and masked already; "
             "leave it out"
         )
-    vocabulary = read_vocabulary(settings.folder / VOCAB_FILE)
+    vocabulary = read_vocabulary(folder / VOCAB_FILE)
     if vocabulary.sha256 != reader.corpus["vocab_sha256"]:
         raise DataError(
             f"{vocabulary.path}: is not the vocabulary that the records were made with; bring it back"
@@ -123,13 +129,13 @@ def _open(settings: InspectSettings) -> tuple[Reader, Vocabulary]:
     return reader, vocabulary
 
 
-def _of_the_folder(folder: Path, reader: Reader) -> dict[str, Any]:
+def _of_the_folder(name: str, reader: Reader) -> dict[str, Any]:
     """Figures of all records, from corpus.json and the manifest of the step that made them."""
     corpus = reader.corpus
     files = corpus["files"]
     size = sum(file["bytes"] for file in files)
     return {
-        "folder": str(folder),
+        "folder": name,
         "format": corpus["format"],
         "records": len(reader),
         "sequence_length": reader.sequence_length,
@@ -139,15 +145,17 @@ def _of_the_folder(folder: Path, reader: Reader) -> dict[str, Any]:
         "bytes_per_record": size / len(reader),
         "files": len(files),
         "largest_shard_share": max(file["records"] for file in files) / len(reader),
-        "copies": _copies(folder, corpus),
+        "copies": copies_of(reader.folder, corpus),
     }
 
 
-def _copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
+def copies_of(folder: Path, corpus: Mapping[str, Any]) -> int | None:
     """How often the text was gone through for static records; None where nobody says."""
-    if corpus["format"] != "static" or not (folder / MANIFEST).is_file():
+    if corpus["format"] != "static":
         return None
-    copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
+    copies = corpus.get("duplication_factor")
+    if copies is None and (folder / MANIFEST).is_file():
+        copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
     return copies if isinstance(copies, int) else None
 
 
@@ -311,7 +319,7 @@ def told(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[tuple[str, 
     from rich.text import Text
 
     sequence_S, segments_S = batch["input_mask"][row], batch["segment_ids"][row]
-    labels_BN, counts_BN = labels_of(batch)
+    labels_BC, counts_BC = labels_of(batch)
     original_S, read_S = unmasked(batch)[row], batch["input_ids"][row]
     chosen = batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist()
     most = int(sequence_S.max(initial=0))
@@ -319,8 +327,8 @@ def told(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[tuple[str, 
         places = np.flatnonzero(sequence_S == number).tolist()
         inside = set(chosen) & set(places)
         about = f"{len(places)} tokens, {len(inside)} to be predicted"
-        if counts_BN[row, number - 1]:
-            about += f", B is {'a random' if labels_BN[row, number - 1] else 'the actual'} next"
+        if counts_BC[row, number - 1]:
+            about += f", B is {'a random' if labels_BC[row, number - 1] else 'the actual'} next"
         yield "", Text(about if most == 1 else f"sequence {number}: {about}")
         for segment, name in ((0, "A"), (1, "B")):
             here = [place for place in places if segments_S[place] == segment]

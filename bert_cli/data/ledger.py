@@ -84,6 +84,8 @@ class Ledger:
     ) -> None:
         self.out, self.step = out, step
         self.done, self.partial = out / ".done", out / ".partial"
+        # What is removed to begin anew: a hidden folder is part of the step whose OUT it lies in.
+        self.whole = out.parent if out.name.startswith(".") else out
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.versions = versions_of(packages)
         self.order: dict[str, int] = {}
@@ -136,11 +138,16 @@ class Ledger:
                 )
             return False
         entry = json.loads(marker.read_text(encoding="utf-8"))
-        if entry["inputs"] != _fingerprint(shard.inputs):
-            raise DataError(
-                f"{target}: was made from {shard.inputs[0]}, which has changed since; "
-                f"remove {self.out} or choose another folder"
-            )
+        inputs = _fingerprint(shard.inputs)
+        if entry["inputs"] != inputs:
+            before, now = ([str(name) for name, *_ in one] for one in (entry["inputs"], inputs))
+            if before == now:
+                pairs = zip(shard.inputs, entry["inputs"], inputs, strict=True)
+                changed = next(path for path, old, new in pairs if old != new)
+                told = f"was made from {changed}, which has changed since"
+            else:
+                told = f"was made from other inputs ({_span(before)}) than there are now ({_span(now)})"
+            raise DataError(f"{target}: {told}; remove {self.whole} or choose another folder")
         self.known[name] = entry
         return all((self.out / file).exists() for file in entry["files"])
 
@@ -183,8 +190,8 @@ class Ledger:
         if strangers:
             name = min(strangers).relative_to(self.done).with_suffix("")
             raise DataError(
-                f"{self.out / name}: was made from an input that is gone (one of {len(strangers)});"
-                f" remove {self.out} or choose another folder"
+                f"{self.out / name}: was made from other inputs than there are now (one of "
+                f"{len(strangers)} such), so the inputs have changed; remove {self.whole} or choose another folder"
             )
         entries = sorted(self.known.values(), key=lambda entry: self.order[entry["output"]])
         each = [Stats(**{**e["stats"], "notes": tuple(e["stats"]["notes"])}) for e in entries]
@@ -246,6 +253,15 @@ def claim(
             yield ledger
         finally:
             shutil.rmtree(ledger.partial, ignore_errors=True)
+
+
+def recorded_step(out: Path) -> str | None:
+    """The step that OUT was begun by, None where none has begun."""
+    path = out / ".done" / "settings.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
@@ -340,6 +356,10 @@ def versions_of(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
 
 
 def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:

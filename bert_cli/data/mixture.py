@@ -195,7 +195,7 @@ def _check_weights(readers: Sequence[Reader], weights: Sequence[float]) -> None:
 
 
 def _check_bins(reader: Reader) -> None:
-    if reader._bins is not None:
+    if reader.is_binned:
         raise ConfigError(
             f"bins: cannot be had with several corpora, of which {reader.folder} is one: a step is mixed, and "
             "its examples would need like lengths; leave them out, or pack the examples"

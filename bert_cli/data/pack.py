@@ -19,6 +19,7 @@ import numpy.typing as npt
 from bert_cli.config.data import PackSettings, packed_predictions
 from bert_cli.data.columns import pack_columns
 from bert_cli.data.index import DESCRIPTION, read_corpus, write_corpus
+from bert_cli.data.inspect import copies_of
 from bert_cli.data.ledger import Shard, Stats
 from bert_cli.data.packing import Packs
 from bert_cli.data.permutation import permute
@@ -52,7 +53,8 @@ class Recipe:
 
 def run(settings: PackSettings) -> None:
     """Write OUT's packed files under the names of IN's, their indices, the tokenizer, corpus.json."""
-    folder, most = settings.input, settings.max_sequences_per_pack
+    # Workers of a cluster find the records by the names that stand in the shards.
+    folder, most = settings.input.absolute(), settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     recipe = Recipe(
         folder, corpus["fingerprint"], _length(settings, corpus), most, settings.random_seed
@@ -81,6 +83,7 @@ def run(settings: PackSettings) -> None:
             _copy(folder / name, settings.out / name)
     share = counts["tokens"] / (counts["records"] * recipe.sequence_length)
     described = {key: corpus[key] for key in (*DESCRIPTION, "next_sentence") if key in corpus}
+    copies = copies_of(folder, corpus)
     write_corpus(
         settings.out,
         described
@@ -89,7 +92,8 @@ def run(settings: PackSettings) -> None:
             "max_sequences_per_pack": most,
             "sequences": counts["sequences"],
             "real_token_share": share,
-        },
+        }
+        | ({} if copies is None else {"duplication_factor": copies}),
     )
     alone = counts["tokens"] / (counts["sequences"] * recipe.sequence_length)
     print(

@@ -23,13 +23,13 @@ class Strategy(NamedTuple):
     """Combinations of lengths and how many packs have each."""
 
     lengths: npt.NDArray[np.int64]
-    """[K, N] lengths of a combination's sequences, the longest first; 0 for none."""
+    """[K, C] lengths of a combination's sequences, the longest first; 0 for none."""
     counts: npt.NDArray[np.int64]
     """[K] packs of each combination."""
 
 
 def shortest_pack_first(histogram: Ints, sequences: int) -> Strategy:
-    """Pack a histogram of lengths [S + 1] into packs of S places and at most N sequences.
+    """Pack a histogram of lengths [S + 1] into packs of S places and at most C sequences.
 
     From the longest to the shortest, each sequence goes into the open pack with the most room, and
     into a new one when it fits into none. Packs of equal lengths are treated as one, so the work
@@ -104,7 +104,7 @@ class Packs:
     """Pack number -> record numbers, in any epoch."""
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
-        """Pack records of these lengths [records], each of 1 to S tokens, at most N together."""
+        """Pack records of these lengths [records], each of 1 to S tokens, at most C together."""
         self.sequence_length, self.sequences = sequence_length, sequences
         self._records = ByLength(lengths, sequence_length, "pack", seed)
         self.strategy = shortest_pack_first(self._records.histogram, sequences)
@@ -130,7 +130,7 @@ class Packs:
         return self._records.tokens / (len(self) * self.sequence_length)
 
     def records(self, packs: Ints, epochs: Ints) -> npt.NDArray[np.int64]:
-        """Record numbers [n, N] of packs [n] in epochs [n], longest first; -1 for none."""
+        """Record numbers [n, C] of packs [n] in epochs [n], longest first; -1 for none."""
         combinations = np.searchsorted(self._ends, packs, side="right")
         within = packs - (self._ends - self.strategy.counts)[combinations]
         lengths = self.strategy.lengths[combinations]

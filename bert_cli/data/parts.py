@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bert_cli.data.ledger import Shard
-from bert_cli.data.text_files import OPEN, Format, Part, Reading, open_parquet
+from bert_cli.data.text_files import OPEN, Format, Part, Reading, open_parquet, open_part
 
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
@@ -37,7 +37,7 @@ def cut(part: Part, size: int, reading: Reading, *, anywhere: bool = False) -> l
         return _row_groups(part, size)
     near = size // 8 if anywhere else part.size
     places = [0]
-    with open(part.path, "rb") as file:
+    with open_part(part) as file:
         for place in range(size, part.size - size // 2, size):
             if place > places[-1]:
                 places.append(_document_start(file, place, part.format, near))

@@ -5,8 +5,8 @@ pack or the bin and their records: resuming is asking for another step, and how 
 micro-batches changes nothing about them. Dynamic records are masked here by (seed, epoch, record
 number), each sequence as if it stood alone: packing changes no mask.
 
-Shapes: M micro-batches of a step, B examples of a micro-batch, R sequences of packs, S places, P masked
-places, V words.
+Shapes: M micro-batches of a step, B examples of a micro-batch, R sequences of packs, C most of them in
+one, S places, P masked places, V words.
 """
 
 from collections.abc import Sequence
@@ -95,6 +95,11 @@ class Reader:
         if self._bins is not None:
             return len(self._bins)
         return self._files.records if self._packs is None else len(self._packs)
+
+    @property
+    def is_binned(self) -> bool:
+        """Whether a step has examples of like length."""
+        return self._bins is not None
 
     @property
     def sequences(self) -> int:
@@ -225,7 +230,7 @@ class Reader:
         return keys
 
     def _most_sequences(self, asked: int | None, bins: int | None) -> int:
-        """N of an example, of what is asked for and what the records are."""
+        """C of an example, of what is asked for and what the records are."""
         stored: int = self.corpus.get("max_sequences_per_pack", 1)
         if asked is not None and asked < 1:
             raise ConfigError(f"max_sequences_per_pack ({asked}): must be 1 or more; raise it")

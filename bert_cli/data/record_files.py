@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.index import OFFSETS
+from bert_cli.data.index import OFFSETS, is_copy
 from bert_cli.data.records import dynamic_lengths, read_payload
 from bert_cli.errors import DataError
 
@@ -52,10 +52,24 @@ class RecordFiles:
                     if not 0 <= start < stop <= size:
                         raise self._damaged(numbers[place], path, start, stop)
                     frame = _Frame(os.pread(opened, stop - start, start), start)
-                    payloads[order[place]] = read_payload(frame, start, path)
+                    payloads[order[place]] = self._payload(frame, start, path)
             finally:
                 os.close(opened)
         return payloads
+
+    def _payload(self, frame: "_Frame", start: int, path: Path) -> bytes:
+        try:
+            return read_payload(frame, start, path)
+        except DataError as error:
+            if not is_copy(self.folder):
+                raise
+            raise DataError(f"{str(error).partition(';')[0]}; {self._remedy()}") from None
+
+    def _remedy(self) -> str:
+        """What to do about a folder that is not what its corpus.json says."""
+        if is_copy(self.folder):
+            return f"remove {self.folder}, it will be fetched again"
+        return f"run `bert index {self.folder}`"
 
     def lengths(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint16]:
         """Tokens of dynamic records, from number `first` to before `end`, by their places alone."""
@@ -86,7 +100,7 @@ class RecordFiles:
     def _damaged(self, number: int, path: Path, start: int, stop: int) -> DataError:
         return DataError(
             f"{self.folder / OFFSETS} (record {number}): names byte {start} of {path} and its end at "
-            f"{stop}, which cannot be; it is damaged or of another corpus, run `bert index {self.folder}`"
+            f"{stop}, which cannot be; it is damaged or of another corpus, {self._remedy()}"
         )
 
     def _map_offsets(self) -> npt.NDArray[np.uint64]:
@@ -95,7 +109,7 @@ class RecordFiles:
         if size != 8 * self.records or self._ends[-1] != self.records:
             raise DataError(
                 f"{path} ({size} bytes): does not hold the places of the {self.records} records "
-                f"that corpus.json counts; run `bert index {self.folder}`"
+                f"that corpus.json counts; {self._remedy()}"
             )
         return np.memmap(path, "<u8", "r")
 
@@ -105,7 +119,7 @@ class RecordFiles:
             if found != size:
                 raise DataError(
                     f"{path} ({'missing' if found is None else f'{found} bytes'}): corpus.json "
-                    f"says {size} bytes; bring the file back or run `bert index {self.folder}`"
+                    f"says {size} bytes; bring the file back or {self._remedy()}"
                 )
 
 

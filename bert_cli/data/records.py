@@ -276,7 +276,7 @@ def parse_static(
 ) -> dict[str, npt.NDArray[Any]]:
     """Parse static records into arrays [B, S] and [B, P], next_sentence_labels [B].
 
-    Packed ones of at most `sequences` have next_sentence_* [B, N], and `predictions` are a pack's.
+    Packed ones of at most `sequences` have next_sentence_* [B, C], and `predictions` are a pack's.
     All are int32, the weights float32. Takes records of any tool that writes these features, in any
     order. DataError when one is missing or of another length. Loads TensorFlow, whose parser reads
     270,000 records/s.

@@ -3,9 +3,9 @@
 `local_copy("s3://bucket/records/128", cache)` gives a folder that is read like any other. Its name
 follows from the address and from the remote corpus.json, so a corpus that has changed gets a folder
 of its own. Each file is fetched beside its place, compared with the checksum in corpus.json, and
-renamed; corpus.json comes last. So a copy is whole or is continued, whoever was killed, and of
-several processes that want it one fetches while the others wait. Any address that fsspec knows will
-do; credentials are its backends' affair.
+renamed; corpus.json comes last. So a copy is whole or is continued, whoever was killed; what was changed
+since is fetched again, as far as sizes and small files tell; and of several processes that want it one
+fetches while the others wait. Any address that fsspec knows will do; credentials are its backends' affair.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from typing import Any
 
 from bert_cli.data.checksums import crc32c_of
 from bert_cli.data.disk import disk_plan
-from bert_cli.data.index import CORPUS, OFFSETS
+from bert_cli.data.index import COPY_LOCK, CORPUS, OFFSETS
 from bert_cli.data.shards import in_threads
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import VOCAB_FILE
@@ -41,6 +41,8 @@ BACKENDS = {
 AT_ONCE = 8  # files under way: one connection to object storage gives some 50 MB/s
 TRIES = 2  # per file: a damaged one is fetched again once
 SECONDS_BETWEEN_LOOKS = 0.5
+SMALL = 1 << 24
+"""Files beside the records of at most so many bytes are compared each time that a copy is opened."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,8 @@ class Wanted:
     bytes: int | None
     crc32c: str | None
     may_lack: bool = False
-
-
-def is_remote(name: str) -> bool:
-    """Whether a folder of records is named by an address, as `s3://bucket/records`."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)", name) is not None
+    is_compared: bool = False
+    """Each time, also where it was fetched and verified before."""
 
 
 def local_copy(url: str, cache: Path) -> Path:
@@ -70,7 +69,7 @@ def local_copy(url: str, cache: Path) -> Path:
     place = f"{_slug(remote.url)}-{_hash(remote.url.encode())[:8]}-"
     folder = cache / f"{place}{_hash(text)[:16]}"
     wanted = _wanted(corpus, remote.url)
-    if (folder / CORPUS).exists() and not _missing(wanted, folder):
+    if _is_text(folder / CORPUS, text) and not _missing(wanted, folder):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     with _claim(folder):
@@ -82,6 +81,13 @@ def local_copy(url: str, cache: Path) -> Path:
         in_threads("fetch", to_fetch, partial(_fetch, remote, folder), missing, AT_ONCE)
         _write(folder / CORPUS, text)
     return folder
+
+
+def _is_text(path: Path, text: bytes) -> bool:
+    try:
+        return path.read_bytes() == text
+    except FileNotFoundError:
+        return False
 
 
 class Remote:
@@ -163,7 +169,10 @@ def _wanted(corpus: Mapping[str, Any], url: str) -> list[Wanted]:
     """Every file that reading the corpus needs, or that a tokenizer is made of."""
     shards = [Wanted(e["name"], e["bytes"], e.get("crc32c")) for e in corpus["files"]]
     if "beside" in corpus:
-        return [Wanted(e["name"], e["bytes"], e["crc32c"]) for e in corpus["beside"]] + shards
+        return [
+            Wanted(e["name"], e["bytes"], e["crc32c"], is_compared=e["bytes"] <= SMALL)
+            for e in corpus["beside"]
+        ] + shards
     others = (name for name in TOKENIZER if name != VOCAB_FILE)
     return [
         Wanted(OFFSETS, 8 * corpus["records"], None),
@@ -174,13 +183,16 @@ def _wanted(corpus: Mapping[str, Any], url: str) -> list[Wanted]:
 
 
 def _missing(wanted: list[Wanted], folder: Path) -> list[Wanted]:
-    """What is not in the folder; what is there was verified before it got its name."""
+    """What is not in the folder, or is small and not what it was; all of it was verified once."""
 
     def is_there(item: Wanted) -> bool:
         if item.may_lack and (folder / CORPUS).exists():
             return True
+        path = folder / item.name
         try:
-            return item.bytes in (None, (folder / item.name).stat().st_size)
+            if item.bytes not in (None, path.stat().st_size):
+                return False
+            return not item.is_compared or crc32c_of(path) == item.crc32c
         except FileNotFoundError:
             return False
 
@@ -261,7 +273,7 @@ def _claim(folder: Path) -> Iterator[None]:
 
     Where the file system has no locks all of them fetch, each beside the others: slower, no less safe.
     """
-    with open(folder / ".lock", "w") as lock:
+    with open(folder / COPY_LOCK, "w") as lock:
         told = False
         while True:
             try:

@@ -4,7 +4,7 @@ A `Tally` adds up whole numbers and hands out ratios of them; a ratio whose coun
 nothing is guessed. An example is taken as the sequences that its `input_mask` numbers, so one that is
 no pack is a pack of one. Tokens are first put back as they stood before masking.
 
-Shapes: B examples, S places, P masked places, N sequences of an example, V words.
+Shapes: B examples, S places, P masked places, C sequences of an example, V words.
 """
 
 import hashlib
@@ -55,12 +55,12 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
 
 
 def labels_of(batch: Batch) -> tuple[Ints, Flags]:
-    """Next-sentence labels [B, N], and which of them count."""
-    labels_BN = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
+    """Next-sentence labels [B, C], and which of them count."""
+    labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
     weights = batch.get("next_sentence_weights")
     if weights is None:
-        return labels_BN, np.ones(labels_BN.shape, np.bool_)
-    return labels_BN, weights.reshape(labels_BN.shape) > 0
+        return labels_BC, np.ones(labels_BC.shape, np.bool_)
+    return labels_BC, weights.reshape(labels_BC.shape) > 0
 
 
 @dataclass
@@ -105,9 +105,9 @@ class Tally:
         self.places += rows * length
         self._count_words(tokens_BS, sequence_BS)
         self._count_masks(batch)
-        labels_BN, counts_BN = labels_of(batch)
-        self.labelled += int(counts_BN.sum())
-        self.random_next += int((counts_BN & (labels_BN == 1)).sum())
+        labels_BC, counts_BC = labels_of(batch)
+        self.labelled += int(counts_BC.sum())
+        self.random_next += int((counts_BC & (labels_BC == 1)).sum())
         for row in range(rows):
             self._count_sequences(batch, tokens_BS[row], row)
 

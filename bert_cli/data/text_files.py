@@ -39,6 +39,8 @@ PARQUET = b"PAR1"
 JSON_NAMES = (".jsonl", ".ndjson", ".jsonlines")
 LOOKED_AT = 1 << 20
 """Bytes of text, unpacked, that tell what a file is."""
+LONGEST_LOOK = 1 << 26
+"""The same where it may be JSON lines and the first of them is longer."""
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
@@ -68,6 +70,8 @@ class Part:
     """First byte of an uncompressed file; first row group of a Parquet file."""
     stop: int | None = None
     """End of the range; None is the end of the file."""
+    carriage_returns: bool = False
+    """Lines end in a carriage return alone, as on Macintoshes of the last century."""
 
 
 def find_files(given: Path) -> list[Path]:
@@ -77,7 +81,7 @@ def find_files(given: Path) -> list[Path]:
     """
     if given.exists() or not GLOB.search(str(given)):
         return finished_files(given)
-    found = sorted(Path(name) for name in glob(str(given.expanduser()), recursive=True))
+    found = sorted(Path(name) for name in glob(str(given), recursive=True))
     files = [path for path in found if path.is_file()]
     if not files:
         raise DataError(f"input ({given}): no file matches; check the pattern, and quote it")
@@ -149,8 +153,14 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     part = Part(path, "plain", compression, size)
     with damage_told(part), open_part(part) as unpacked:
         start = unpacked.read(LOOKED_AT)
+        if reading.format == "auto" and _may_be_a_long_object(start):
+            start += unpacked.readline(LONGEST_LOOK - len(start))
+            _refuse_endless_object(path, start)
     if not start:
         return None
+    if b"\r" in start and b"\n" not in start and not start.startswith(PARQUET):
+        part = replace(part, carriage_returns=reading.format != "parquet")
+        start = start.replace(b"\r", b"\n")
     kind = reading.format if reading.format != "auto" else _format_of(path, start)
     if kind != "parquet" and start[:4096].count(0) > len(start[:4096]) // 10:
         raise DataError(
@@ -158,6 +168,21 @@ def recognise(path: Path, reading: Reading) -> Part | None:
             "or name only the files of text, as 'folder/*.txt'"
         )
     return replace(part, format=cast(Format, kind))
+
+
+def _may_be_a_long_object(start: bytes) -> bool:
+    """Whether a line that is not at its end begins as one of JSON lines does."""
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return len(start) == LOOKED_AT and text.startswith(b"{") and not re.search(rb"[\r\n]", text)
+
+
+def _refuse_endless_object(path: Path, start: bytes) -> None:
+    named = any(suffix.lower() in (*JSON_NAMES, ".json") for suffix in path.suffixes)
+    if not named and len(start) >= LONGEST_LOOK and not start.endswith(b"\n"):
+        raise DataError(
+            f"{path} (line 1): is longer than {LONGEST_LOOK >> 20} MiB, so that it cannot be seen whether it "
+            "is JSON; say so with --input-format json-lines, or plain"
+        )
 
 
 def _format_of(path: Path, start: bytes) -> Format:
@@ -187,6 +212,8 @@ def _format_of(path: Path, start: bytes) -> Format:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
+    except RecursionError:
+        return True  # of many levels, which whoever reads the line will refuse
     except ValueError:
         return False
 
@@ -203,7 +230,10 @@ def open_part(part: Part) -> IO[bytes]:
         "bzip2": bz2.open,
         "zstandard": _open_zstandard,
     }
-    return cast(IO[bytes], openers[part.compression](part.path))
+    opened = openers[part.compression](part.path)
+    if part.carriage_returns:
+        return cast(IO[bytes], io.BufferedReader(_LineFeeds(opened), 1 << 17))
+    return cast(IO[bytes], opened)
 
 
 @contextmanager
@@ -240,6 +270,42 @@ def line_at(part: Part, place: int) -> int:
         while place > 0 and (data := file.read(min(1 << 20, place))):
             lines, place = lines + data.count(b"\n"), place - len(data)
     return lines
+
+
+class _LineFeeds(io.RawIOBase):
+    """Line feeds for carriage returns, byte for byte, so that places in the file stay what they are."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._after_return = file, False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go to a byte."""
+        self._after_return = False
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; 0 at the end. A line feed after a return ends no second line."""
+        data = self._file.read(len(buffer))
+        read = data.replace(b"\r\n", b" \n").replace(b"\r", b"\n")
+        if self._after_return and data.startswith(b"\n"):
+            read = b" " + read[1:]
+        self._after_return = data.endswith(b"\r")
+        buffer[: len(read)] = read
+        return len(read)
 
 
 def _open_zstandard(path: Path) -> IO[bytes]:

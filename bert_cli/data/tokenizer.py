@@ -73,6 +73,24 @@ def _is_cased(path: Path) -> bool:
     return not _read_json(path).get("do_lower_case", True)
 
 
+def case_of(folder: Path) -> dict[str, bool]:
+    """Whether text is lower-cased and loses its accents, by `do_lower_case` and `strip_accents`.
+
+    Of both where the folder's files say so, else of none; the config first, as it is for `--vocab`
+    and in transformers. DataError for files that cannot be read.
+    """
+    said = _read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    if said.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
+        normalizer = _read_json(folder / TOKENIZER_FILE).get("normalizer") or {}
+        if normalizer.get("type") == "BertNormalizer":
+            said = {**normalizer, "do_lower_case": normalizer.get("lowercase")}
+    lower, strip = said.get("do_lower_case"), said.get("strip_accents")
+    if lower is None:
+        return {}
+    # As Google's code has it: accents go where capital letters do, if nothing else is said.
+    return {"do_lower_case": bool(lower), "strip_accents": bool(lower if strip is None else strip)}
+
+
 def _from_description(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 

@@ -4,18 +4,22 @@ Whatever they are, they are asked for the batch of a step or for the examples at
 does not fit the run or the model it starts from is refused here, before anything is built.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.data import is_remote
+from bert_cli.config.mistakes import is_said
+from bert_cli.config.schema import PretrainSettings, WeightedCorpus
 from bert_cli.data.generated import GeneratedReader
+from bert_cli.data.index import read_corpus
 from bert_cli.data.mixture import Mixture
 from bert_cli.data.reader import Reader
-from bert_cli.data.remote import is_remote, local_copy
-from bert_cli.data.tokenizer import read_tokenizer
+from bert_cli.data.remote import local_copy
+from bert_cli.data.tokenizer import case_of, read_tokenizer
 from bert_cli.data.vocab import VOCAB_FILE
 from bert_cli.errors import ConfigError
 from bert_cli.train.step import Batch
@@ -49,7 +53,7 @@ def open_reader(
             sequence_length=settings.max_seq_length,
             predictions=settings.max_predictions_per_seq,
             max_sequences_per_pack=settings.max_sequences_per_pack,
-            probability=settings.masking.probability,
+            masking=settings.masking,
             part=part,
             parts=parts,
         )
@@ -58,19 +62,30 @@ def open_reader(
             "dataset_dir: is not given; give --dataset-dir, a folder of records that `bert tokenize` "
             "made, or --generated-dataset for made-up examples"
         )
-    if isinstance(settings.dataset_dir, str):
-        return open_corpus(settings.dataset_dir, settings, examples_per_step, part, parts)
-    named = settings.dataset_dir
+    given = settings.dataset_dir
+    named = [WeightedCorpus(path=given)] if isinstance(given, str) else given
     if settings.length_bins is not None and len(named) > 1:
         raise ConfigError(
             "length_bins: has no effect on several corpora, whose steps are of all their lengths; leave it out, or "
             "pack with --max-sequences-per-pack"
         )
-    corpora = [open_corpus(one.path, settings, examples_per_step, part, parts) for one in named]
-    if len(corpora) == 1:
-        return corpora[0]
+    readers = [
+        open_corpus(
+            _folder_of(one.path, settings),
+            settings,
+            examples_per_step,
+            part=part,
+            parts=parts,
+            most=_most_asked(settings),
+            bins=settings.length_bins,
+        )
+        for one in named
+    ]
+    _refuse_masking_without_effect(settings, readers)
+    if len(readers) == 1:
+        return readers[0]
     return Mixture(
-        [(reader, one.weight) for reader, one in zip(corpora, named, strict=True)],
+        [(reader, one.weight) for reader, one in zip(readers, named, strict=True)],
         seed=settings.seed,
         examples_per_step=examples_per_step,
         micro_batch_size=settings.global_batch.micro_batch_size,
@@ -80,13 +95,16 @@ def open_reader(
 
 
 def open_corpus(
-    name: str, settings: PretrainSettings, examples_per_step: int, part: int = 0, parts: int = 1
+    folder: Path,
+    settings: PretrainSettings,
+    examples_per_step: int,
+    *,
+    part: int = 0,
+    parts: int = 1,
+    most: int | None,
+    bins: int | None,
 ) -> Reader:
-    """A reader of a folder of records, or of what is at an address, whose vocabulary is the model's."""
-    folder = (
-        local_copy(name, settings.dataset_cache.expanduser()) if is_remote(name) else Path(name)
-    )
-    given = settings.model_fields_set
+    """A reader of a folder of records whose vocabulary is the model's, with packs of `most` sequences or bins."""
     reader = Reader(
         folder,
         seed=settings.seed,
@@ -95,18 +113,11 @@ def open_corpus(
         sequence_length=settings.max_seq_length,
         predictions=settings.max_predictions_per_seq,
         masking=settings.masking,
-        max_sequences_per_pack=settings.max_sequences_per_pack
-        if "max_sequences_per_pack" in given
-        else None,
-        bins=settings.length_bins,
+        max_sequences_per_pack=most,
+        bins=bins,
         part=part,
         parts=parts,
     )
-    if not reader.is_dynamic and "masking" in given:
-        raise ConfigError(
-            f"masking: has no effect on {folder}, whose records are static and masked already; leave it out, or "
-            "make the records with --masking dynamic"
-        )
     words = reader.corpus["vocab_size"]
     if words != settings.bert_config.vocab_size:
         raise ConfigError(
@@ -116,11 +127,49 @@ def open_corpus(
     return reader
 
 
+def _folder_of(name: str, settings: PretrainSettings) -> Path:
+    """The folder that a path is, or a copy of what is at an address."""
+    if is_remote(name):
+        return local_copy(name, settings.dataset_cache.expanduser())
+    return Path(name)
+
+
+def _most_asked(settings: PretrainSettings) -> int | None:
+    """Most sequences of an example where that was said; else they are as the records are."""
+    return settings.max_sequences_per_pack if is_said(settings, "max_sequences_per_pack") else None
+
+
+def _refuse_masking_without_effect(settings: PretrainSettings, readers: Sequence[Reader]) -> None:
+    """Raise ConfigError for a way of masking where no record of the run, held-out ones too, is masked by it."""
+    if not is_said(settings, "masking") or any(reader.is_dynamic for reader in readers):
+        return
+    held_out = settings.validation_dir
+    if held_out is None or read_corpus(_folder_of(held_out, settings))["format"] != "dynamic":
+        folders = ", ".join(str(reader.folder) for reader in readers)
+        raise ConfigError(
+            f"masking: has no effect on {folders}, whose records are static and masked already; leave it out, or "
+            "make the records with --masking dynamic"
+        )
+
+
 def open_held_out(settings: PretrainSettings) -> Reader | None:
-    """The examples to evaluate on, when there are any."""
+    """The examples to evaluate on, when there are any; packed and binned as those of the run where they can be."""
     if settings.validation_dir is None:
         return None
-    return open_corpus(settings.validation_dir, settings, settings.global_batch.micro_batch_size)
+    folder, size = (
+        _folder_of(settings.validation_dir, settings),
+        settings.global_batch.micro_batch_size,
+    )
+    corpus = read_corpus(folder)
+    is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
+    has_bins = is_plain and corpus["records"] >= size
+    return open_corpus(
+        folder,
+        settings,
+        size,
+        most=_most_asked(settings) if is_plain else None,
+        bins=settings.length_bins if has_bins else None,
+    )
 
 
 def size_of(reader: Reader | Mixture | GeneratedReader) -> tuple[int | None, float]:
@@ -150,6 +199,7 @@ def refuse_another_vocabulary(corpus: Path, model: Path) -> None:
         return
     ours, theirs = read_tokenizer(corpus).pieces, read_tokenizer(model).pieces
     if ours == theirs:
+        _refuse_another_case(corpus, model)
         return
     pairs = enumerate(zip(ours, theirs, strict=False))
     number = next((n for n, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
@@ -158,6 +208,21 @@ def refuse_another_vocabulary(corpus: Path, model: Path) -> None:
         f"dataset_dir ({corpus}): was made with another vocabulary than the model in {model} knows (word {number:,} "
         f"is {told[0]!r} in the one and {told[1]!r} in the other); make the records with --vocab {model}, or "
         "train new weights without --pretrained-ckpt-path"
+    )
+
+
+def _refuse_another_case(corpus: Path, model: Path) -> None:
+    """Raise ConfigError where capital letters or accents are kept in the one and not in the other, if both say."""
+    ours, theirs = case_of(corpus), case_of(model)
+    if not ours or not theirs or ours == theirs:
+        return
+    name = next(name for name in ours if ours[name] != theirs[name])
+    cased = "--no-cased" if theirs["do_lower_case"] else "--cased"
+    can_be_made = theirs["do_lower_case"] == theirs["strip_accents"]
+    raise ConfigError(
+        f"dataset_dir ({corpus}): was made with {name} {ours[name]}, and the model in {model} knows text with {name} "
+        f"{theirs[name]}; {f'make the records with {cased}, or ' if can_be_made else ''}train new weights without "
+        "--pretrained-ckpt-path"
     )
 
 

@@ -240,7 +240,7 @@ def start(
     folder = settings.save_ckpt_path
     found = checkpoint.whole_checkpoints(folder) if folder is not None else []
     if found:
-        checkpoint.resume(found[-1], state, form, fixed)
+        checkpoint.resume(found[-1], state, form, fixed, settings.model_dump(mode="json"))
         return f"continues from {found[-1]} (step {state.step:,})"
     if settings.pretrained_ckpt_path is not None:
         source = find_source(settings.pretrained_ckpt_path)

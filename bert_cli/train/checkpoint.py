@@ -195,8 +195,7 @@ def _write(partial: Path, state: State, form: Format) -> None:
     save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
     save_file(dict(_moments(state)), partial / OPTIMIZER)
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
-    for name in (MODEL, OPTIMIZER):
-        # safetensors lets nobody but the owner read what it writes, whatever the umask says.
+    for name in (MODEL, OPTIMIZER):  # which safetensors lets only their owner read
         shutil.copymode(partial / "config.json", partial / name)
     for file in form.tokenizer_files:
         shutil.copyfile(file, partial / file.name)
@@ -240,14 +239,21 @@ def read_state(path: Path) -> dict[str, Any]:
     return found
 
 
-def resume(path: Path, state: State, form: Format, fixed: Mapping[str, Any]) -> None:
+def resume(
+    path: Path, state: State, form: Format, fixed: Mapping[str, Any], settings: Any = None
+) -> None:
     """Put a checkpoint of this run into `state`.
 
-    Raises CheckpointError when the checkpoint is of a run with other numbers, naming each
-    difference, or when its files are not what its state says.
+    `settings`, all of the run's, say by their names which corpora have changed. Raises
+    CheckpointError when the checkpoint is of a run with other numbers, naming each difference, or
+    when its files are not what its state says.
     """
     found = read_state(path)
-    differences = _differences(found["fixed"], json.loads(json.dumps(fixed)))
+    before, now = dict(found["fixed"]), json.loads(json.dumps(fixed))
+    corpora = _corpora(found.get("settings")), _corpora(settings)
+    if before.get("corpus") != now.get("corpus") and all(corpora) and corpora[0] != corpora[1]:
+        before["corpus"], now["corpus"] = corpora
+    differences = _differences(before, now)
     if differences:
         raise CheckpointError(
             f"{path}: belongs to a run with other settings: {'; '.join(differences)}. Use those settings, or "
@@ -267,6 +273,14 @@ def resume(path: Path, state: State, form: Format, fixed: Mapping[str, Any]) -> 
         raise CheckpointError(
             f"{path / STATE}: is not a state ({error}); remove {path} to use an older checkpoint"
         ) from error
+
+
+def _corpora(settings: Any) -> str:
+    """The folders that settings name and their weights; nothing where they name none."""
+    named = settings.get("dataset_dir") if isinstance(settings, Mapping) else None
+    if not isinstance(named, list):
+        return str(named or "")
+    return ", ".join(f"{one['path']} (weight {one['weight']:g})" for one in named)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:

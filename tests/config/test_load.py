@@ -1,16 +1,25 @@
 """Settings from files and flags: origins, renames, and every mistake at once."""
 
+import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from bert_cli.config.data import TokenizeSettings
+from bert_cli.cli import COMMANDS
+from bert_cli.config.data import (
+    DataChainSettings,
+    IndexSettings,
+    PackSettings,
+    PreprocessSettings,
+    TokenizeSettings,
+)
 from bert_cli.config.load import describe, find_config, load, read_config
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "max_seq_length": 32,
     "max_predictions_per_seq": 5,
@@ -334,3 +343,121 @@ def test_a_folder_whose_variable_is_not_set_does_not_matter_when_both_files_are_
     assert settings.train_file == Path("a.json")
     with pytest.raises(ConfigError, match=r"dataset_dir .*the variable is not set"):
         load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")
+
+
+def mistakes_in(dataset_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.json").write_text(json.dumps(SMALL | {"dataset_dir": dataset_dir}))
+    with pytest.raises(ConfigError) as refused:
+        load(PretrainSettings, ["--config", "c.json"], "bert pretrain")
+    return str(refused.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("corpora", "told"),
+    [
+        (
+            [{"path": "a", "wieght": 3}, {"path": "b"}],
+            ["dataset_dir.0.wieght (c.json): no such setting; did you mean 'weight'?"],
+        ),
+        (
+            [{"path": "a"}, {"path": "b", "weight": 0}],
+            ["dataset_dir.1.weight (c.json): got 0; input should be greater than 0"],
+        ),
+        ([{"weight": 1}, "b"], ["dataset_dir.0.path (c.json): is not given; set it there"]),
+        (
+            [{"path": "a", "weight": "x", "size": 1}, "b"],
+            [
+                "dataset_dir.0.weight (c.json): got 'x'; input should be a valid number, unable to parse "
+                "string as a number",
+                "dataset_dir.0.size (c.json): no such setting; remove it",
+            ],
+        ),
+    ],
+)
+def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_place(
+    corpora, told, tmp_path, monkeypatch
+):
+    assert mistakes_in(corpora, tmp_path, monkeypatch) == told
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.json")), ids=lambda path: path.stem
+)
+def test_the_settings_that_a_run_writes_can_be_given_back_as_a_config(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    _, home, kind, _ = COMMANDS[path.stem.partition("_")[0]]
+    kind = getattr(importlib.import_module(home), kind)
+    first, _ = load(kind, ["--config", str(path)], "bert")
+    (tmp_path / "settings.json").write_text(json.dumps(first.model_dump(mode="json")))
+    again, _ = load(kind, ["--config", str(tmp_path / "settings.json")], "bert")
+    assert again.model_dump(exclude={"dataset_cache", "cache_dir"}) == first.model_dump(
+        exclude={"dataset_cache", "cache_dir"}
+    )
+
+
+def test_the_settings_of_every_task_can_be_given_back_as_a_config(tmp_path):
+    for home, kind in (("finetune", "ClassifySettings"), ("finetune", "NerSettings")):
+        kind = getattr(importlib.import_module(f"bert_cli.config.{home}"), kind)
+        flags = ["--train-file", "a", "--validation-file", "b", "--evaluate-every-steps", "3"]
+        first, _ = load(kind, flags, "bert")
+        (tmp_path / "settings.json").write_text(json.dumps(first.model_dump(mode="json")))
+        again, _ = load(kind, ["--config", str(tmp_path / "settings.json")], "bert")
+        assert again.train_file == first.train_file
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ["--generated-dataset", "--length-bins", "4"],
+            "length_bins (4) has no effect with generated",
+        ),
+        (["--dataset-dir", "a", "--dataset-cache", "b"], "dataset_cache (b) has no effect without"),
+        (["--masking.longest-span", "3"], "longest_span (3): has no effect with unit 'token'"),
+        (["--parallel.recompute-by", "stage"], "recompute_by (stage) has no effect"),
+    ],
+)
+def test_a_setting_of_records_that_has_no_effect_is_refused(flags, told, tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps(SMALL))
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load(PretrainSettings, ["--config", str(tmp_path / "c.json"), *flags], "bert pretrain")
+
+
+@pytest.mark.parametrize("where", ["--dataset-dir", "--validation-dir"])
+def test_a_cache_is_for_records_at_an_address(where, tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps(SMALL | {"dataset_dir": "a"}))
+    flags = ["--config", str(tmp_path / "c.json"), where, "s3://bucket/a", "--dataset-cache", "b"]
+    settings, _ = load(PretrainSettings, flags, "bert pretrain")
+    assert settings.dataset_cache == Path("b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (PackSettings, ["s3://bucket/a", "out"]),
+        (PackSettings, ["a", "gs://bucket/out"]),
+        (IndexSettings, ["file:///a"]),
+        (TokenizeSettings, ["s3://bucket/a", "out", "--vocab", "v"]),
+    ],
+)
+def test_an_address_where_a_folder_of_this_machine_must_be_is_refused_as_it_was_given(kind, words):
+    address = next(word for word in words if "://" in word)
+    with pytest.raises(
+        ConfigError, match=rf"^\w+: {address} is an address, .*; copy them here first"
+    ):
+        load(kind, words, "bert")
+
+
+def test_a_language_for_lines_that_are_sentences_is_refused():
+    words = ["a", "b", "--sentence-splitter", "lines", "--language", "xyz"]
+    with pytest.raises(
+        ConfigError, match=r"language \(xyz\): has no effect with sentence_splitter"
+    ):
+        load(PreprocessSettings, words, "bert preprocess")
+    chain = ["a", "b", "--vocab", "v", *words[2:]]
+    with pytest.raises(
+        ConfigError, match=r"language \(xyz\): has no effect with sentence_splitter"
+    ):
+        load(DataChainSettings, chain, "bert data")
+    load(PreprocessSettings, [*words[:4]], "bert preprocess")

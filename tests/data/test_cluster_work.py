@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from corpora import make_corpus
 
 import bert_cli
-from bert_cli.config.data import ExecutorSettings, TokenizeSettings
-from bert_cli.data import cluster_work, cluster_worker, tokenize
+from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSettings
+from bert_cli.data import cluster_work, cluster_worker, pack, tokenize
 from bert_cli.data.cluster_worker import Job, do_shard
 from bert_cli.data.ledger import Manifest, Shard, Stats, read_manifest, versions_of
 from bert_cli.data.shards import Convert, run_shards
@@ -373,7 +374,8 @@ def test_a_scheduler_that_does_not_answer_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_work, "SECONDS_TO_ANSWER", 0.5)
-    for address in ("tcp://127.0.0.1:9", "nonsense://a", str(tmp_path / "scheduler.json")):
+    (tmp_path / "scheduler.json").write_text('{"address": "tcp://127.0.0.1:9"}')
+    for address in ("tcp://127.0.0.1:9", "nonsense://a:1", str(tmp_path / "scheduler.json")):
         with pytest.raises(DataError, match=r"scheduler \(.*cannot be reached .*dask scheduler"):
             run(make_inputs(tmp_path, 1), tmp_path / "out", shout, address)
 
@@ -439,3 +441,45 @@ def test_an_executor_and_its_scheduler_belong_together(said: dict[str, str], tol
     with pytest.raises(ValueError, match=told):
         ExecutorSettings.model_validate(said)
     ExecutorSettings(executor="dask", scheduler="tcp://a:1")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "told"),
+    [
+        ("nosuch.json", "is neither a file that is there nor an address"),
+        ("tcp://host", "is neither a file that is there nor an address"),
+        ("broken.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
+        ("list.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
+        ("other.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
+    ],
+)
+def test_a_scheduler_that_is_no_address_is_refused_before_dask_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("broken", "{"), ("list", "[1]"), ("other", '{"address": "here"}')):
+        (tmp_path / f"{name}.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"scheduler \({scheduler}\): {told}"):
+        run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
+
+
+def test_a_scheduler_that_is_not_there_leaves_nothing_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_work, "SECONDS_TO_ANSWER", 1)
+    began = time.monotonic()
+    for scheduler in ("tcp://127.0.0.1:9", "nonsense://127.0.0.1:9"):
+        with pytest.raises(DataError, match="cannot be reached"):
+            run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
+    assert time.monotonic() - began < 10
+
+
+def test_a_folder_that_is_told_relatively_is_packed_on_a_cluster(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_corpus(tmp_path / "in", "dynamic", [20, 10])
+    for out, where in (("here", {}), ("there", {"executor": "dask"})):
+        said = where | ({"scheduler": str(cluster.file)} if where else {"processes": 1})
+        pack.run(PackSettings(input="in", out=out, **said))  # type: ignore[arg-type]
+    assert tree(tmp_path / "here") == tree(tmp_path / "there")

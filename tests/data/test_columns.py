@@ -1,8 +1,12 @@
 """Columns of packs, against the same put together sequence by sequence."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from bert_cli.data import columns
 from bert_cli.data.columns import FIELDS, PACKED_FIELDS, Batch, pack_columns
 from bert_cli.errors import DataError
 
@@ -111,3 +115,8 @@ def test_a_pack_with_more_tokens_or_predictions_than_room_is_refused() -> None:
         pack_columns(
             columns, lengths, np.array([3] * 20), sequence_length=S, predictions=2, **settings
         )
+
+
+def test_the_most_sequences_of_a_pack_have_the_letter_that_the_model_gives_them():
+    for path in (Path(columns.__file__).parent).glob("*.py"):
+        assert not re.search(r"_[BR]N\b|\[B, N\]", path.read_text(encoding="utf-8")), path

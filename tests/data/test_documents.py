@@ -7,12 +7,13 @@ import lzma
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import bert_cli
-from bert_cli.data import documents
+from bert_cli.data import documents, text_files
 from bert_cli.data.documents import marked_lines, text_pieces
 from bert_cli.data.text_files import Reading, recognise
 from bert_cli.errors import DataError
@@ -233,3 +234,49 @@ def test_memory_does_not_grow_with_the_file(tmp_path, kind):
         peaks.append(peak_kilobytes(path))
     assert sum(map(len, texts)) > 90_000_000
     assert peaks[1] - peaks[0] < 40_000
+
+
+@pytest.mark.parametrize("line", ['{"body": "a \\ud800 b"}', "[" * 100_000 + "]" * 100_000])
+def test_json_that_is_no_text_or_has_no_bottom_is_told_with_its_line(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text('{"body": "One \\ud83d\\ude00."}\n' + line + "\n")
+    part = recognise(tmp_path / "a.jsonl", FIELDS)
+    for read in (marked_lines, text_pieces):
+        with pytest.raises(DataError, match=r"a\.jsonl \(line 2\): .*; mend that line"):
+            list(read(part, FIELDS))
+
+
+def test_an_object_of_many_levels_is_json_that_is_refused_and_not_text(tmp_path):
+    (tmp_path / "a").write_text('{"a":' * 100_000 + "\n")
+    part = recognise(tmp_path / "a", FIELDS)
+    with pytest.raises(DataError, match=r"a \(line 1\): is not JSON \(nested too deeply\)"):
+        listed(part)
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("kind", ["plain", "json-lines"])
+def test_carriage_returns_alone_end_lines(tmp_path, kind, packing):
+    WRITERS[kind](tmp_path / "a")
+    data = (tmp_path / "a").read_bytes().replace(b"\n", b"\r").replace(b"\\n", b"\\r")
+    (tmp_path / "a").write_bytes(PACKERS[packing](data))
+    part = recognise(tmp_path / "a", FIELDS)
+    assert part.format == kind
+    assert listed(part) == stripped(DOCUMENTS)
+    lines = "\n".join(text_pieces(part, FIELDS)).split("\n")
+    expected = [line for document in stripped(DOCUMENTS) for line in document]
+    assert [line.strip() for line in lines if line.strip()] == expected
+
+
+def test_carriage_returns_change_nothing_where_line_feeds_end_lines(tmp_path):
+    (tmp_path / "a").write_bytes(b"One\r thing.\r\nTwo.\r\n\r\nThree.\r\n")
+    part = recognise(tmp_path / "a", Reading())
+    assert not part.carriage_returns
+    assert listed(part, Reading()) == [["One\r thing.", "Two."], ["Three."]]
+
+
+def test_carriage_returns_before_line_feeds_further_on_end_no_second_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "LOOKED_AT", 10)
+    for size in range(9, 20):
+        data = b"x" * size + b"\rTwo.\r\nThree.\r\r\n\rFour."
+        (tmp_path / "a").write_bytes(data)
+        part = replace(recognise(tmp_path / "a", Reading()), carriage_returns=True)
+        assert listed(part, Reading()) == [["x" * size, "Two.", "Three."], ["Four."]]

@@ -17,7 +17,7 @@ from bert_cli.data.duplicates import (
     near_to_earlier,
 )
 from bert_cli.data.ledger import read_manifest
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 
 WORDS = [
     a + b for a in ("ba", "ke", "lo", "mi", "nu", "ra") for b in ("si", "to", "va", "zu", "pe")
@@ -222,3 +222,17 @@ def test_short_texts_and_scripts_without_spaces_have_signatures_of_their_own(tex
         found.append(np.frombuffer(one.signature(), "<u4"))
     assert (found[0] != duplicates.NO_WORDS).all()
     assert (found[0] == found[1]).mean() < 1
+
+
+@pytest.mark.parametrize("more", ["b.txt", "b.jsonl"])
+def test_inputs_that_have_changed_are_refused_with_the_folder_to_remove(tmp_path, more):
+    given = {"input": tmp_path / "in", "out": tmp_path / "out", "processes": 1}
+    settings = PreprocessSettings(**given, deduplicate=True, sentence_splitter="lines")
+    (tmp_path / "in").mkdir()
+    article = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
+    (tmp_path / "in" / "a.txt").write_text(article if more == "b.jsonl" else "Text.\n")
+    preprocess.run(settings)
+    (tmp_path / "in" / more).write_text('{"text": "Text."}' if more == "b.jsonl" else "More.\n")
+    told = rf"was made from other inputs .*than there are now.*; remove {tmp_path}/out or choose"
+    with pytest.raises(DataError, match=told):
+        preprocess.run(settings)

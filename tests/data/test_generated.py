@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_cli.config.data import Masking
 from bert_cli.data.columns import PACKED_FIELDS
 from bert_cli.data.generated import GeneratedReader
 from bert_cli.errors import ConfigError
@@ -62,3 +63,23 @@ def test_a_step_of_made_up_packs_is_a_function_of_seed_and_step() -> None:
 def test_more_sequences_than_places_have_room_for_are_refused(most: int) -> None:
     with pytest.raises(ConfigError, match=rf"max_sequences_per_pack \({most}\): .* 1 to 10"):
         made_up(max_sequences_per_pack=most)
+
+
+def test_made_up_text_is_masked_as_the_run_says() -> None:
+    def chosen(**said: Any) -> np.ndarray:
+        rows = made_up(max_sequences_per_pack=1, masking=Masking(**said)).rows(np.arange(500))
+        flags = np.zeros((500, S), np.bool_)
+        row, column = np.nonzero(rows["masked_lm_weights"])
+        flags[row, rows["masked_lm_positions"][row, column]] = True
+        return flags
+
+    def beside_another(flags: np.ndarray) -> float:
+        return float((flags[:, 1:] & flags[:, :-1]).sum() / flags.sum())
+
+    token, word = chosen(), chosen(unit="word")
+    short, long = (chosen(unit="span", longest_span=most) for most in (2, 10))
+    assert token.sum() == chosen(probability=0.15).sum() > 0.95 * word.sum()
+    assert np.array_equal(token, chosen(longest_span=10))
+    shares = [beside_another(flags) for flags in (token, word, short, long)]
+    assert shares == sorted(shares) and shares[0] < 0.2 < 0.5 < shares[3]
+    assert made_up(masking=Masking(probability=0.3)).masked_places > made_up().masked_places

@@ -375,3 +375,50 @@ def test_indexing_reads_frames_much_faster_than_records_could_be_parsed(tmp_path
     began = time.monotonic()
     write_index(path)
     assert time.monotonic() - began < 2.0  # 0.06 s when nothing else runs
+
+
+def test_an_unfinished_folder_names_the_step_that_has_begun_in_it(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.tfrecord", 4)
+    (tmp_path / ".done").mkdir()
+    (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
+    with pytest.raises(DataError, match="`bert pack` has not finished in it"):
+        read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"format": "static"}'])
+def test_a_broken_corpus_json_of_a_step_is_written_again_by_that_step(
+    tmp_path: Path, text: str
+) -> None:
+    write_records(tmp_path / "a.tfrecord", 4)
+    (tmp_path / ".done").mkdir()
+    (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(DataError, match=r"remove it and run the same `bert pack` again"):
+        run(settings(tmp_path))
+
+
+def test_a_broken_corpus_json_of_another_tools_records_is_written_again_with_their_vocabulary(
+    tmp_path: Path,
+) -> None:
+    write_foreign(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    run(settings(tmp_path, tmp_path / "vocab.txt"))
+    (tmp_path / "corpus.json").write_text("{")
+    with pytest.raises(
+        DataError, match=rf"remove it and run `bert index {tmp_path} --vocab (\S+)`"
+    ) as no:
+        run(settings(tmp_path))
+    vocab = str(no.value).partition("--vocab ")[2].partition("`")[0]
+    (tmp_path / "corpus.json").unlink()
+    run(settings(tmp_path, Path(vocab)))
+    assert read_corpus(tmp_path)["records"]
+
+
+def test_how_often_text_was_gone_through_is_kept_and_changes_no_fingerprint(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.tfrecord", 4)
+    plain = write_corpus(tmp_path, DESCRIBED)
+    told = write_corpus(tmp_path, DESCRIBED | {"duplication_factor": 5})
+    assert told["fingerprint"] == plain["fingerprint"]
+    run(settings(tmp_path))
+    assert read_corpus(tmp_path)["duplication_factor"] == 5

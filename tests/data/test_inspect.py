@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.data import IndexSettings, PackSettings, TokenizeSettings
 from bert_cli.config.load import load
 from bert_cli.config.look import InspectSettings
-from bert_cli.data import inspect, tokenize
+from bert_cli.data import index, inspect, pack, tokenize
 from bert_cli.data.index import write_corpus
 from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads, static_payloads
 from bert_cli.data.vocab import read_vocabulary, write_vocabulary
@@ -387,3 +387,23 @@ def test_real_text_has_the_figures_of_the_recipe(masking, tmp_path, capsys, shar
 def test_figures_are_printed_alone_where_their_place_is_a_dash(corpus, capsys):
     written = figures_of(capsys, corpus)
     assert json.loads(looked_at(capsys, corpus, "--json", "-")) == written
+
+
+def test_packs_of_static_records_of_one_copy_are_warned_of_like_the_records(tmp_path, capsys):
+    folder = corpus_of(tmp_path / "one", [texts(100)], "static")
+    told = {"step": "tokenize", "settings": {"duplication_factor": 1}, "shards": []}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    pack.run(PackSettings(input=folder, out=tmp_path / "packed", processes=1))
+    assert "every epoch has the same masks" in looked_at(capsys, tmp_path / "packed")
+    index.run(IndexSettings(folder=tmp_path / "packed", processes=1))
+    assert "every epoch has the same masks" in looked_at(capsys, tmp_path / "packed")
+
+
+def test_records_at_an_address_are_looked_at_through_a_copy(tmp_path, capsys):
+    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+    folder = corpus_of(tmp_path / "there", [texts(100)])
+    cache = ["--dataset-cache", tmp_path / "cache"]
+    assert f"file://{folder}: 100 dynamic records" in looked_at(capsys, f"file://{folder}", *cache)
+    assert list((tmp_path / "cache").rglob("corpus.json"))
+    with pytest.raises(ConfigError, match=r"dataset_cache .* has no effect on a folder of this"):
+        looked_at(capsys, folder, *cache)

@@ -150,3 +150,14 @@ def test_a_worker_gets_the_parts_that_were_planned(tmp_path, monkeypatch):
     assert [part.path for part in found] == [tmp_path / "a.txt"] * 2
     assert (found[0].start, found[0].stop, found[1].compression) == (3, 13, "gzip")
     assert more == {"left_out": [1, 2]}
+
+
+def test_a_file_of_carriage_returns_is_cut_between_documents(tmp_path):
+    text = "\n\n".join(f"Document {n}.\nIt ends." for n in range(400))
+    (tmp_path / "a").write_bytes(text.replace("\n", "\r").encode())
+    whole = recognise(tmp_path / "a", READING)
+    found = cut(whole, 2000, READING)
+    assert len(found) > 3
+    lines = [line for part in found for _, line in marked_lines(part, READING)]
+    assert lines == [line for _, line in marked_lines(whole, READING)]
+    assert lines.count("") == 400

@@ -196,6 +196,7 @@ def test_a_corpus_without_pairs_has_packs_without_weights(tmp_path: Path) -> Non
 
 def test_bins_give_the_examples_of_their_records_with_less_padding(corpus: Path) -> None:
     binned, plain = open_reader(corpus, bins=2), open_reader(corpus)
+    assert binned.is_binned and not plain.is_binned
     assert (len(binned), binned.left_out, binned.sequences) == (240, 10, 240)
     wanted = {tuple(e.values()) for e in examples_of(plain.rows(np.arange(250, 500)))}
     found, widths = [], set()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ import numpy as np
 import pytest
 
 import bert_cli
-from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.data import TokenizeSettings, is_remote
 from bert_cli.data import disk, remote, tokenize
 from bert_cli.data.index import read_corpus
 from bert_cli.data.reader import Reader
-from bert_cli.data.remote import is_remote, local_copy
+from bert_cli.data.remote import local_copy
 from bert_cli.errors import ConfigError, DataError
 
 fsspec = pytest.importorskip("fsspec")
@@ -415,3 +416,29 @@ def test_of_several_processes_one_fetches_and_the_others_wait(
     assert len({out.splitlines()[-1] for out, _ in told}) == 1
     assert all(handler.asked[f"wiki_00{shard}.tfrecord"] == 1 for shard in range(SHARDS))
     same_examples(Path(told[0][0].splitlines()[-1]), records)
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "vocab.txt", "corpus.offsets"])
+def test_a_small_file_of_a_copy_that_is_damaged_later_is_fetched_again(
+    url: str, records: Path, tmp_path: Path, fetched: list[str], name: str
+) -> None:
+    folder = local_copy(url, tmp_path)
+    for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-1]):
+        (folder / name).write_bytes(damage((folder / name).read_bytes()))
+        before = len(fetched)
+        assert local_copy(url, tmp_path) == folder
+        assert fetched[before:] == ([] if name == "corpus.json" else [name])
+        same_examples(folder, records)
+
+
+def test_a_shard_of_a_copy_that_is_damaged_later_says_what_fetches_it_again(
+    url: str, records: Path, tmp_path: Path
+) -> None:
+    folder = local_copy(url, tmp_path)
+    for path in folder.glob("*.tfrecord"):
+        path.write_bytes(flip(path.read_bytes()))
+    told = rf"\.tfrecord \(byte \d+\): .*; remove {folder}, it will be fetched again"
+    with pytest.raises(DataError, match=told):
+        same_examples(folder, records)
+    shutil.rmtree(folder)
+    same_examples(local_copy(url, tmp_path), records)

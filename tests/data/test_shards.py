@@ -222,7 +222,7 @@ def test_a_file_made_by_someone_else_is_not_overwritten(tmp_path: Path) -> None:
 def test_changed_and_vanished_inputs_are_refused(tmp_path: Path) -> None:
     shards, out = make_inputs(tmp_path), tmp_path / "out"
     run(shards, out)
-    with pytest.raises(DataError, match=r"AA/03: was made from an input that is gone"):
+    with pytest.raises(DataError, match=r"AA/03: was made from other inputs than there are now"):
         run(shards[:3], out)
     shards[1].inputs[0].write_text("new text")
     with pytest.raises(DataError, match=r"AA/01: was made from .*, which has changed since"):
@@ -379,3 +379,15 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
         bar.advance(1_000_000)
     told = capsys.readouterr().err
     assert told.startswith("shout: 1.0 of 4.0 MB (25 %), ")
+
+
+def test_a_shard_of_more_inputs_than_before_is_told_so_and_not_that_one_has_changed(
+    tmp_path: Path,
+) -> None:
+    shards = make_inputs(tmp_path)
+    both = shards[0].inputs + shards[1].inputs
+    run([Shard(both[:1], Path("a"))], tmp_path / "out")
+    with pytest.raises(
+        DataError, match=r"other inputs \(00\) than there are now \(2 files, 00 to 01\)"
+    ):
+        run([Shard(both, Path("a"))], tmp_path / "out")

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from bert_cli.config.data import PreprocessSettings
+from bert_cli.data import preprocess, text_files
 from bert_cli.data.documents import marked_lines
 from bert_cli.data.text_files import (
     Part,
@@ -195,3 +197,35 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
         recognise(packed, Reading())
     with pytest.raises(ConfigError, match=r"a.parquet: .* `pip install bert-cli\[parquet\]`"):
         list(marked_lines(recognise(table, Reading()), Reading()))
+
+
+def test_json_lines_are_known_by_a_first_line_of_any_length(tmp_path):
+    path = tmp_path / "a"
+    path.write_text(json.dumps({"text": "word " * 400_000}) + '\n{"text": "Two."}\n')
+    part = recognise(path, Reading())
+    assert part.format == "json-lines"
+    assert [line for kind, line in marked_lines(part, Reading()) if kind == "body"][1] == "Two."
+    path.write_text("{ is no object " + "word " * 400_000)
+    assert recognise(path, Reading()).format == "plain"
+
+
+def test_a_first_line_without_an_end_needs_a_format(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "LONGEST_LOOK", 3 << 20)
+    path = tmp_path / "a"
+    path.write_text('{"text": "' + "word " * 800_000)
+    with pytest.raises(DataError, match=r"a \(line 1\): is longer than 3 MiB.*--input-format json"):
+        recognise(path, Reading())
+    assert recognise(path, Reading(format="plain")).format == "plain"
+    path.rename(tmp_path / "a.jsonl")
+    assert recognise(tmp_path / "a.jsonl", Reading()).format == "json-lines"
+
+
+@pytest.mark.parametrize("name", ["file.txt", "*.txt"])
+def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file.txt").write_text('<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n')
+    given = PreprocessSettings(
+        input=f"~/{name}", out="~/out", sentence_splitter="lines", processes=1
+    )
+    preprocess.run(given)
+    assert (tmp_path / "out" / "file.txt.txt").read_text() == "Text.\n"

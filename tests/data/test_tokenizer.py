@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_cli.data.tokenizer import read_tokenizer
+from bert_cli.data.tokenizer import case_of, read_tokenizer
 from bert_cli.data.vocab import write_vocabulary
 from bert_cli.errors import DataError
 
@@ -87,3 +87,35 @@ def test_a_vocabulary_without_a_special_token_is_refused(folder):
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
     with pytest.raises(DataError, match=r"\[MASK\] missing"):
         read_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "described", "said"),
+    [
+        (None, None, {}),
+        ({"do_lower_case": True}, None, {"do_lower_case": True, "strip_accents": True}),
+        (
+            {"do_lower_case": False, "strip_accents": None},
+            None,
+            {"do_lower_case": False, "strip_accents": False},
+        ),
+        (
+            {"model_max_length": 512},
+            {"type": "BertNormalizer", "lowercase": False, "strip_accents": True},
+            {"do_lower_case": False, "strip_accents": True},
+        ),
+        (
+            {"do_lower_case": True},
+            {"type": "BertNormalizer", "lowercase": False},
+            {"do_lower_case": True, "strip_accents": True},
+        ),
+        (None, {"type": "NFC"}, {}),
+        ({"model_max_length": 512}, None, {}),
+    ],
+)
+def test_the_case_of_a_tokenizer_is_known_where_its_files_say_it(tmp_path, config, described, said):
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if described is not None:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": described}))
+    assert case_of(tmp_path) == said

@@ -1,12 +1,17 @@
 """Pre-training on real records however they are read: packed, by length, mixed, from an address, from a model."""
 
 import json
+import re
+from shutil import copytree
 
 import numpy as np
 import pytest
 from tiny_models import OTHERS, WORDS, write_model
 
 from bert_cli.cli import main
+from bert_cli.config.data import Masking
+from bert_cli.config.schema import PretrainSettings
+from bert_cli.tasks import corpora
 from bert_cli.train.checkpoint import MODEL, whole_checkpoints
 
 STEPS = 6
@@ -59,8 +64,6 @@ def metrics(run):
 
 def assert_continues(place, run, words):
     """A run that goes on from its third checkpoint ends with the same bytes."""
-    from shutil import copytree
-
     (place / "again").mkdir(exist_ok=True)
     again = place / "again" / run.name
     third = whole_checkpoints(run)[2]
@@ -174,3 +177,79 @@ def test_masking_of_records_that_are_masked_already_is_refused(place, tmp_path, 
 
 def test_words_of_the_made_up_text_are_those_of_the_vocabulary():
     assert set(OTHERS) <= set(WORDS)
+
+
+@pytest.fixture(scope="module")
+def static(place):
+    """Static records of the second corpus."""
+    words = ["tokenize", str(place / "two_text"), str(place / "static"), "--processes", "1"]
+    words += ["--vocab", str(place / "model"), "--sequence-length", "48", "--mask-tokens", "7"]
+    assert main([*words, "--short-seq-prob", "0.5"]) == 0
+    return place / "static"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--masking.unit", "word"], ["--max-sequences-per-pack", "3"], ["--length-bins", "3"]],
+    ids=lambda flags: flags[0],
+)
+def test_settings_of_dynamic_records_go_with_static_ones_that_are_held_out(
+    place, static, tmp_path, flags
+):
+    words = ["--dataset-dir", str(place / "one"), "--validation-dir", str(static), *flags]
+    words += ["--evaluate-every-steps", "3", "--evaluation-examples", "32"]
+    assert main(arguments(place, tmp_path / "run", *words)) == 0
+    scored = [line for line in metrics(tmp_path / "run") if any("valid" in name for name in line)]
+    assert scored, metrics(tmp_path / "run")[-1]
+
+
+def test_a_way_of_masking_is_for_the_dynamic_records_of_a_mixture(place, static, tmp_path):
+    words = ["--dataset-dir", str(place / "one"), "--dataset-dir", str(static)]
+    assert main(arguments(place, tmp_path / "run", *words, "--masking.unit", "word")) == 0
+
+
+def test_settings_that_a_run_has_written_start_it_again(place, static, tmp_path):
+    run, again = tmp_path / "run", tmp_path / "again"
+    assert main(arguments(place, run, "--dataset-dir", str(static))) == 0
+    words = ["pretrain", "--config", str(run / "settings.json"), "--save-ckpt-path", str(again)]
+    assert main(words) == 0
+    last, expected = whole_checkpoints(again)[-1], whole_checkpoints(run)[-1]
+    assert (last / MODEL).read_bytes() == (expected / MODEL).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            {"do_lower_case": False},
+            "do_lower_case True.* do_lower_case False; make the records with --cased",
+        ),
+        ({"do_lower_case": True, "strip_accents": False}, "strip_accents False; train new weights"),
+    ],
+)
+def test_records_of_another_case_than_the_models_are_refused(place, tmp_path, capsys, said, told):
+    copytree(place / "model", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(said))
+    words = arguments(place, tmp_path / "run", "--dataset-dir", str(place / "one"))
+    words[words.index(str(place / "model"))] = str(tmp_path / "model")
+    assert main(words) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+def test_made_up_examples_of_a_run_are_masked_as_it_says(place):
+    said = {
+        "bert_config": {},
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "generated_dataset": True,
+    }
+    said |= {
+        "global_batch": {"micro_batch_size": 4},
+        "masking": {"unit": "span", "longest_span": 3},
+    }
+    adam = {"name": "AdamW", "learning_rate": {"max_learning_rate": 1e-3}}
+    settings = PretrainSettings.model_validate(said | {"optimizer_opts": adam})
+    plain = settings.model_copy(update={"masking": Masking()})
+    readers = [corpora.open_reader(one, 4) for one in (settings, plain)]
+    rows = [reader.rows(np.arange(50))["masked_lm_positions"] for reader in readers]
+    assert not np.array_equal(*rows)

@@ -581,3 +581,28 @@ def test_a_run_does_not_start_in_the_folder_of_another(tmp_path):
         checkpoint.claim(tmp_path),
     ):
         pass
+
+
+MIXED = [{"path": "a", "weight": 3.0}, {"path": "b", "weight": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("were", "are", "told"),
+    [
+        (MIXED, MIXED[::-1], "was a (weight 3), b (weight 1), is b (weight 1), a (weight 3)"),
+        ("a", MIXED, "was a, is a (weight 3), b (weight 1)"),
+        (MIXED, MIXED, "was 0123, is 4567"),
+        (None, MIXED, "was 0123, is 4567"),
+    ],
+)
+def test_other_corpora_are_told_by_their_names_where_the_checkpoint_has_them(
+    saved, were, are, told
+):
+    _, state, form = build(settings_of())
+    record = json.loads((saved / checkpoint.STATE).read_text())
+    record["settings"] = {} if were is None else {"dataset_dir": were}
+    (saved / checkpoint.STATE).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.resume(saved, state, form, {**FIXED, "corpus": "4567"}, {"dataset_dir": are})
+    assert f"corpus (the examples that are read) {told}. " in str(refused.value)
+    checkpoint.resume(saved, state, form, FIXED, {"dataset_dir": are})
