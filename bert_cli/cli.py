@@ -10,16 +10,14 @@ import errno
 import importlib
 import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bert_cli.config.commands import COMMANDS
+from bert_cli.config.quiet import NOTHING, lightly, quietly
 from bert_cli.errors import BertError, ConfigError, DataError
 
-KERAS_WRAPS = ("sklearn", "matplotlib")
 # A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
 NO_FAULT_OF_OURS = (
     errno.ENOSPC,
@@ -31,9 +29,8 @@ NO_FAULT_OF_OURS = (
     errno.ENOTDIR,
 )
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
-# Name of --log-level -> what TensorFlow knows it by; NOTHING is none of it.
+# Name of --log-level -> what TensorFlow knows it by; without it NOTHING is said.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
-NOTHING = "3"
 
 
 def help_text() -> str:
@@ -142,47 +139,6 @@ def _with_command(settings: Any, inner: list[str], name: str) -> Any:
     if "command" not in type(settings).model_fields:
         raise ConfigError(f"bert {name} (-- {' '.join(inner)}): takes no command; leave out the --")
     return settings.model_copy(update={"command": inner})
-
-
-@contextmanager
-def lightly() -> Iterator[None]:
-    """Hide from Keras, while it is imported, what it imports for parts that nothing here uses.
-
-    Its wrappers for scikit-learn and its picture galleries take a third of the time that TensorFlow
-    and Keras need to be there, for every process of a run. Scores import theirs afterwards.
-    """
-    hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
-    sys.modules.update(hidden)
-    try:
-        yield
-    finally:
-        for name in hidden:
-            sys.modules.pop(name, None)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Keep back what is written to standard error, unless it ends in an exception.
-
-    TensorFlow writes ten lines about itself while it is imported, before any log level holds.
-    `--log-level` lets them through, and so does TF_CPP_MIN_LOG_LEVEL=0 in the environment.
-    """
-    if os.environ["TF_CPP_MIN_LOG_LEVEL"] != NOTHING:
-        yield
-        return
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
-        before = os.dup(2)
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            kept.seek(0)
-            os.write(before, kept.read())
-            raise
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,7 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "bert_cli.errors", "bert_cli.cli", "bert_cli.config.load", "bert_cli.config.plan", "bert_cli.config.schema",
     "bert_cli.config.data", "bert_cli.config.parallel", "bert_cli.config.finetune",
+    "bert_cli.config.quiet",
     "bert_cli.config.use", "bert_cli.config.look", "bert_cli.optim.schedule", "bert_cli.optim.loss_scale",
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     "bert_cli.tasks.machine", "bert_cli.tasks.finding",
@@ -135,7 +136,7 @@ def test_help_and_version_load_nothing_heavy(arguments):
 def test_a_run_loads_nothing_for_keras_that_it_does_not_use():
     code = """
 import sys
-from bert_cli.cli import KERAS_WRAPS, lightly
+from bert_cli.config.quiet import KERAS_WRAPS, lightly
 with lightly():
     import bert_cli.tasks.pretrain
 assert "keras" in sys.modules

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.checksums import Checksums, checksums
 from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
 from bert_cli.data.ledger import Stats, recorded_step, versions_of, write_json_atomically
@@ -364,7 +365,8 @@ def _describe_foreign(folder: Path, vocab: str) -> dict[str, Any]:
 
 def _feature_sizes(path: Path) -> dict[str, int]:
     """Names of the features of a file's first record, with the number of their values."""
-    import tensorflow as tf
+    with quietly(), lightly():
+        import tensorflow as tf
     from google.protobuf.message import DecodeError
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -283,7 +283,7 @@ def finished_files(folder: Path) -> list[Path]:
 
     Raises DataError when the folder is missing, empty, or the step that writes it did not finish.
     """
-    wanted = "give the folder that the step before this one wrote"
+    wanted = "give a text, or the folder that the step before this one wrote"
     if not folder.exists():
         raise DataError(f"input ({folder}): does not exist; {wanted}")
     if folder.is_file():

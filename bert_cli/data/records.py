@@ -18,6 +18,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.wire import Column, cut, entries, example_bytes, examples, packed, varints
 from bert_cli.errors import DataError
 
@@ -281,7 +282,8 @@ def parse_static(
     order. DataError when one is missing or of another length. Loads TensorFlow, whose parser reads
     270,000 records/s.
     """
-    import tensorflow as tf
+    with quietly(), lightly():
+        import tensorflow as tf
 
     kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
     count = {"masked_lm": predictions, "next_sentence": sequences or 1}
