@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
+from bert_cli.optim.adam import Rule, squared_norm
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.collectives import Peers, group_of
@@ -52,11 +53,15 @@ class Head:
 class Descent:
     """Moves along the gradient; the moments count calls and updates."""
 
-    def direction(self, name, weight, gradient, first, second, before):
-        return gradient, first + 1.0, second + tf.cast(before, tf.float32)
+    def __init__(self):
+        self.rules = {"w": Rule(decays=False, adapts=False)}
 
-    def moved(self, name, weight, along, squared, rate, step, start=0):
-        return weight - rate * along
+    def key(self, name, step):
+        return tf.stack([0, step])
+
+    def whole(self, rule, weight, gradient, first, second, factor, rate, before, key):
+        new = weight - rate * factor * gradient
+        return new, first + 1.0, second + tf.cast(before, tf.float32), squared_norm([new])
 
 
 def make(weight: tf.Variable, *, scaling: float | str = 1.0, **options) -> Step:
