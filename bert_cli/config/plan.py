@@ -50,6 +50,13 @@ class Plan:
         """The global batch as it counts for the learning rate: packs are several sequences each."""
         return round(self.examples_per_step * self.sequences_per_example)
 
+    @property
+    def step_in_words(self) -> str:
+        """What a step has: examples, or packs and the sequences in them."""
+        if self.sequences_per_example > 1:
+            return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
+        return f"{self.examples_per_step:,} examples"
+
 
 def make_plan(
     settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
@@ -107,9 +114,8 @@ def _default_examples(sequence_length: int) -> int:
 def describe(plan: Plan) -> str:
     """The plan in the words of a person, a fact a line."""
     packed = plan.sequences_per_example > 1
-    what = f"packs, {plan.sequences_per_step:,} sequences" if packed else "examples"
     lines = [
-        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} {what} "
+        f"{plan.total_steps:,} steps of {plan.step_in_words} "
         f"({plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up",
     ]

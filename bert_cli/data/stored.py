@@ -22,9 +22,7 @@ def with_stored_packs(settings: Asked) -> Asked:
     """
     if settings.generated_dataset or "max_sequences_per_pack" in settings.model_fields_set:
         return settings
-    named = settings.dataset_dir
-    paths = [named] if isinstance(named, str) else [one.path for one in named or ()]
-    most = max((_stored(Path(path)) for path in paths), default=1)
+    most = max((_stored(Path(path)) for path in settings.dataset_paths), default=1)
     return settings if most == 1 else settings.model_copy(update={"max_sequences_per_pack": most})
 
 

@@ -74,8 +74,8 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     if settings.machine_only:
         yield from capacity.devices(Processes(()))
         return
-    source = yield from model(settings)
-    settings = with_stored_packs(start.with_shape_of(settings, source))
+    source, settings = yield from model(settings)
+    settings = with_stored_packs(settings)
     processes = yield from tried(
         "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
     )
@@ -97,20 +97,19 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
         yield from first_loss.first_loss(chosen, reader)
 
 
-def model(settings: DoctorSettings) -> Found[start.Source | None]:
-    """The model that the run starts from, when it is there and its shape fits what the settings say."""
+def model(settings: DoctorSettings) -> Found[tuple[start.Source | None, DoctorSettings]]:
+    """The model that the run starts from, if any, and the settings with its shape."""
 
-    def found() -> start.Source | None:
+    def found() -> tuple[start.Source | None, DoctorSettings]:
         source = start.source_of(settings)
-        start.with_shape_of(settings, source)
-        return source
+        return source, start.with_shape_of(settings, source)
+
+    def told(pair: tuple[start.Source | None, DoctorSettings]) -> str:
+        return "none: new weights" if pair[0] is None else f"from {pair[0].folder}"
 
     if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
-        return None
-    said = "none: new weights"
-    return (
-        yield from tried("model", found, lambda one: said if one is None else f"from {one.folder}")
-    )
+        return None, settings
+    return (yield from tried("model", found, told)) or (None, settings)
 
 
 def told_processes(processes: Processes) -> str:
@@ -124,10 +123,8 @@ def told_processes(processes: Processes) -> str:
 
 def told_plan(plan: Plan) -> str:
     """The whole numbers of the run."""
-    packed = plan.sequences_per_example > 1
-    what = f"packs, {plan.sequences_per_step:,} sequences" if packed else "examples"
     return (
-        f"{plan.total_steps:,} steps of {plan.examples_per_step:,} {what}, "
+        f"{plan.total_steps:,} steps of {plan.step_in_words}, "
         f"{plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size}; learning rate up to "
         f"{plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up"
     )
@@ -140,9 +137,8 @@ def examples(
     settings: DoctorSettings, processes: Processes, source: start.Source | None
 ) -> Found[Any]:
     """The run's reader, when its records are there, whole, readable and fit the model and the run."""
-    named = settings.dataset_dir
     asked = {
-        "dataset_dir": [named] if isinstance(named, str) else [one.path for one in named or ()],
+        "dataset_dir": settings.dataset_paths,
         "validation_dir": [settings.validation_dir] if settings.validation_dir else [],
     }
     for name, path in ((name, path) for name, paths in asked.items() for path in paths):
@@ -180,11 +176,10 @@ def examples(
 def _told_examples(settings: DoctorSettings, reader: Any) -> str:
     if not hasattr(reader, "__len__"):
         return "made-up examples"
-    named = settings.dataset_dir
-    told = named if isinstance(named, str) else ", ".join(one.path for one in named or ())
     return (
-        f"{told}: {len(reader):,} records, readable, of {settings.bert_config.vocab_size:,} "
-        f"words and {settings.max_seq_length} places as the model's; `bert inspect` looks into them"
+        f"{', '.join(settings.dataset_paths)}: {len(reader):,} records, readable, of "
+        f"{settings.bert_config.vocab_size:,} words and {settings.max_seq_length} places as the model's; "
+        "`bert inspect` looks into them"
     )
 
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from corpora import make_corpus
+from processes import alive, wait_for
 
 import bert_cli
 from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSettings
@@ -58,7 +59,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
-        wait_for(self.file.exists)
+        wait_for(self.file.exists, 30.0)
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def _start(self, part: str, *flags: str) -> "subprocess.Popen[bytes]":
@@ -80,20 +81,6 @@ class Cluster:
         for process in (*self.workers, self.scheduler):
             process.kill()
             process.wait()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
 
 
 def children(pid: int) -> list[int]:
@@ -199,7 +186,7 @@ def test_a_worker_killed_in_the_middle_of_a_shard_loses_nothing(
     caught: list[str] = []
 
     def kill_who_is_caught() -> None:
-        wait_for((tmp_path / "caught").exists)
+        wait_for((tmp_path / "caught").exists, 30.0)
         caught.extend((tmp_path / "caught").read_text().split())
         os.kill(int(caught[0]), signal.SIGKILL)
 
@@ -324,7 +311,7 @@ def test_ctrl_c_ends_the_run_and_the_same_command_continues(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        wait_for(lambda: any((tmp_path / "out/.done").glob("*.shard")))
+        wait_for(lambda: any((tmp_path / "out/.done").glob("*.shard")), 30.0)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=15)
     finally:

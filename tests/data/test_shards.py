@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import alive, wait_for
 
 import bert_cli
 from bert_cli.data import shards as module
@@ -137,22 +137,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
 def markers(folder: Path) -> int:
     return len(list((folder / "out" / ".done").rglob("*.shard")))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
 
 
 def children(pid: int) -> list[int]:
