@@ -198,12 +198,6 @@ class TrainSettings(Settings):
     the uninterrupted one bit for bit."""
 
     @property
-    def dataset_paths(self) -> list[str]:
-        """The folders or addresses of `dataset_dir`, one or several."""
-        named = self.dataset_dir
-        return [named] if isinstance(named, str) else [one.path for one in named or ()]
-
-    @property
     def places_read(self) -> int:
         """Places of an example, [CLS] among them, that go through the blocks after the encoder."""
         return self.max_seq_length
@@ -315,6 +309,12 @@ class PretrainSettings(TrainSettings):
         if len(value) == 1 and isinstance(value[0], str):
             return value[0]
         return [{"path": one} if isinstance(one, str) else one for one in value]
+
+    @property
+    def dataset_paths(self) -> list[str]:
+        """The folders or addresses of `dataset_dir`, one or several."""
+        named = self.dataset_dir
+        return [named] if isinstance(named, str) else [one.path for one in named or ()]
 
     @property
     def places_read(self) -> int:
