@@ -95,6 +95,7 @@ def appears(path: Path) -> bool:
 def end_children(run: str) -> None:
     """Kill the children of a run with all they started: it is over, or was stopped."""
     with LOCK:
+        OVER.add(run)
         ours = [child for child in CHILDREN if child.run == run]
     for child in ours:
         child.end()
@@ -131,12 +132,16 @@ class Child:
 
 
 CHILDREN: set[Child] = set()
+OVER: set[str] = set()
+"""Runs whose children were ended. A shard of theirs that is only now on its way here gets none."""
 LOCK = threading.Lock()
 
 
 def _take(run: str) -> Child:
     """A child of this run that has nothing to do, or a new one."""
     with LOCK:
+        if run in OVER:
+            raise ChildDiedError(f"{_here()}, the run is over")
         for child in [*CHILDREN]:
             if child.process.poll() is not None:
                 CHILDREN.discard(child)

@@ -17,7 +17,7 @@ from processes import alive, wait_for
 import bert_cli
 from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSettings
 from bert_cli.data import cluster_work, cluster_worker, pack, tokenize
-from bert_cli.data.cluster_worker import Job, do_shard
+from bert_cli.data.cluster_worker import ChildDiedError, Job, do_shard, end_children
 from bert_cli.data.ledger import Manifest, Shard, Stats, read_manifest, versions_of
 from bert_cli.data.shards import Convert, run_shards
 from bert_cli.errors import ConfigError, DataError
@@ -319,11 +319,20 @@ def test_ctrl_c_ends_the_run_and_the_same_command_continues(
     assert process.returncode == 130
     assert told.startswith("shout: interrupted,") and "Traceback" not in told
     assert 1 <= len([*(tmp_path / "out/.done").glob("*.shard")]) < 12
-    wait_for(lambda: not any(children(worker.pid) for worker in cluster.workers), 5.0)
+    wait_for(lambda: not any(children(worker.pid) for worker in cluster.workers))
     todo = [Shard(shard.inputs, Path(shard.output.name)) for shard in shards]
     run(todo, tmp_path / "out", shout, cluster.file)
     assert "of 12 shards were done before" in capsys.readouterr().out
     assert (tmp_path / "out/11").read_text() == "TEXT 11 " * 50
+
+
+def test_a_shard_that_comes_after_the_end_of_its_run_starts_no_process(tmp_path: Path) -> None:
+    end_children("this run")
+    job = Job("this run", "00", "00", b"", (), tmp_path, tmp_path, {})
+    before = children(os.getpid())
+    with pytest.raises(ChildDiedError, match="the run is over"):
+        do_shard(job)
+    assert children(os.getpid()) == before
 
 
 def test_a_scheduler_that_is_lost_ends_the_run_with_its_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class DumpServer(ThreadingHTTPServer):
         self.ranges = True
         self.etag = True
         self.seconds_per_block = 0.0
-        self.after_checksums = lambda: None
+        self.after_checksums: Callable[[], None] = lambda: None
 
     @property
     def address(self) -> str:
@@ -101,6 +101,8 @@ class Answerer(BaseHTTPRequestHandler):
         self.end_headers()
         if not with_body:
             return
+        if self.path.endswith("sha1sums.txt"):
+            server.after_checksums()  # before the client has read them: what it asks next comes later
         end = len(body)
         if is_dump and server.hang_up_after:
             end = min(end, start + server.hang_up_after.pop(0))
@@ -108,8 +110,6 @@ class Answerer(BaseHTTPRequestHandler):
             self.wfile.write(body[place : min(place + (1 << 16), end)])
             time.sleep(server.seconds_per_block if is_dump else 0)
         self.close_connection = True
-        if self.path.endswith("sha1sums.txt"):
-            server.after_checksums()
 
 
 @pytest.fixture
