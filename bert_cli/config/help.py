@@ -55,7 +55,7 @@ def fill(
         help="Let through what TensorFlow and other libraries say of themselves, from this level on; "
         "by default nothing of it.",
     )
-    lines = [_in_width(line) for line in examples_of(settings)]
+    lines = [in_width(line, _width()) for line in examples_of(settings)]
     parser.epilog = "\n".join(["examples:", *lines]) if lines else None
     return parser
 
@@ -89,11 +89,11 @@ def _place(option: Option) -> str:
     return word if option.is_required else f"[{word}]"
 
 
-def _in_width(example: str) -> str:
+def in_width(example: str, width: int) -> str:
     """A command line as it can be pasted: a long one goes on, before a flag, on the next line."""
     told, line = "", " "
     for part in re.split(r" (?=--)", example):
-        if len(f"{line} {part} \\") > _width() and line.strip():
+        if len(f"{line} {part} \\") > width and line.strip():
             told, line = f"{told}{line} \\\n", "     "
         line = f"{line} {part}"
     return told + line
