@@ -6,9 +6,12 @@ import json
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -98,11 +101,9 @@ def options_of(name: str):
     return sections_of(getattr(importlib.import_module(home), kind), name)
 
 
-@pytest.mark.timeout(900)
-def test_the_guide_runs_as_it_stands(tmp_path):
-    page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    blocks = [part.partition("```")[0] for part in page.split(RUN)[1:]]
-    assert len(blocks) >= 10
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A folder that looks like the root of a checkout, with `bert` among its programs."""
     for name in ("data", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     programs = tmp_path / "programs"
@@ -110,20 +111,48 @@ def test_the_guide_runs_as_it_stands(tmp_path):
     for name, words in {"bert": '-m bert_cli "$@"', "python3": '"$@"'}.items():
         (programs / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n")
         (programs / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)],
-        cwd=tmp_path,
-        env={
-            **environment(),
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-        },
-        capture_output=True, text=True,
-    )  # fmt: skip
+    return tmp_path
+
+
+@pytest.fixture
+def in_shell(checkout) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Runs lines in a shell there, and ends whatever they leave running."""
+    path = f"{checkout / 'programs'}{os.pathsep}{os.environ['PATH']}"
+    started: list[subprocess.Popen[str]] = []
+
+    def run(lines: str) -> subprocess.CompletedProcess[str]:
+        with open(checkout / "out", "w+") as out, open(checkout / "err", "w+") as err:
+            shell = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", lines],
+                cwd=checkout, env={**environment(), "PATH": path, "HOME": str(checkout)},
+                stdout=out, stderr=err, text=True, start_new_session=True,
+            )  # fmt: skip
+            started.append(shell)
+            code = shell.wait()
+        told = [(checkout / name).read_text(encoding="utf-8") for name in ("out", "err")]
+        return subprocess.CompletedProcess(lines, code, *told)
+
+    yield run
+    for shell in started:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.timeout(900)
+def test_the_guide_runs_as_it_stands(checkout, in_shell):
+    page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in page.split(RUN)[1:]]
+    assert len(blocks) >= 10
+    done = in_shell("\n".join(blocks).replace("8765", str(free_port())))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    guide = tmp_path / "guide"
     assert "no warnings" in done.stdout
     assert "0 errors" in done.stdout
+    guide = checkout / "guide"
     assert (guide / "runs/mine/step_00000100/model.safetensors").is_file()
     assert (guide / "pictures/index.html").is_file()
     answered = json.loads((guide / "answer.jsonl").read_text())
