@@ -146,10 +146,11 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
         raise ConfigError(f"extends ({path}): got {parent!r}; give the name of one JSON file")
     below = _read_config(path.parent / parent, chain) if parent is not None else Loaded({}, {})
     renamed, no_effect = _in_our_names(raw)
-    origins = {where: str(path) for where, _ in leaves(renamed)}
-    return Loaded(
-        merge(below.values, renamed), {**below.origins, **origins}, {**below.no_effect, **no_effect}
-    )
+    # What the other file says of itself is not true of this one.
+    under = {name: one for name, one in below.values.items() if name != "about" or name in renamed}
+    origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
+    origins |= {where: str(path) for where, _ in leaves(renamed)}
+    return Loaded(merge(under, renamed), origins, {**below.no_effect, **no_effect})
 
 
 def _in_our_names(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -94,6 +94,18 @@ def test_a_file_that_extends_another_says_only_what_differs(tmp_path):
     assert settings.seed == 7
 
 
+def test_a_file_does_not_inherit_what_another_says_of_itself(tmp_path):
+    about = {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"}
+    write(tmp_path / "base.json", {**SMALL, "about": about})
+    settings, loaded = pretrain(
+        "--config", write(tmp_path / "more.json", {"extends": "base.json", "seed": 7})
+    )
+    assert settings.about is None
+    assert not [where for where in loaded.origins if where.startswith("about")]
+    own = write(tmp_path / "own.json", {"extends": "base.json", "about": {**about, "what": "own"}})
+    assert pretrain("--config", own)[0].about.what == "own"
+
+
 def test_a_file_that_extends_itself_is_refused(tmp_path):
     write(tmp_path / "a.json", {"extends": "b.json"})
     b = write(tmp_path / "b.json", {"extends": "a.json"})
