@@ -21,6 +21,7 @@ from bert_cli.config import look as look_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
+from bert_cli.config import trackers as tracker_settings
 from bert_cli.config import use as use_settings
 from bert_cli.config.load import load, shipped_configs
 from bert_cli.config.plan import plan_of
@@ -198,6 +199,7 @@ SETTINGS = (
     use_settings,
     look_settings,
     shell_settings,
+    tracker_settings,
 )
 
 

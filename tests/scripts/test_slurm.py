@@ -186,7 +186,8 @@ def test_a_run_over_nodes_is_as_many_processes_as_srun_starts_and_saves_once_whe
 
 def test_a_run_that_has_to_make_room_goes_back_into_the_queue_and_on_to_its_end(slurm, tmp_path):
     """As before the time limit: SLURM tells the tasks, and not the script."""
-    job = slurm.submit("preemptible.sh", *flags(2), RUN="run", tasks="2")
+    words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
+    job = slurm.submit("preemptible.sh", *words, tasks="2")
     wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
     for task in slurm.tasks():
         os.kill(task, signal.SIGTERM)
@@ -195,7 +196,7 @@ def test_a_run_that_has_to_make_room_goes_back_into_the_queue_and_on_to_its_end(
     assert run.state == "stopped" and 0 < run.step < STEPS
     assert slurm.asked == ["requeue 4711"]
 
-    job = slurm.submit("preemptible.sh", *flags(2), RUN="run", tasks="2", SLURM_RESTART_COUNT="1")
+    job = slurm.submit("preemptible.sh", *words, tasks="2", SLURM_RESTART_COUNT="1")
     assert job.wait() == 0, job.told()
     assert "restart 1" in job.told() and "continues from run/step_" in job.told()
     finished = Run(tmp_path / "run")
@@ -207,38 +208,38 @@ def test_a_job_that_is_cancelled_saves_though_it_is_told_thrice_and_does_not_com
     slurm, tmp_path
 ):
     """As at the end of a job: SLURM tells every process of it, and srun passes on what it hears."""
-    job = slurm.submit("preemptible.sh", *flags(), RUN="run", tasks="1")
+    words = ["pretrain", *flags(), "--save-ckpt-path", "run"]
+    job = slurm.submit("preemptible.sh", *words, tasks="1")
     wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
     slurm.state("COMPLETING")
     (task,) = slurm.tasks()
     os.kill(task, signal.SIGTERM)
     os.killpg(job.pid, signal.SIGTERM)
-    assert job.wait() == 0, job.told()
+    assert job.wait() == 75, job.told()
     assert Run(tmp_path / "run").state == "stopped", job.told()
     assert "SLURM decides" in job.told() and slurm.asked == []
 
 
 @pytest.mark.parametrize(
-    ("code", "steps", "saved", "state", "restarts", "ends", "requeued"),
+    ("code", "state", "restarts", "ends", "requeued"),
     [
-        (0, 10, (10,), "RUNNING", 3, 0, False),  # done
-        (0, 6, (6,), "RUNNING", 3, 0, True),
-        (0, 6, (6,), "PENDING", 3, 0, False),  # SLURM has put it back itself
-        (0, 6, (6,), "RUNNING", 7, 1, False),  # too often
-        (143, 6, (4,), "RUNNING", 0, 0, True),
-        (2, 6, (6,), "RUNNING", 0, 2, False),
-        (5, 6, (6,), "RUNNING", 0, 5, False),
-        (137, 6, (4,), "RUNNING", 0, 137, False),
+        (0, "RUNNING", 3, 0, False),
+        (75, "RUNNING", 3, 0, True),
+        (75, "COMPLETING", 3, 75, False),  # cancelled, or put back by SLURM itself
+        (75, "RUNNING", 7, 75, False),  # too often
+        (143, "RUNNING", 0, 0, True),
+        (2, "RUNNING", 0, 2, False),
+        (5, "RUNNING", 0, 5, False),
+        (137, "RUNNING", 0, 137, False),
     ],
 )
 def test_only_a_run_that_was_stopped_before_its_end_goes_back_into_the_queue(
-    code, steps, saved, state, restarts, ends, requeued, tmp_path, write_run
+    code, state, restarts, ends, requeued, tmp_path
 ):
     slurm = Scheduler(tmp_path, srun=f"import sys; sys.exit({code})")
     slurm.state(state)
-    write_run(tmp_path / "run", steps, saved=saved)
-    variables = {"RUN": "run", "SLURM_RESTART_COUNT": str(restarts), "MOST_RESTARTS": "7"}
-    job = slurm.submit("preemptible.sh", "--config", "any", **variables)
+    variables = {"SLURM_RESTART_COUNT": str(restarts), "MOST_RESTARTS": "7"}
+    job = slurm.submit("preemptible.sh", "pretrain", **variables)
     assert job.wait() == ends, job.told()
     assert slurm.asked == (["requeue 4711"] if requeued else [])
 
