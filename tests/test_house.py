@@ -43,7 +43,7 @@ LIGHT = [
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     "bert_cli.tasks.machine", "bert_cli.tasks.finding",
     *(f"bert_cli.config.{name}" for name in ("commands", "options", "help", "shell", "terminal")),
-    *(f"bert_cli.train.{name}" for name in ("report", "history", "summary", "progress")),
+    *(f"bert_cli.train.{name}" for name in ("report", "trackers", "history", "summary", "progress")),
     *(f"bert_cli.tasks.{name}" for name in ("runs", "plot", "curves", "page", "compare", "completion")),
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
