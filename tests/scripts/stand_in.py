@@ -169,11 +169,16 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of each `bert ...` in a script or the bash blocks of a page, whoever starts it."""
+    """The words of each `bert ...`, whoever starts it, or of a job file that is submitted with such words."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if "bert" in words and not line.startswith("#"):
-            yield words[words.index("bert") + 1 :]
+        starts = [
+            number
+            for number, word in enumerate(words)
+            if word == "bert" or word.startswith("scripts/slurm/")
+        ]
+        if starts and words[starts[0] + 1 :]:
+            yield words[starts[0] + 1 :]
 
 
 def bash_blocks(page: str) -> str:
