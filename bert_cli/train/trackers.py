@@ -47,8 +47,12 @@ def tensorboard(
     """
     import tensorflow as tf
 
-    writer = tf.summary.create_file_writer(str(folder))
-    _write_hparams(writer, run_settings)
+    try:
+        writer = tf.summary.create_file_writer(str(folder))
+        _write_hparams(writer, run_settings)
+    except Exception as error:  # as below
+        say(f"tensorboard: not logging ({type(error).__name__}: {error})")
+        return lambda step, figures: None
     done = 0
 
     def report(step: int, figures: Figures) -> None:
@@ -59,12 +63,12 @@ def tensorboard(
         writer.flush()
         done = step
 
-    def end() -> None:
+    def end(step: int, figures: Figures) -> None:
         if done >= last:
             _write_end(writer)
         writer.close()
 
-    closing.callback(guarded("tensorboard", lambda step, figures: end()), last, {})
+    closing.callback(guarded("tensorboard", end), last, {})
     return guarded("tensorboard", report)
 
 

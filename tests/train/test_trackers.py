@@ -351,6 +351,16 @@ def test_without_its_package_a_run_has_figures_in_tensorboards_files_and_says_wh
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
+def test_a_board_that_cannot_be_written_lets_the_run_go_on(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with ExitStack() as closing:
+        tell = trackers.tensorboard(tmp_path / "file" / "board", SETTINGS, 2, closing)
+        tell(1, {"mlm_loss": 2.5})
+        tell(2, {"mlm_loss": 2.5})
+    told = capsys.readouterr().out
+    assert told.count("tensorboard: ") == 1 and "not logging" in told
+
+
 def test_a_run_that_goes_on_is_one_run_of_the_hparams_tab(tmp_path):
     pytest.importorskip("tensorboard")
     folder, board = tmp_path / "run", tmp_path / "board"
