@@ -137,7 +137,7 @@ def records(folder: Path) -> list:
                 at += block - at % block
                 continue
             size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-            if kind == 0:
+            if kind == 0 or at + head + size > len(data):  # not written yet
                 break
             parts += data[at + head : at + head + size]
             at += head + size
@@ -149,7 +149,11 @@ def records(folder: Path) -> list:
 
 def told_of(folder: Path) -> tuple[list, dict, list[dict]]:
     """The runs, the settings and the steps that wandb has written."""
-    found = records(folder)
+    until = time.monotonic() + 30.0
+    # Its service closes the file a moment after it has said that a run is finished.
+    while not (found := records(folder)) or found[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < until, "the file of the run has no end"
+        time.sleep(0.05)
     runs = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     config = {one.key: json.loads(one.value_json) for one in runs[0].config.update}
     steps = [
