@@ -21,6 +21,7 @@ from bert_cli.config import look as look_settings
 from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
+from bert_cli.config import trackers as tracker_settings
 from bert_cli.config import use as use_settings
 from bert_cli.config.load import load, shipped_configs
 from bert_cli.config.plan import plan_of
@@ -42,7 +43,7 @@ LIGHT = [
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     "bert_cli.tasks.machine", "bert_cli.tasks.finding",
     *(f"bert_cli.config.{name}" for name in ("commands", "options", "help", "shell", "terminal")),
-    *(f"bert_cli.train.{name}" for name in ("report", "history", "summary", "progress")),
+    *(f"bert_cli.train.{name}" for name in ("report", "trackers", "history", "summary", "progress")),
     *(f"bert_cli.tasks.{name}" for name in ("runs", "plot", "curves", "page", "compare", "completion")),
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
@@ -198,6 +199,7 @@ SETTINGS = (
     use_settings,
     look_settings,
     shell_settings,
+    tracker_settings,
 )
 
 

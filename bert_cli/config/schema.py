@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from bert_cli.config.data import Masking, is_remote, packed_predictions
 from bert_cli.config.mistakes import is_said
 from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
+from bert_cli.config.trackers import Wandb
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -127,19 +128,6 @@ class OptimizerOpts(Settings):
     precision float16 only."""
 
 
-class Wandb(Settings):
-    """Weights & Biases; WANDB_MODE=offline keeps the figures on this machine."""
-
-    enabled: bool = False
-    """Log the run."""
-    project: str = "bert"
-    """Project that receives the run."""
-    name: str | None = None
-    """Name of the run; by default the output folder's."""
-    tags: list[str] = []
-    """Tags of the run."""
-
-
 class TrainSettings(Settings):
     """What every run that trains has: model, batch, layout, precision, optimizer, folder, reports."""
 
@@ -189,6 +177,9 @@ class TrainSettings(Settings):
     """Write TensorBoard event files here."""
     wandb: Wandb = Wandb()
     """Weights & Biases."""
+    exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
+    """What a run ends with that was asked to stop and has saved; another number than 0, as 75, tells a
+    scheduler that the same command has to be started again."""
     dry_run: bool = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
     compile_only: bool = False

@@ -56,16 +56,19 @@ def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None
         if not settings.do_training:
             _only_score(settings, mesh, task, source, stop)
             return
-        found = []
+        found, stopped = [], False
         for seed in range(settings.seed, settings.seed + settings.seeds):
             with ExitStack() as own:
                 one = _with_seed(settings, seed)
                 finished, scores = _train_and_score(one, mesh, task, stop, own, tokenizer_folder)
             if not finished:
-                return
+                stopped = not settings.compile_only
+                break
             found += [scores] if scores is not None else []
-        if len(found) > 1:
+        if len(found) > 1 and len(found) == settings.seeds:
             _say_spread(settings, found, mesh.processes.rank)
+    if stopped:
+        training.leave_stopped(settings)
 
 
 def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None:

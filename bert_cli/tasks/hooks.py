@@ -11,7 +11,7 @@ from bert_cli.config.schema import TrainSettings
 from bert_cli.parallel.collectives import Peers
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.job import Job
-from bert_cli.train import checkpoint, report
+from bert_cli.train import checkpoint, report, trackers
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
 from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
@@ -31,7 +31,9 @@ def hooks_of(
     """What is done after a step, in this order, each with when it is due."""
     pace = report.Pace(last)
     peers = engine.peers
-    reports = _reports(settings, state, claims) if save is not None and peers.rank == 0 else []
+    reports = (
+        _reports(settings, state, last, claims) if save is not None and peers.rank == 0 else []
+    )
     first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
 
     def measure(info: Info) -> None:
@@ -146,13 +148,14 @@ def _trace_hooks(
     return [(write, Every(last_step=min(done + trace.steps, last)))]
 
 
-def _reports(settings: TrainSettings, state: State, claims: ExitStack) -> list[report.Report]:
-    folder = settings.save_ckpt_path
+def _reports(
+    settings: TrainSettings, state: State, last: int, claims: ExitStack
+) -> list[report.Report]:
+    folder, told = settings.save_ckpt_path, settings.model_dump(mode="json")
     assert folder is not None
     reports = [report.jsonl(folder / report.METRICS, state.step)]
     if settings.tensorboard_dir is not None:
-        reports.append(report.tensorboard(settings.tensorboard_dir))
+        reports.append(trackers.tensorboard(settings.tensorboard_dir, told, last, claims))
     if settings.wandb.enabled:
-        told = settings.model_dump(mode="json")
-        reports.append(report.wandb(settings.wandb.model_dump(), told, folder, claims))
+        reports.append(trackers.wandb(told["wandb"], told, folder, claims))
     return reports

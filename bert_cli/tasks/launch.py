@@ -64,6 +64,11 @@ def _check(settings: LaunchSettings) -> None:
     asked, _ = load(SPREAD[name], log_level_of(options)[1], f"bert {name}")
     if asked.cluster.workers:
         raise ConfigError("--cluster.workers: bert launch names the processes; leave it out")
+    if asked.exit_code_when_stopped:
+        raise ConfigError(
+            f"exit_code_when_stopped ({asked.exit_code_when_stopped}): bert launch takes any but 0 for a failure; "
+            "leave it out, or have a scheduler start the processes"
+        )
     here = find_processes(Cluster(), os.environ)
     if here.count > 1:
         raise ConfigError(

@@ -51,4 +51,6 @@ def run(settings: PretrainSettings) -> None:
             evaluate=evaluate if held_out is not None else None,
             evaluate_every=settings.evaluate_every_steps,
         )
-        training.walk(settings, mesh, job, stop, claims)
+        walked = training.walk(settings, mesh, job, stop, claims)
+    if walked is not None and not walked.finished:
+        training.leave_stopped(settings)

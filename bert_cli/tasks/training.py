@@ -60,7 +60,7 @@ def prepare(settings: Asked, claims: ExitStack) -> tuple[Asked, Mesh, StopReques
         mesh = open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
         print("run: stopped before all processes had come; nothing was done", flush=True)
-        raise SystemExit(0) from None
+        raise SystemExit(settings.exit_code_when_stopped) from None
     # Once more: TensorFlow's runtime of several processes takes SIGTERM for itself.
     stop.listen()
     return settings, mesh, stop
@@ -120,6 +120,12 @@ def walk(
     peers.meet()
     say(_last_words(settings, state, began, finished))
     return Walked(engine, state, form, finished)
+
+
+def leave_stopped(settings: TrainSettings) -> None:
+    """End with the code that was asked for a run that is stopped and saved."""
+    if settings.exit_code_when_stopped:
+        raise SystemExit(settings.exit_code_when_stopped)
 
 
 def needs_a_folder(settings: TrainSettings) -> None:

@@ -21,6 +21,9 @@ from bert_cli.train.step import Batch, State
 Hook = Callable[["Info"], None]
 # SIGHUP too: it is what a run hears when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAME_WISH_SECONDS = 5.0
+"""A scheduler may tell a process the same in two ways, as SLURM by itself and by its srun: a SIGTERM so soon
+after the first request is no second one, which would end the run before it has saved."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.asked = False
+        self._asked_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -105,9 +109,12 @@ class StopRequest:
         return self.asked
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.asked:
+            if number == signal.SIGTERM and now - self._asked_at < SAME_WISH_SECONDS:
+                return
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked, self._asked_at = True, now
         # Not `print`: a handler may interrupt the very print it would then re-enter.
         name = signal.Signals(number).name
         os.write(2, f"{name}: saving and stopping; once more stops at once\n".encode())

@@ -1,22 +1,19 @@
-"""Numbers out: a line to the terminal, an object a step to metrics.jsonl, and the trackers.
+"""Numbers out: a line to the terminal, and an object a step to metrics.jsonl.
 
-A reporter is called with a step's figures and cannot change them: a tracker that fails is said once
-and left alone. A run that is resumed drops the lines of steps that it will do again, so that
-metrics.jsonl always reads as one run that was never interrupted.
+A reporter is called with a step's figures and cannot change them. A run that is resumed drops the
+lines of steps that it will do again, so that metrics.jsonl always reads as one run that was never
+interrupted.
 """
 
 import errno
 import json
 import math
 import os
-import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from bert_cli.errors import CheckpointError
 
@@ -140,69 +137,6 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def tensorboard(folder: Path) -> Report:
-    """Write scalars as TensorBoard event files (TensorFlow writes them itself)."""
-    import tensorflow as tf
-
-    writer = tf.summary.create_file_writer(str(folder))
-
-    def report(step: int, figures: Figures) -> None:
-        with writer.as_default(step=step):
-            for name, value in figures.items():
-                tf.summary.scalar(name, value)
-        writer.flush()
-
-    return guarded("tensorboard", report)
-
-
-def wandb(
-    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
-) -> Report:
-    """Log to Weights & Biases; the run's id lies beside the checkpoints, so a resumed run is one run.
-
-    `closing` ends it, since a second run of this process would be taken for the same. A start that
-    fails (no network, no login) is said and the run goes on without.
-    """
-    try:
-        import wandb as client
-
-        folder.mkdir(parents=True, exist_ok=True)
-        identity = folder / "wandb_id"
-        if not identity.exists():
-            identity.write_text(secrets.token_hex(4), encoding="utf-8")
-        run = client.init(
-            project=settings["project"],
-            name=settings["name"] or folder.name,
-            tags=list(settings["tags"]),
-            config=dict(run_settings),
-            dir=str(folder),
-            id=identity.read_text(encoding="utf-8"),
-            resume="allow",
-        )
-    except Exception as error:  # a tracker must never stop a run, whatever it raises
-        print(f"wandb: not logging ({type(error).__name__}: {error})")
-        return lambda step, figures: None
-    closing.callback(run.finish)
-    return guarded("wandb", lambda step, figures: run.log(dict(figures), step=step))
-
-
-def guarded(name: str, report: Report) -> Report:
-    """The same report, which after its first failure says so and does nothing any more."""
-    alive = True
-
-    def safely(step: int, figures: Figures) -> None:
-        nonlocal alive
-        if not alive:
-            return
-        try:
-            report(step, figures)
-        except Exception as error:  # a tracker must never stop a run, whatever it raises
-            alive = False
-            print(f"{name}: stopped logging at step {step} ({type(error).__name__}: {error})")
-
-    return safely
 
 
 class Pace:

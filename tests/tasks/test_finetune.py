@@ -209,7 +209,9 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "by_length", with_a_signal)
-        assert main(arguments(place, run)) == 0
+        with pytest.raises(SystemExit) as left:
+            main([*arguments(place, run), "--exit-code-when-stopped", "75"])
+        assert left.value.code == 75
     assert "step 10: not scored" in capsys.readouterr().out
     assert [path.name for path in whole_checkpoints(run)] == ["step_00000010"]
     assert main(arguments(place, run)) == 0

@@ -140,6 +140,7 @@ def test_settings_that_cannot_be_are_refused(words, told):
         (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
         (["--", "pretrain", *TINY, "--seed", "x"], "seed (--seed)"),
         (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "names the processes"),
+        (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "any but 0 for a failure"),
         (["--processs", "2", "--", "pretrain"], "did you mean '--processes'?"),
     ],
 )  # fmt: skip

@@ -91,6 +91,24 @@ def test_the_first_signal_is_a_wish_and_handlers_are_given_back(capfd):
     assert "SIGTERM: saving and stopping" in capfd.readouterr().err
 
 
+def test_a_sigterm_that_a_scheduler_sends_twice_is_one_wish_and_a_later_one_stops_at_once():
+    code = (
+        "import os, signal, time\n"
+        "from bert_cli.train import loop\n"
+        "with loop.StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('went on', stop(), flush=True)\n"
+        "    loop.SAME_WISH_SECONDS = 0.2\n"
+        "    time.sleep(0.3)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('and on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "went on True\n"
+    assert "KeyboardInterrupt" in done.stderr
+
+
 def test_a_second_signal_stops_at_once():
     code = (
         "import os, signal, time\n"

@@ -1,0 +1,195 @@
+"""A scheduler's part in the tests of job files: variables as SLURM sets them, real processes on this host.
+
+`srun` starts a process for each task and passes SIGTERM on; `scontrol` answers with the state that the test wrote
+and notes what it was asked; `bert` is this checkout's.
+"""
+
+import importlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import bert_cli
+from bert_cli.cli import COMMANDS
+from bert_cli.config.load import load, log_level_of
+
+ROOT = Path(bert_cli.__file__).parents[1]
+JOBS = ROOT / "scripts" / "slurm"
+SRUN = """
+import os, signal, subprocess, sys
+
+tasks, program = int(os.environ["SLURM_NTASKS"]), sys.argv[1:]
+step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+        "SLURM_STEP_NODELIST": os.environ["SLURM_JOB_NODELIST"]}
+while program[0].startswith("--"):
+    option = program.pop(0)
+    if option == "--distribution=block":
+        step["SLURM_DISTRIBUTION"] = "block"
+    else:
+        sys.exit(f"srun: stand-in does not know {option}")
+children = []
+
+def pass_on(number, frame):
+    for child in children:
+        child.send_signal(number)
+
+signal.signal(signal.SIGTERM, pass_on)
+for rank in range(tasks):
+    place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
+    children.append(subprocess.Popen(program, env={**os.environ, **step, **place}))
+pids = os.path.join(os.environ["STAND_IN"], "pids")
+with open(pids + ".new", "w") as file:
+    file.write(" ".join(str(child.pid) for child in children))
+os.replace(pids + ".new", pids)
+codes = [child.wait() for child in children]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+SCONTROL = """
+import os, sys
+
+with open(os.path.join(os.environ["STAND_IN"], "asked"), "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "show":
+    state = open(os.path.join(os.environ["STAND_IN"], "state")).read()
+    print(f"JobId={sys.argv[3]} JobName=bert\\n   UserId=me(1)\\n   JobState={state} Reason=None Dependency=(null)")
+"""
+# Their spawned processes import them again.
+CONSOLE = "import sys\nfrom {} import main\nif __name__ == '__main__':\n    sys.exit(main())"
+DASK, BERT = CONSOLE.format("dask.__main__"), CONSOLE.format("bert_cli.cli")
+
+
+def programs(folder: Path, **more: str) -> Path:
+    """A folder of the programs that a job file calls; what `more` gives is another one's source."""
+    folder.mkdir()
+    for name, source in {
+        "srun": SRUN,
+        "scontrol": SCONTROL,
+        "bert": BERT,
+        "dask": DASK,
+        **more,
+    }.items():
+        path = folder / name
+        path.write_text(f"#!{sys.executable}\n{source}")
+        path.chmod(0o755)
+    return folder
+
+
+def sbatch_lines(text: str) -> list[tuple[str, str]]:
+    """The options that a job file gives to SLURM: those above its first command, as sbatch reads them."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("#SBATCH "):
+            name, _, value = line.removeprefix("#SBATCH ").partition("=")
+            found.append((name.removeprefix("--"), value))
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+class Scheduler:
+    """Starts job files in a folder, and sees that nothing of them is left."""
+
+    def __init__(self, folder: Path, **more: str) -> None:
+        self.folder, self.bin = folder, programs(folder / "bin", **more)
+        self.state("RUNNING")
+        self.jobs: list[subprocess.Popen[str]] = []
+
+    def state(self, name: str) -> None:
+        """What `scontrol show job` will tell."""
+        (self.folder / "state").write_text(name)
+
+    @property
+    def asked(self) -> list[str]:
+        """What scontrol was asked, but for questions."""
+        path = self.folder / "asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if not line.startswith("show ")]
+
+    def submit(self, name: str, *words: object, **variables: str) -> "subprocess.Popen[str]":
+        """Run a job file as SLURM would, from a copy, with the tasks that it asks for or `variables` give."""
+        (self.folder / "pids").unlink(missing_ok=True)
+        text = (JOBS / name).read_text()
+        options = dict(sbatch_lines(text))
+        copy = self.folder / f"slurm_script_{len(self.jobs)}"
+        copy.write_text(text)
+        copy.chmod(0o755)
+        tasks = variables.pop("tasks", options["ntasks-per-node"])
+        said = {
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "localhost",
+            "SLURM_NTASKS": tasks,
+            "SLURM_TASKS_PER_NODE": tasks,
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_DIR": str(self.folder),
+            "STAND_IN": str(self.folder),
+            **variables,
+        }
+        kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        log = open(self.folder / f"log_{len(self.jobs)}", "w")  # noqa: SIM115
+        path = f"{self.bin}:{os.environ['PATH']}"
+        job = subprocess.Popen(
+            [copy, *map(str, words)],
+            cwd=self.folder,
+            env={**kept, "PYTHONPATH": str(ROOT), "PATH": path, **said},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        log.close()
+        job.told = Path(log.name).read_text  # type: ignore[attr-defined]
+        self.jobs.append(job)
+        return job
+
+    def tasks(self) -> list[int]:
+        """The processes that srun has started, when it has."""
+        wait_for((self.folder / "pids").exists)
+        return [int(number) for number in (self.folder / "pids").read_text().split()]
+
+    def end(self) -> None:
+        """Kill whatever a failed test has left."""
+        for job in self.jobs:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The words of each `bert ...`, whoever starts it, or of a job file that is submitted with such words."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        starts = [
+            number
+            for number, word in enumerate(words)
+            if word == "bert" or word.startswith("scripts/slurm/")
+        ]
+        if starts and words[starts[0] + 1 :]:
+            yield words[starts[0] + 1 :]
+
+
+def bash_blocks(page: str) -> str:
+    return "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+
+
+def load_command(words: list[str]) -> object:
+    """The settings of a command line, refused as the tool would."""
+    _, home, name, _ = COMMANDS[words[0]]
+    settings = getattr(importlib.import_module(home), name)
+    own = words[1 : words.index("--")] if words[0] == "launch" else words[1:]
+    if words[0] == "launch":
+        load_command(words[words.index("--") + 1 :])
+    return load(settings, log_level_of(own)[1], f"bert {words[0]}")[0]

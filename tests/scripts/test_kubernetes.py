@@ -1,0 +1,216 @@
+"""The manifests of docs/clusters.md: right by Kubernetes' own schemas, and what their containers do when started."""
+
+import copy
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from stand_in import ROOT, load_command, wait_for
+
+from bert_cli.errors import CheckpointError, ConfigError, DataError
+from bert_cli.train.history import Run
+
+validator = pytest.importorskip("kubernetes_validate")
+
+PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
+BY_NAME = {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
+JOBS = [one for one in MANIFESTS if one["kind"] == "Job"]
+RUNS = [BY_NAME["Job", "bert-one"], BY_NAME["Job", "bert-many"]]
+STEPS = 300
+TINY = {
+    "config": None, "dataset-dir": None, "parallel.layout": None, "max-seq-length": 16, "max-predictions-per-seq": 3,
+    "bert-config.vocab-size": 60, "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1,
+    "bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 32,
+    "bert-config.max-position-embeddings": 32, "global-batch.micro-batch-size": 2,
+    "optimizer-opts.name": "AdamW", "optimizer-opts.learning-rate.max-learning-rate": 0.001,
+}  # fmt: skip
+
+
+def container_of(job: dict[str, Any]) -> dict[str, Any]:
+    (only,) = job["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def words_of(job: dict[str, Any], variables: dict[str, str]) -> list[str]:
+    """The command line of a container: `$(NAME)` is filled in as Kubernetes does, and nothing else."""
+    container = container_of(job)
+    words = [*container["command"], *container["args"]]
+    return [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word) for word in words]
+
+
+def variables_of(job: dict[str, Any], index: int) -> dict[str, str]:
+    """What Kubernetes adds to the environment of a container of a Job."""
+    indexed = job["spec"].get("completionMode") == "Indexed"
+    return {"JOB_COMPLETION_INDEX": str(index)} if indexed else {}
+
+
+def faults(manifest: dict[str, Any]) -> list[str]:
+    """What a cluster would refuse, or what would go wrong there."""
+    try:
+        validator.validate(manifest, "1.37", strict=True)
+    except validator.ValidationError as error:
+        return [str(error)]
+    if manifest["kind"] != "Job":
+        return []
+    wrong, spec, pod = [], manifest["spec"], manifest["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    wrong += [
+        f"volume {mount['name']} is not there"
+        for mount in container_of(manifest)["volumeMounts"]
+        if mount["name"] not in volumes
+    ]
+    claims = {name for kind, name in BY_NAME if kind == "PersistentVolumeClaim"}
+    wrong += [
+        f"the claim of volume {name} is not there"
+        for name, volume in volumes.items()
+        if volume["persistentVolumeClaim"]["claimName"] not in claims
+    ]
+    rules = spec.get("podFailurePolicy", {}).get("rules", [])
+    if rules and pod["restartPolicy"] != "Never":
+        wrong.append("a podFailurePolicy needs restartPolicy Never")
+    if not rules and pod["restartPolicy"] != "OnFailure":
+        wrong.append("a pod that fails is not started again")
+    actions = {
+        code: rule["action"]
+        for rule in reversed(rules)
+        for code in rule.get("onExitCodes", {}).get("values", [])
+    }
+    mistakes = {kind.exit_code for kind in (ConfigError, DataError, CheckpointError)}
+    stopped = re.findall(
+        r"--exit-code-when-stopped=(\d+)", " ".join(container_of(manifest)["args"])
+    )
+    if rules and {c for c, action in actions.items() if action == "FailJob"} != mistakes:
+        wrong.append("the Job fails at other codes than those of mistakes")
+    if rules and not (stopped and actions.get(int(stopped[0])) == "Ignore"):
+        wrong.append("a run that is stopped ends the Job or counts as a failure")
+    if rules and "terminationGracePeriodSeconds" not in pod:
+        wrong.append("30 seconds for a checkpoint")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=lambda one: f"{one['kind']} {one['metadata']['name']}"
+)
+def test_a_manifest_is_one_that_kubernetes_takes(manifest):
+    assert faults(manifest) == []
+
+
+def test_the_test_of_manifests_sees_a_mistake():
+    job = BY_NAME["Job", "bert-one"]
+
+    def broken(change) -> bool:
+        other = copy.deepcopy(job)
+        change(other["spec"], other["spec"]["template"]["spec"])
+        return bool(faults(other))
+
+    assert not broken(lambda spec, pod: None)
+    assert broken(lambda spec, pod: spec.update(backofLimit=3))
+    assert broken(lambda spec, pod: spec.update(backoffLimit="3"))
+    assert broken(lambda spec, pod: pod["containers"][0].update(volumeMount=[]))
+    assert broken(lambda spec, pod: pod.update(restartPolicy="OnFailure"))
+    assert broken(lambda spec, pod: pod["volumes"].pop(0))
+    assert broken(lambda spec, pod: pod["containers"][0]["args"].pop())
+    assert broken(lambda spec, pod: spec["podFailurePolicy"]["rules"].pop(0))
+
+
+def test_the_pods_of_a_run_have_the_names_that_its_processes_are_told():
+    job, service = BY_NAME["Job", "bert-many"], BY_NAME["Service", "bert-many"]
+    spec, name = job["spec"], job["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
+    (port,) = [one["containerPort"] for one in container_of(job)["ports"]]
+    told = [f"{name}-{n}.{service['metadata']['name']}:{port}" for n in range(spec["completions"])]
+    assert f"--cluster.workers={','.join(told)}" in container_of(job)["args"]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda one: one["metadata"]["name"])
+def test_the_command_of_every_container_is_one_that_the_tool_takes(job):
+    for index in range(job["spec"].get("completions", 1)):
+        program, *words = words_of(job, variables_of(job, index))
+        assert program == "bert"
+        load_command(words)
+
+
+@pytest.fixture
+def pods():
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for pod in started:
+        pod.kill()
+        pod.wait()
+
+
+def start(job: dict[str, Any], index: int, pods: list, folder: Path, **changed: object) -> Any:
+    """A pod's process: the Job's own command line, with a tiny run in place of the large one."""
+    variables = variables_of(job, index)
+    replicas = job["spec"].get("completions", 1)
+    sizes = {"global-batch.replicas": replicas, "total-num-train-samples": 2 * replicas * STEPS}
+    flags = {**TINY, **sizes, "save-ckpt-path": folder / "run", **changed}
+    names = tuple(f"--{name}=" for name in flags)
+    words = [word for word in words_of(job, variables)[1:] if not word.startswith(names)]
+    words += [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    log = folder / f"pod_{len(pods)}"
+    with log.open("w") as file:
+        pod = subprocess.Popen(
+            [sys.executable, "-m", "bert_cli", *words, "--generated-dataset"],
+            env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    pod.told = log.read_text
+    pods.append(pod)
+    return pod
+
+
+def begun(folder: Path) -> bool:
+    metrics = folder / "run" / "metrics.jsonl"
+    return metrics.exists() and len(metrics.read_text().splitlines()) > 3
+
+
+@pytest.mark.parametrize("job", RUNS, ids=lambda one: one["metadata"]["name"])
+def test_pods_that_have_to_go_save_and_those_that_come_after_them_end_the_job(job, pods, tmp_path):
+    count = job["spec"].get("completions", 1)
+
+    def start_all() -> list:
+        changed = {}
+        if count > 1:  # this host instead of theirs, and ports of its own for each
+            held = [socket.create_server(("localhost", 0)) for _ in range(count)]
+            ports = [one.getsockname()[1] for one in held]
+            for one in held:
+                one.close()
+            changed["cluster.workers"] = ",".join(f"localhost:{port}" for port in ports)
+        return [start(job, index, pods, tmp_path, **changed) for index in range(count)]
+
+    first = start_all()
+    wait_for(lambda: begun(tmp_path) or any(pod.poll() is not None for pod in first))
+    began = time.monotonic()
+    first[-1].send_signal(signal.SIGTERM)  # one of them is enough
+    assert [pod.wait(timeout=120) for pod in first] == [75] * count, first[0].told()
+    grace = job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert time.monotonic() - began < grace
+    run = Run(tmp_path / "run")
+    assert run.state == "stopped" and 0 < run.step < STEPS
+
+    again = start_all()
+    assert [pod.wait(timeout=240) for pod in again] == [0] * count, again[0].told()
+    assert "continues from" in again[0].told()
+    run = Run(tmp_path / "run")
+    assert run.state == "done" and list(run.steps) == list(range(1, STEPS + 1))
+    assert [pod.told() == "" for pod in again[1:]] == [True] * (count - 1)
+
+
+def test_a_mistake_ends_a_pod_with_a_code_at_which_the_job_fails(pods, tmp_path):
+    pod = start(RUNS[0], 0, pods, tmp_path, **{"max-predictions-per-seq": 99})
+    assert pod.wait(timeout=60) == ConfigError.exit_code, pod.told()
