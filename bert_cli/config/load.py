@@ -331,7 +331,7 @@ def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[st
 def validate(settings: type[Model], loaded: Loaded) -> Model:
     """The frozen settings, or one ConfigError that lists every mistake."""
     try:
-        return settings.model_validate(loaded.values)
+        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
     except ValidationError as error:
         items = worth_saying(error.errors())
         lines = [mistake(settings, item, loaded.origins) for item in items]
