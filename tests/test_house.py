@@ -23,8 +23,7 @@ from bert_cli.config import parallel as parallel_settings
 from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
 from bert_cli.config import use as use_settings
-from bert_cli.config.benchmarks import FILE as BENCHMARKS
-from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.load import BENCHMARKS, load, shipped_configs
 from bert_cli.config.plan import plan_of
 
 ROOT = Path(__file__).parents[1]

@@ -13,11 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bert_cli.config.bench import KINDS
-from bert_cli.config.load import shipped_configs
+from bert_cli.config.load import BENCHMARKS, shipped_configs
 from bert_cli.config.parallel import Settings
 from bert_cli.errors import ConfigError
-
-FILE = "benchmarks.json"
 
 
 class Benchmark(Settings):
@@ -41,7 +39,7 @@ class Benchmark(Settings):
 
 def benchmarks() -> dict[str, Benchmark]:
     """Every standard benchmark by its name, in the file's order."""
-    told: dict[str, Any] = json.loads((shipped_configs() / FILE).read_text(encoding="utf-8"))
+    told: dict[str, Any] = json.loads((shipped_configs() / BENCHMARKS).read_text(encoding="utf-8"))
     return TypeAdapter(dict[str, Benchmark]).validate_python(told)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.plan import make_plan, plan_of
-from bert_cli.config.schema import TrainSettings
+from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.data.features import FeatureReader, Features
 from bert_cli.data.stored import with_stored_packs
 from bert_cli.data.tokenizer import read_tokenizer
@@ -29,7 +29,9 @@ SHORT_SHARE = 0.25
 
 
 def shaped(settings: Asked, made_up: bool) -> Asked:
-    """The settings with the shape of the model that is measured."""
+    """The settings with the shape of the model that is measured, and the packs that its records have."""
+    if isinstance(settings, PretrainSettings):
+        settings = with_stored_packs(settings)
     name = settings.pretrained_ckpt_path
     if name is None or (made_up and "bert_config" in settings.model_fields_set):
         return settings
@@ -38,7 +40,6 @@ def shaped(settings: Asked, made_up: bool) -> Asked:
 
 def pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
     """The examples of pre-training. Raises what `bert pretrain` raises for records."""
-    settings = with_stored_packs(settings)
     part = mesh.processes.rank, mesh.processes.count
     reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
     folder = corpora.folder_of(reader)

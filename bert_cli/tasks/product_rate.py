@@ -22,7 +22,11 @@ SECONDS_OF_ROUND = 0.05
 # Operations of one product, at least and at most: tens of milliseconds on a few cores, and on a GPU
 # more than the tens of microseconds that calling it takes.
 WORK = {"CPU": (2e9, 2e10), "GPU": (2e11, 2e12)}
-MOST_ROWS = 2**20
+# Numbers that go in and come out, at most: less than a step has held, so that what fits is not refused
+# here.
+MOST_NUMBERS = {"CPU": 2**24, "GPU": 2**27}
+LARGEST = 3
+"""So many products are measured, those of the largest matrices."""
 
 
 def compute_type(precision: str) -> str:
@@ -38,16 +42,25 @@ def settle() -> None:
 
 def product_rate(products: Iterable[Product], precision: str, device: str) -> float:
     """Operations a second of the fastest of the products on a device, the median of some rounds."""
-    work = WORK["GPU" if ":GPU:" in device.upper() else "CPU"]
-    asked = {enough(one, *work) for one in products}
+    kind = "GPU" if ":GPU:" in device.upper() else "CPU"
+    asked = {enough(one, *WORK[kind], MOST_NUMBERS[kind]) for one in largest(products)}
     return max(_rate(one, compute_type(precision), device) for one in asked)
 
 
-def enough(product: Product, least: float, most: float) -> Product:
-    """The product with so many rows that it is between so many operations; at most MOST_ROWS."""
+def largest(products: Iterable[Product]) -> list[Product]:
+    """One product of each of the largest matrices, that with the most rows."""
+    by_matrix: dict[tuple[int, int], Product] = {}
+    for one in sorted(products):
+        by_matrix[one.width, one.outputs] = one
+    return sorted(by_matrix.values(), key=lambda one: -one.width * one.outputs)[:LARGEST]
+
+
+def enough(product: Product, least: float, most: float, numbers: int) -> Product:
+    """The product with so many rows that it is between so many operations, or at most so many numbers."""
     of_row = product.flops / product.rows
     rows = min(max(product.rows, math.ceil(least / of_row)), math.ceil(most / of_row))
-    return product._replace(rows=min(rows, MOST_ROWS))
+    room = numbers // (product.width + product.outputs)
+    return product._replace(rows=max(1, min(rows, room)))
 
 
 def _rate(product: Product, kind: str, device: str) -> float:

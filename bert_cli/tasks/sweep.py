@@ -31,7 +31,8 @@ Figures = dict[str, Any]
 # What a process says, or how it ends, when memory was refused.
 OUT_OF_MEMORY = re.compile(
     r"does not fit the device's memory|bad_alloc|MemoryError|Cannot allocate memory|out of memory"
-    r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating",
+    r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating|pthread_create\(\) failed"
+    r"|failed to map segment",
     re.IGNORECASE,
 )
 KILLED = {signal.SIGKILL: "killed, as the kernel does when memory is short"}
