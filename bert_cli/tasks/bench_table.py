@@ -95,6 +95,9 @@ def _rows(figures: Figures) -> list[tuple[str, str, str]]:
         ("FLOP/s of products", flops(figures["matmul_flops_per_second"]), "the model's fastest"),
         ("memory", size(figures["peak_memory_bytes"]), grown),
     ]
+    if figures["skipped_steps"]:
+        why = "steps whose gradient was not finite: they moved nothing, so the optimizer seems cheaper"
+        rows.append(("skipped", f"{figures['skipped_steps']}", why))
     took, every = figures["checkpoint_seconds"], figures["checkpoint_every_minutes"]
     if took is not None:
         part = f"{took / (took + 60 * every):.2%} of a run that saves every {every:g} min"

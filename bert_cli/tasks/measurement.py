@@ -40,6 +40,8 @@ from bert_cli.train.report import say
 from bert_cli.train.step import State
 
 Settings = BenchPretrainSettings | BenchSquadSettings
+STOPPED = 130
+"""Exit code of a measurement that was asked to stop: there is nothing to go on with."""
 Asked = TypeVar("Asked", BenchPretrainSettings, BenchSquadSettings)
 
 
@@ -66,7 +68,7 @@ def run(settings: Asked, what: str, job_of: Callable[[Asked, Mesh], Job], start:
     """Measure, print a table, and write the figures where --json says.
 
     `start` has the seconds since the process began. Raises what the run itself would raise, and
-    KeyboardInterrupt when it is asked to stop.
+    SystemExit when it is asked to stop.
     """
     alone = is_printed(settings.json_file)
     with ExitStack() as claims:
@@ -150,13 +152,14 @@ def _take_steps(built: Built, last: int) -> list[Taken]:
         counts = info.figures["examples"], info.figures["tokens"]
         places = shape.examples * shape.places
         work = flops.model_flops(config, blocks, shape)
-        taken.append(Taken(seconds, own, *counts, places, work))
+        taken.append(Taken(seconds, own, *counts, places, work, info.figures["skipped"]))
 
     peers = built.engine.peers
     batches = read_ahead(built.job.reader, 0, last)
     asked: Callable[[], bool] = lambda: bool(peers.total([built.step.asked_to_stop()])[0])  # noqa: E731
     if not train(built.state, batches, built.step, [(note, Every(steps=1))], asked):
-        raise KeyboardInterrupt
+        say("bench: stopped before its last step; nothing was measured")
+        raise SystemExit(STOPPED)
     # Examples and tokens are counted over all processes already.
     totals = peers.total([[one.places, one.flops] for one in taken])
     return [

@@ -90,6 +90,8 @@ class Taken:
     tokens: float
     places: float
     flops: float
+    skipped: float = 0.0
+    """Steps until here whose gradient was not finite, so that nothing was moved."""
 
 
 def median(values: Sequence[float]) -> dict[str, float]:
@@ -106,6 +108,7 @@ def figures_of(steps: Sequence[Taken], warmup_steps: int) -> dict[str, Any]:
     A pace is the median over the steps, so that one that something else held up does not count.
     """
     kept = steps[warmup_steps:]
+    before = steps[warmup_steps - 1].skipped if warmup_steps else 0.0
     paces = {
         f"{name}_per_second": statistics.median(getattr(one, name) / one.seconds for one in kept)
         for name in ("examples", "tokens", "places", "flops")
@@ -113,6 +116,7 @@ def figures_of(steps: Sequence[Taken], warmup_steps: int) -> dict[str, Any]:
     return {
         "steps": len(kept),
         "warmup_steps": warmup_steps,
+        "skipped_steps": round(kept[-1].skipped - before),
         "step_seconds": median([one.seconds for one in kept]),
         **paces,
         **{f"{name}_share": share for name, share in shares(kept).items()},

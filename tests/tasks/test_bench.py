@@ -1,6 +1,7 @@
 """`bert bench` as a person has it: on made-up and real examples, in layouts, in processes, to a limit."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -47,6 +48,7 @@ FIGURES = {
     "start_seconds",
     "steps",
     "warmup_steps",
+    "skipped_steps",
     "what",
     "input",
     "examples_per_step",
@@ -172,6 +174,18 @@ def test_a_disk_that_refuses_the_checkpoint_costs_only_that_figure(tmp_path, cap
     figures = measured(tmp_path, "pretrain", "--checkpoint-dir", str(tmp_path / "file"))
     assert figures["checkpoint_seconds"] is None
     assert "checkpoint: not measured" in capsys.readouterr().out
+
+
+def test_a_request_to_stop_ends_a_measurement_without_figures(tmp_path):
+    given = [*words(tmp_path, "pretrain", "--no-checkpoint"), "--steps", "1000000"]
+    command = [sys.executable, "-u", "-m", "bert_cli", *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "that are measured" in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 130
+    assert "nothing was measured" in line
+    assert not (tmp_path / "figures.json").exists()
 
 
 def test_two_processes_are_measured_and_rank_0_speaks(tmp_path):

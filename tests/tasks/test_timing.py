@@ -1,5 +1,7 @@
 """Where time goes, by a clock that the test moves."""
 
+from dataclasses import replace
+
 import pytest
 
 from bert_cli.tasks.timing import (
@@ -72,6 +74,12 @@ def test_the_first_steps_are_left_out_of_every_figure():
     assert told["examples_per_second"] == 4.0
     assert told["flops_per_second"] == 500.0
     assert told["input_wait_share"] == 0.25
+
+
+def test_steps_that_moved_nothing_are_counted_behind_the_first_ones():
+    skipped = [replace(step(1.0), skipped=number) for number in (1, 2, 2, 3)]
+    assert figures_of(skipped, 2)["skipped_steps"] == 1
+    assert figures_of(skipped, 0)["skipped_steps"] == 3
 
 
 def test_shares_add_up_to_the_whole_with_what_is_in_no_call():
