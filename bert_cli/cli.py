@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bert_cli.config.commands import COMMANDS
+from bert_cli.config.commands import COMMANDS, taken_apart
 from bert_cli.config.quiet import NOTHING, lightly, quietly
 from bert_cli.errors import BertError, ConfigError, DataError
 
@@ -88,7 +88,11 @@ def dispatch(arguments: Sequence[str]) -> None:
     if words[0] == "--version":
         print(version_text())
         return
-    name, *rest = words
+    if words[0] == "bench":
+        from bert_cli.config.benchmarks import written_out
+
+        words = written_out(words)
+    name, rest = taken_apart(words)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see bert --help"

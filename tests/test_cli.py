@@ -39,7 +39,7 @@ def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_its_options(name, capsys):
     with pytest.raises(SystemExit) as end:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert end.value.code == 0
     told = capsys.readouterr().out
     assert f"usage: bert {name}" in told

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 import bert_cli
 from bert_cli.cli import COMMANDS, help_text
+from bert_cli.config import bench as bench_settings
 from bert_cli.config import data as data_settings
 from bert_cli.config import finetune as finetune_settings
 from bert_cli.config import look as look_settings
@@ -23,7 +24,7 @@ from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
 from bert_cli.config import trackers as tracker_settings
 from bert_cli.config import use as use_settings
-from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.load import BENCHMARKS, load, shipped_configs
 from bert_cli.config.plan import plan_of
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +44,11 @@ LIGHT = [
     "bert_cli.config.layout", "bert_cli.config.memory", "bert_cli.tasks.plan", "bert_cli.tasks.launch",
     "bert_cli.tasks.machine", "bert_cli.tasks.finding",
     *(f"bert_cli.config.{name}" for name in ("commands", "options", "help", "shell", "terminal")),
+    "bert_cli.config.bench", "bert_cli.config.benchmarks",
     *(f"bert_cli.train.{name}" for name in ("report", "trackers", "history", "summary", "progress")),
     *(f"bert_cli.tasks.{name}" for name in ("runs", "plot", "curves", "page", "compare", "completion")),
+    *(f"bert_cli.tasks.{name}" for name in ("bench", "bench_pretrain", "bench_squad", "bench_table", "bench_data")),
+    *(f"bert_cli.tasks.{name}" for name in ("sweep", "timing", "flops")),
     *(f"bert_cli.parallel.{name}" for name in ("schedule", "cluster", "roll_call", "launched", "supervise")),
     *sorted(f"bert_cli.data.{path.stem}" for path in (PACKAGE / "data").glob("[a-z]*.py")),
 ]  # fmt: skip
@@ -182,7 +186,7 @@ def test_every_file_opens_with_its_idea():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_file_of_the_same_name(name):
     module, home, kind, _ = COMMANDS[name]
-    assert module.rpartition(".")[2] == name.replace("-", "_")
+    assert module.rpartition(".")[2] == name.replace("-", "_").replace(" ", "_")
     assert name in help_text()
     assert issubclass(getattr(importlib.import_module(home), kind), BaseModel)
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
@@ -200,6 +204,7 @@ SETTINGS = (
     look_settings,
     shell_settings,
     tracker_settings,
+    bench_settings,
 )
 
 
@@ -221,7 +226,8 @@ def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict(kind
 
 
 def shipped() -> list[Path]:
-    return sorted((ROOT / "configs").glob("*.json"))
+    """The configs; the list of benchmarks beside them is none."""
+    return sorted(path for path in (ROOT / "configs").glob("*.json") if path.name != BENCHMARKS)
 
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
@@ -271,5 +277,5 @@ def test_the_changelog_tells_the_version():
 
 
 def test_json_files_are_json():
-    for path in shipped():
+    for path in (ROOT / "configs").glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,11 @@
 """Every command, with the file that does it and the settings it takes.
 
 The whole list, in the order of `bert --help`. It is names only: nothing of a command is imported before
-it is asked for. The door reads it, and so do the help and the completion of shells.
+it is asked for. The door reads it, and so do the help and the completion of shells. A command of two
+words has its first word for a command too.
 """
+
+from collections.abc import Sequence
 
 # Command -> module with run(settings), module and class of its settings, one line of help.
 COMMANDS = {
@@ -115,6 +118,30 @@ COMMANDS = {
         "PlanSettings",
         "what a layout costs; which one to take",
     ),
+    "bench": (
+        "bert_cli.tasks.bench",
+        "bert_cli.config.bench",
+        "BenchSettings",
+        "how fast this machine is: a standard benchmark",
+    ),
+    "bench pretrain": (
+        "bert_cli.tasks.bench_pretrain",
+        "bert_cli.config.bench",
+        "BenchPretrainSettings",
+        "measure pre-training, and where its time goes",
+    ),
+    "bench squad": (
+        "bert_cli.tasks.bench_squad",
+        "bert_cli.config.bench",
+        "BenchSquadSettings",
+        "measure fine-tuning on questions",
+    ),
+    "bench data": (
+        "bert_cli.tasks.bench_data",
+        "bert_cli.config.bench",
+        "BenchDataSettings",
+        "measure the way from text to batches",
+    ),
     "launch": (
         "bert_cli.tasks.launch",
         "bert_cli.config.parallel",
@@ -146,3 +173,9 @@ COMMANDS = {
         "what makes a shell complete this command line",
     ),
 }
+
+
+def taken_apart(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that the words begin with, of one word or two, and the words behind it."""
+    two = " ".join(words[:2])
+    return (two, list(words[2:])) if two in COMMANDS else (words[0], list(words[1:]))

@@ -39,6 +39,8 @@ def fill(
     parser.usage = " ".join([f"bert {command} [options]", *map(_place, places)])
     if command == "launch":
         parser.usage += " -- COMMAND [options]"
+    if command == "bench":
+        parser.usage = "bert bench (NAME | pretrain | squad | data) [options]"
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
     for section in sections:

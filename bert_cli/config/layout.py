@@ -174,7 +174,7 @@ def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]
 
 def _changed(settings: Asked, **groups: Mapping[str, object]) -> Asked:
     """The settings with other values in some groups, validated again."""
-    values = settings.model_dump(exclude_unset=True)
+    values = settings.model_dump(exclude_unset=True, by_alias=True)
     for name, changes in groups.items():
         values[name] = {**values.get(name, {}), **changes}
     return type(settings).model_validate(values)

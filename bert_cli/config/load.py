@@ -55,6 +55,8 @@ NO_EFFECT = {
     "fp_exceptions": "only the original's hardware has it",
     "show_accuracy": "accuracy is always shown",
 }
+BENCHMARKS = "benchmarks.json"
+"""What lies among the shipped configs and is none: command lines of them with names."""
 PATH_KEYS = (
     "dataset_dir",
     "validation_dir",
@@ -211,10 +213,9 @@ def find_config(name: str) -> Path:
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_file():
         return path
-    shipped = shipped_configs() / f"{name.removesuffix('.json')}.json"
-    if shipped.is_file():
-        return shipped
-    known = sorted(p.stem for p in shipped_configs().glob("*.json"))
+    known = {p.stem: p for p in sorted(shipped_configs().glob("*.json")) if p.name != BENCHMARKS}
+    if name.removesuffix(".json") in known:
+        return known[name.removesuffix(".json")]
     near = difflib.get_close_matches(Path(name).stem, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"shipped configs: {', '.join(known)}"
     raise ConfigError(f"--config ({name}): no such file; {hint}")
@@ -332,7 +333,7 @@ def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[st
 def validate(settings: type[Model], loaded: Loaded) -> Model:
     """The frozen settings, or one ConfigError that lists every mistake."""
     try:
-        return settings.model_validate(loaded.values)
+        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
     except ValidationError as error:
         items = worth_saying(error.errors())
         lines = [mistake(settings, item, loaded.origins) for item in items]

@@ -10,6 +10,7 @@ from typing import Any
 
 import shtab
 
+from bert_cli.config.benchmarks import benchmarks
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import fill
 from bert_cli.config.options import sections_of
@@ -26,10 +27,13 @@ def parser_of_all() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bert", add_help=False)
     parser.add_argument("-h", "--help", action="help", help="tell the commands")
     parser.add_argument("--version", action="store_true", help="tell versions")
-    commands = parser.add_subparsers(dest="command")
+    below: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
     for name, (_, home, kind, text) in COMMANDS.items():
         settings = getattr(importlib.import_module(home), kind)
-        told = fill(commands.add_parser(name, add_help=False, help=text), settings, name)
+        first, _, second = name.rpartition(" ")
+        told = fill(below[first].add_parser(second, add_help=False, help=text), settings, name)
+        if name == "bench":
+            below[name] = told.add_subparsers(dest="what")
         paths = {
             option.name
             for section in sections_of(settings, name)
@@ -39,6 +43,8 @@ def parser_of_all() -> argparse.ArgumentParser:
         for action in told._actions:
             if action.dest in paths:
                 _complete_files(action)
+    for name, one in benchmarks().items():
+        below["bench"].add_parser(name, add_help=False, help=one.about)
     return parser
 
 

@@ -15,6 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.config.benchmarks import written_out
+from bert_cli.config.commands import taken_apart
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.load import load, log_level_of
 from bert_cli.config.parallel import Cluster, LaunchSettings
@@ -31,6 +34,8 @@ SPREAD: dict[str, type[TrainSettings]] = {
     "glue": GlueSettings,
     "ner": NerSettings,
     "classify": ClassifySettings,
+    "bench pretrain": BenchPretrainSettings,
+    "bench squad": BenchSquadSettings,
 }
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
@@ -54,13 +59,12 @@ def run(settings: LaunchSettings) -> None:
 
 def _check(settings: LaunchSettings) -> None:
     """Find the mistakes of the command here, once, and not in every process."""
-    if not settings.command or settings.command[0] not in SPREAD:
-        given = settings.command[0] if settings.command else "no command"
+    name, options = taken_apart(written_out(settings.command) or ["no command"])
+    if name not in SPREAD:
         raise ConfigError(
-            f"bert launch ({given}): starts {', '.join(SPREAD)}; give it and its options after --, as "
+            f"bert launch ({name}): starts {', '.join(SPREAD)}; give it and its options after --, as "
             "`bert launch --processes 2 -- pretrain --config ...`"
         )
-    name, *options = settings.command
     asked, _ = load(SPREAD[name], log_level_of(options)[1], f"bert {name}")
     if asked.cluster.workers:
         raise ConfigError("--cluster.workers: bert launch names the processes; leave it out")

@@ -203,7 +203,7 @@ def with_shape_of(settings: Asked, source: Source | None) -> Asked:
     """The settings with the shape of the model they start from, but for what they say of it themselves."""
     if source is None:
         return settings
-    given = settings.model_dump(exclude_unset=True)
+    given = settings.model_dump(exclude_unset=True, by_alias=True)
     shape = source.config.model_dump() | given.get("bert_config", {})
     return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
 

@@ -16,6 +16,7 @@ from bert_cli.config.layout import (
     size,
 )
 from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PlanSettings, PretrainSettings
@@ -195,3 +196,11 @@ def test_the_layout_of_the_original_reads_as_it_is_written():
     lines = describe_layout(shipped("pretrain_base_128_phase1"))
     assert lines[0].startswith("layout: 4 replicas x 4 devices, no recomputation, about ")
     assert lines[1] == "device 0: emb | enc_out pool heads; devices 1 to 3: hid*4"
+
+
+def test_what_a_command_has_beside_a_run_outlives_the_choice_of_a_layout(tmp_path):
+    # `--json` is the flag of a setting of another name.
+    flags = ["--config", "pretrain_base_128_phase1", "--json", str(tmp_path / "findings.json")]
+    asked = load(DoctorSettings, [*flags, "--parallel.layout", "auto"], "bert doctor")[0]
+    chosen = propose(asked, 2, 80 * GB, 1)
+    assert (chosen.json_file, chosen.global_batch.replicas) == (tmp_path / "findings.json", 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
+from bert_cli.config.benchmarks import benchmarks
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.shell import SHELLS
 
@@ -66,7 +67,12 @@ class TestInAShell:
     def test_commands_are_completed(self, shell, scripts):
         offer = OFFERS[shell]
         assert offer(scripts[shell], "pre") >= {"preprocess", "pretrain", "predict"}
-        assert offer(scripts[shell], "") >= set(COMMANDS)
+        assert offer(scripts[shell], "") >= {name.split()[0] for name in COMMANDS}
+
+    def test_what_can_be_measured_is_completed_with_its_options(self, shell, scripts):
+        offer = OFFERS[shell]
+        assert offer(scripts[shell], "bench", "") >= {"pretrain", "squad", "data", *benchmarks()}
+        assert offer(scripts[shell], "bench", "pretrain", "--swe") == {"--sweep"}
 
     def test_options_of_the_command_are_completed(self, shell, scripts):
         found = OFFERS[shell](scripts[shell], "pretrain", "--opti")

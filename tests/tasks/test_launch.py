@@ -317,3 +317,14 @@ def test_two_processes_train_and_a_request_to_stop_saves_once(tmp_path):
     assert launcher.returncode == 0, text
     assert "2 processes, as TF_CONFIG says" in text and "stopped at step" in text
     assert len(whole_checkpoints(run)) == 1
+
+
+def test_a_measurement_is_started_as_several_processes_by_its_kind_or_its_name(capsys):
+    for words in (["bench", "squad", "--config", "squad_tiny"], ["bench", "tiny_128"]):
+        assert main(["launch", "--processes", "2", "--dry-run", "--", *words]) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line[0] == "["]
+        assert len(told) == 2 and all(line.endswith(" ".join(words)) for line in told)
+    assert main(["launch", "--processes", "2", "--", "bench", "data"]) == 2
+    assert "(bench data): starts pretrain" in capsys.readouterr().err
+    assert main(["launch", "--processes", "2", "--", "bench", "tiny_127"]) == 2
+    assert "did you mean 'tiny_128'?" in capsys.readouterr().err

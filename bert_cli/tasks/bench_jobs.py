@@ -1,0 +1,102 @@
+"""What a measurement runs: the examples and the plan of pre-training, or of fine-tuning on questions.
+
+Examples are made up in the shape of real ones, or those that the run would read. Weights are new ones
+in any case, since their values take no time; the shape is the config's, or where that has none the
+shape of the model that the run starts from.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+
+from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.config.plan import make_plan, plan_of
+from bert_cli.config.schema import PretrainSettings, TrainSettings
+from bert_cli.data.features import FeatureReader, Features
+from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.tokenizer import read_tokenizer
+from bert_cli.errors import ConfigError
+from bert_cli.parallel.mesh import Mesh
+from bert_cli.tasks import corpora, squad, start
+from bert_cli.tasks.job import Job
+
+Asked = TypeVar("Asked", bound=TrainSettings)
+FIRST_WORD = 5
+"""Ids below stand for special tokens in made-up windows, as in made-up examples of pre-training."""
+QUESTION = 12
+"""Tokens of a made-up question, with [CLS] and [SEP]."""
+SHORT_SHARE = 0.25
+
+
+def shaped(settings: Asked, made_up: bool) -> Asked:
+    """The settings with the shape of the model that is measured, and the packs that its records have."""
+    if isinstance(settings, PretrainSettings):
+        settings = with_stored_packs(settings)
+    name = settings.pretrained_ckpt_path
+    if name is None or (made_up and "bert_config" in settings.model_fields_set):
+        return settings
+    return start.with_shape_of(settings, start.find_source(name))
+
+
+def pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
+    """The examples of pre-training. Raises what `bert pretrain` raises for records."""
+    part = mesh.processes.rank, mesh.processes.count
+    reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
+    folder = corpora.folder_of(reader)
+    plan = make_plan(settings, *corpora.size_of(reader))
+    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+    return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, folder))
+
+
+def questions(settings: BenchSquadSettings, mesh: Mesh) -> Job:
+    """The windows of questions. Raises what `bert squad` raises for files and tokenizers."""
+    features = made_up_windows(settings) if settings.generated_dataset else _windows_of(settings)
+    plan = plan_of(settings, round(settings.num_epochs * len(features)), len(features))
+    reader = FeatureReader(
+        features,
+        seed=settings.seed,
+        examples_per_step=plan.examples_per_step,
+        micro_batch_size=plan.micro_batch_size,
+        sequence_length=settings.max_seq_length,
+        part=mesh.processes.rank,
+        parts=mesh.processes.count,
+    )
+    sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
+    return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, None))
+
+
+def _windows_of(settings: BenchSquadSettings) -> Features:
+    named = settings.tokenizer_path or settings.pretrained_ckpt_path
+    if named is None:
+        raise ConfigError(
+            "tokenizer_path: is not given, and real questions are read by a tokenizer; give --tokenizer-path or "
+            "--pretrained-ckpt-path"
+        )
+    tokenizer = read_tokenizer(start.find_folder(named, "--tokenizer-path"))
+    words = settings.bert_config.vocab_size
+    if len(tokenizer.pieces) > words:
+        raise ConfigError(
+            f"{named} (tokenizer of {len(tokenizer.pieces):,} pieces): the model has {words:,} words; give another "
+            "--tokenizer-path, or --bert-config.vocab-size"
+        )
+    task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
+    assert task.train is not None
+    return task.train
+
+
+def made_up_windows(settings: BenchSquadSettings) -> Features:
+    """Windows of noise for a step, three in four of them as long as they can be."""
+    batch, most = settings.global_batch, settings.max_seq_length
+    number = batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica
+    drawn = np.random.default_rng(settings.seed)
+    is_short = drawn.random(number) < SHORT_SHARE
+    # The first is of full length, so that every step is of the same.
+    is_short[0] = False
+    lengths = np.where(is_short, drawn.integers(2 * QUESTION, most, number), most)
+    ends = np.cumsum(lengths)
+    own = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    ids = drawn.integers(FIRST_WORD, settings.bert_config.vocab_size, ends[-1], np.int32)
+    first = drawn.integers(QUESTION, lengths - 1)
+    last = np.minimum(first + drawn.integers(0, 8, number), lengths - 1)
+    labels = {"start_positions": first.astype(np.int32), "end_positions": last.astype(np.int32)}
+    return Features(ids, (own >= QUESTION).astype(np.int8), ends, labels)
