@@ -182,6 +182,9 @@ class TrainSettings(Settings):
     scheduler that the same command has to be started again."""
     dry_run: bool = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
+    compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
+    """What XLA compiles: the update and the element-wise `chains` between the products, or whole
+    `stages`; `auto` is chains on CPUs, whose products are faster outside XLA, and stages on GPUs."""
     compile_only: bool = False
     """Trace and compile everything a step needs, print how long it took, and stop."""
     deterministic: bool = True

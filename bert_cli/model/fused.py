@@ -1,33 +1,42 @@
 """The element-wise work between the matrix products, in float32 whatever the compute dtype.
 
-One idea: a matrix product may run in 16 bits, everything between two products runs in 32. So GELU,
-LayerNorm and dropout are written once for every precision, float16 cannot overflow in them, and they
-are what is worth fusing on a given machine.
-
-Dropout is a function, not a generator: the kept places are f(run seed, position of the micro-batch,
-site) from integer random bits compared with a threshold. Running a block again draws the same mask,
-and integer bits, unlike float draws, are the same in eager mode, in a graph and under XLA.
+One idea: a matrix product may run in 16 bits, everything between two products runs in 32, and is one
+chain: bias and GELU; bias, dropout, residual and LayerNorm; scores to shares. Each chain has a plain form
+in `keras.ops`, and for TensorFlow, once `compile_chains` asked for it, a form in which XLA makes one
+kernel of the forward pass and one of the backward pass. That one keeps only its inputs, in the compute
+dtype, and draws dropout again; the products stay with TensorFlow, whose library is the faster one for
+them on CPUs (of 16 bits four times).
 """
 
 import math
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import keras
 from keras import ops
+
+from bert_cli.model.dropout import Tensor, dropout, scaled_mask
 
 if keras.config.backend() == "tensorflow":
     import tensorflow as tf
 else:
     tf = None
 
-Tensor = Any
-"""A tensor of Keras' backend; Keras carries no types."""
+WORTH_COMPILING = 2**19
+"""Elements of a chain above which XLA saves more than the half second that it takes to compile it: a
+model that is tried out starts sooner without."""
+_compiles = False
 
-# Odd, so that site -> site * constant is one to one in 32 bits; large, so that neighbouring run
-# seeds do not meet one another's sites.
-_SITE_STRIDE = 0x9E3779B1
-_MIX_1 = 0x7FEB352D
-_MIX_2 = 0x846CA68B
+
+def compile_chains(yes: bool) -> None:
+    """Have TensorFlow compile the chains, of this process, that are traced from now on."""
+    global _compiles
+    _compiles = yes and tf is not None
+
+
+def _compiled(x: Tensor) -> bool:
+    return _compiles and math.prod(ops.shape(x)) > WORTH_COMPILING
 
 
 def product_with_table(x: Tensor, table_VD: Tensor) -> Tensor:
@@ -61,69 +70,183 @@ def normalize(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
     """LayerNorm over the last axis (Ba et al. 2016, equation 4); float32 in and out."""
     centred = x - ops.mean(x, axis=-1, keepdims=True)
     variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-    scale = ops.cast(gamma, "float32") * ops.rsqrt(variance + epsilon)
-    return centred * scale + ops.cast(beta, "float32")
+    scale = _wide(gamma) * ops.rsqrt(variance + epsilon)
+    return centred * scale + _wide(beta)
 
 
-def dropout(x: Tensor, rate: float, key: Tensor | None, site: int) -> Tensor:
-    """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
+def biased_gelu(rows: Tensor, bias: Tensor) -> Tensor:
+    """GELU of a product [..., F] and its bias [F]; the dtype of the product in and out."""
+    if _compiled(rows):
+        return _biased_gelu_compiled(rows, bias)
+    return ops.cast(gelu(_wide(rows) + _wide(bias)), rows.dtype)
 
-    `key` is int32 [2], (run seed, position of the micro-batch in the stream), or None for no
-    dropout. `site` is a number no other dropout of the model has.
+
+def added_and_normalized(
+    rows: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    scale: tuple[Tensor, Tensor],
+    epsilon: float,
+    rate: float,
+    stream: Tensor | None,
+) -> Tensor:
+    """LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
+
+    Product and residual [..., D] in one dtype, which the result has. The end of both halves of a
+    post-norm encoder layer (Vaswani et al. 2017, section 3.1).
     """
-    if key is None or rate == 0.0:
-        return x
-    keep = ops.cast(keep_mask(ops.shape(x), rate, key, site), x.dtype)
-    return x * (keep * (1.0 / (1.0 - rate)))
+    rate = 0.0 if stream is None else rate
+    if _compiled(rows):
+        return _added_and_normalized_compiled(rows, bias, residual, scale, epsilon, rate, stream)
+    joined = _joined(rows, bias, residual, stream, rate=rate)
+    return ops.cast(normalize(joined, *scale, epsilon), rows.dtype)
 
 
-def keep_mask(shape: tuple[Any, ...], rate: float, key: Tensor, site: int) -> Tensor:
-    """Bool tensor, False with probability `rate`: a function of its arguments and nothing else."""
-    form = keep_mask_plain if tf is None else keep_mask_tensorflow
-    return form(shape, rate, key, site)
+def shares_of(scores: Tensor, unread: Tensor, rate: float, stream: Tensor | None) -> Tensor:
+    """Softmax of scores [B, N, S, S] plus `unread`, then dropout; the dtype of the scores in and out."""
+    rate = 0.0 if stream is None else rate
+    if _compiled(scores):
+        return _shares_compiled(scores, unread, rate, stream)
+    shares = ops.softmax(_wide(scores) + unread, axis=-1)
+    return ops.cast(dropout(shares, rate, stream), scores.dtype)
 
 
-def keep_mask_tensorflow(shape: tuple[Any, ...], rate: float, key: Tensor, site: int) -> Tensor:
-    """Philox bits of TensorFlow (Salmon et al. 2011); one fast kernel on every device."""
-    seed = key + tf.constant([_signed(site * _SITE_STRIDE), 0], "int32")
-    bits = tf.random.stateless_uniform(
-        shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+def _wide(x: Tensor) -> Tensor:
+    return ops.cast(x, "float32")
+
+
+def _joined(
+    rows: Tensor, bias: Tensor, residual: Tensor, stream: Tensor | None, *, rate: float
+) -> Tensor:
+    return dropout(_wide(rows) + _wide(bias), rate, stream) + _wide(residual)
+
+
+@cache
+def _kernel(chain: Callable[..., Any], **fixed: float) -> Any:
+    """One function of TensorFlow's for all layers: XLA compiles it once for each shape."""
+    return tf.function(partial(chain, **fixed), autograph=False, jit_compile=True)
+
+
+def _biased_gelu_compiled(rows: Tensor, bias: Tensor) -> Tensor:
+    @tf.custom_gradient
+    def chain(rows: Tensor, bias: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        return _kernel(_gelu_forward)(rows, bias), partial(_kernel(_gelu_backward), rows, bias)
+
+    return chain(rows, tf.convert_to_tensor(bias))
+
+
+def _gelu_forward(rows: Tensor, bias: Tensor) -> Tensor:
+    x = _wide(rows) + _wide(bias)
+    return ops.cast(x * _normal_below(x), rows.dtype)
+
+
+def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+    x = _wide(rows) + _wide(bias)
+    density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
+    below = _wide(above) * (_normal_below(x) + x * density)
+    return ops.cast(below, rows.dtype), _summed(below, bias)
+
+
+def _normal_below(x: Tensor) -> Tensor:
+    """Phi(x): the share of the normal distribution below x."""
+    return 0.5 * (1.0 + ops.erf(x * math.sqrt(0.5)))
+
+
+def _added_and_normalized_compiled(
+    rows: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    scale: tuple[Tensor, Tensor],
+    epsilon: float,
+    rate: float,
+    stream: Tensor | None,
+) -> Tensor:
+    fixed = {"rate": rate, "epsilon": epsilon}
+    drawn = tf.zeros([], tf.int32) if stream is None else stream
+
+    @tf.custom_gradient
+    def chain(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        forward, backward = _kernel(_added_forward, **fixed), _kernel(_added_backward, **fixed)
+        return forward(drawn, *inputs), partial(backward, drawn, *inputs)
+
+    return chain(rows, residual, *map(tf.convert_to_tensor, (bias, *scale)))
+
+
+def _added_forward(
+    stream: Tensor,
+    rows: Tensor,
+    residual: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    *,
+    rate: float,
+    epsilon: float,
+) -> Tensor:
+    joined = _joined(rows, bias, residual, stream, rate=rate)
+    return ops.cast(normalize(joined, gamma, beta, epsilon), rows.dtype)
+
+
+def _added_backward(
+    stream: Tensor,
+    rows: Tensor,
+    residual: Tensor,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    above: Tensor,
+    *,
+    rate: float,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    joined = _joined(rows, bias, residual, stream, rate=rate)
+    centred = joined - ops.mean(joined, axis=-1, keepdims=True)
+    spread = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
+    normal, above = centred * spread, _wide(above)
+    inner = above * _wide(gamma)
+    mean = ops.mean(inner, axis=-1, keepdims=True)
+    along = ops.mean(inner * normal, axis=-1, keepdims=True)
+    below = spread * (inner - mean - normal * along)
+    dropped = dropout(below, rate, stream)
+    return (
+        ops.cast(dropped, rows.dtype),
+        ops.cast(below, residual.dtype),
+        _summed(dropped, bias),
+        _summed(above * normal, gamma),
+        _summed(above, beta),
     )
-    return bits >= tf.constant(_threshold(rate), "uint32")
 
 
-def keep_mask_plain(shape: tuple[Any, ...], rate: float, key: Tensor, site: int) -> Tensor:
-    """A hash of the element's place in `keras.ops`, for backends without stateless integer draws.
+def _shares_compiled(scores: Tensor, unread: Tensor, rate: float, stream: Tensor | None) -> Tensor:
+    drawn = tf.zeros([], tf.int32) if stream is None else stream
 
-    Other bits than TensorFlow's, with the same properties. Signed arithmetic that wraps, because
-    not every backend multiplies unsigned integers.
-    """
-    stream = _mix(_mix(key[0] + _signed(site * _SITE_STRIDE)) ^ key[1])
-    # The size is static under every backend that traces; `math.prod` keeps it a Python number.
-    place = ops.arange(math.prod(shape), dtype="int32")
-    bits = _mix(_mix(place + stream) ^ stream)
-    return ops.reshape(bits >= _threshold(rate) - 2**31, shape)
+    @tf.custom_gradient
+    def chain(scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        dropped, shares = _kernel(_shares_forward, rate=rate)(drawn, scores, unread)
+        return dropped, partial(_kernel(_shares_backward, rate=rate), drawn, shares)
+
+    return chain(scores)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """Two multiply-xorshift rounds: every input bit reaches every output bit."""
-    x = ops.bitwise_xor(x, _shift_right(x, 16)) * _signed(_MIX_1)
-    x = ops.bitwise_xor(x, _shift_right(x, 15)) * _signed(_MIX_2)
-    return ops.bitwise_xor(x, _shift_right(x, 16))
+def _shares_forward(
+    stream: Tensor, scores: Tensor, unread: Tensor, *, rate: float
+) -> tuple[Tensor, Tensor]:
+    """Return shares with dropout and without: the backward pass needs those without."""
+    wide = _wide(scores) + unread
+    raised = ops.exp(wide - ops.max(wide, axis=-1, keepdims=True))
+    # One division a row; a product by its result for each place.
+    shares = raised * (1.0 / ops.sum(raised, axis=-1, keepdims=True))
+    dropped = dropout(shares, rate, stream)
+    return ops.cast(dropped, scores.dtype), ops.cast(shares, scores.dtype)
 
 
-def _shift_right(x: Tensor, places: int) -> Tensor:
-    """Shift in zeros; the shift of signed integers alone would copy the sign."""
-    return ops.bitwise_and(ops.right_shift(x, places), (1 << (32 - places)) - 1)
+def _shares_backward(stream: Tensor, shares: Tensor, above: Tensor, *, rate: float) -> Tensor:
+    wide = _wide(shares)
+    pulled = _wide(above) if rate == 0.0 else _wide(above) * scaled_mask(shares.shape, rate, stream)
+    below = wide * (pulled - ops.sum(wide * pulled, axis=-1, keepdims=True))
+    return ops.cast(below, shares.dtype)
 
 
-def _signed(number: int) -> int:
-    """The low 32 bits of a number, read as a signed 32-bit integer."""
-    return (number + 2**31) % 2**32 - 2**31
-
-
-def _threshold(rate: float) -> int:
-    """How many of the 2^32 draws are dropped."""
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"dropout rate ({rate}): not in [0, 1)")
-    return round(rate * 2**32)
+def _summed(x: Tensor, like: Tensor) -> Tensor:
+    """The sum over all axes but the last, in the dtype of the weight that it is the gradient of."""
+    return ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), like.dtype)

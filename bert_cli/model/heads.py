@@ -16,7 +16,8 @@ import keras
 from keras import ops
 
 from bert_cli.config.schema import BertConfig
-from bert_cli.model.fused import Tensor, gelu, largest, product_with_table
+from bert_cli.model.dropout import Tensor
+from bert_cli.model.fused import gelu, largest, product_with_table
 from bert_cli.model.layers import Dense, LayerNorm, add_weight
 
 

@@ -18,7 +18,8 @@ import keras
 from keras import ops
 
 from bert_cli.config.schema import BertConfig
-from bert_cli.model.fused import Tensor, dropout, gelu, normalize
+from bert_cli.model.dropout import Tensor, dropout, stream_of
+from bert_cli.model.fused import added_and_normalized, biased_gelu, normalize, shares_of
 
 # Added in float32 to the score of a padded place. exp(-1e9 - max) is exactly 0 there, and a row in
 # which every place is padded still has finite scores.
@@ -34,6 +35,11 @@ def product(x: Tensor, kernel: Tensor) -> Tensor:
     inputs, outputs = kernel.shape
     rows = ops.matmul(ops.reshape(x, (-1, inputs)), ops.cast(kernel, x.dtype))
     return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))
+
+
+def stream(key: Tensor | None, site: int) -> Tensor | None:
+    """What the dropout of a site is drawn from; None where there is none."""
+    return None if key is None else stream_of(key, site)
 
 
 def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...]) -> keras.Variable:
@@ -125,7 +131,7 @@ class Embeddings(keras.layers.Layer):
         )
         words_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
         x_BSD = self.layer_norm(words_BSD + self.position(places))
-        x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, key, self.site)
+        x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, stream(key, self.site))
         return ops.cast(x_BSD, self.compute_dtype)
 
 
@@ -151,9 +157,16 @@ class Sublayer(keras.layers.Layer):
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Add what this half computed to what came in, and normalise the sum: [B, S, D]."""
-        x_BSD = dropout(self.dense(x), self.config.hidden_dropout_prob, key, self.site)
-        x_BSD = self.layer_norm(x_BSD + ops.cast(residual_BSD, "float32"))
-        return ops.cast(x_BSD, self.compute_dtype)
+        norm = self.layer_norm
+        return added_and_normalized(
+            product(x, self.dense.kernel),
+            self.dense.bias,
+            residual_BSD,
+            (norm.gamma, norm.beta),
+            norm.epsilon,
+            self.config.hidden_dropout_prob,
+            stream(key, self.site),
+        )
 
 
 class SelfAttention(keras.layers.Layer):
@@ -184,10 +197,10 @@ class SelfAttention(keras.layers.Layer):
         query_BNSH = self._heads(self.query(x_BSD) * scale, (0, 2, 1, 3))
         key_BNHS = self._heads(self.key(x_BSD), (0, 2, 3, 1))
         value_BNSH = self._heads(self.value(x_BSD), (0, 2, 1, 3))
-        scores_BNSS = ops.cast(ops.matmul(query_BNSH, key_BNHS), "float32") + unread
-        shares_BNSS = ops.softmax(scores_BNSS, axis=-1)
-        shares_BNSS = dropout(shares_BNSS, self.config.attention_probs_dropout_prob, key, self.site)
-        read_BNSH = ops.matmul(ops.cast(shares_BNSS, self.compute_dtype), value_BNSH)
+        rate = self.config.attention_probs_dropout_prob
+        scores_BNSS = ops.matmul(query_BNSH, key_BNHS)
+        shares_BNSS = shares_of(scores_BNSS, unread, rate, stream(key, self.site))
+        read_BNSH = ops.matmul(shares_BNSS, value_BNSH)
         read_BSD = ops.reshape(ops.transpose(read_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(read_BSD, x_BSD, key)
 
@@ -221,7 +234,7 @@ class FeedForward(keras.layers.Layer):
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
-        inner_BSF = ops.cast(gelu(self.inner(x_BSD)), self.compute_dtype)
+        inner_BSF = biased_gelu(product(x_BSD, self.inner.kernel), self.inner.bias)
         return self.project(inner_BSF, x_BSD, key)
 
 

@@ -10,7 +10,7 @@ or up and down at random by `round_stochastically`.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -164,14 +164,6 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
     one = ops.ones_like(weight_norm)
     return ops.where(both, weight_norm / ops.where(both, direction_norm, one), one)
-
-
-def squared_norm(gradients: Sequence[Array]) -> Array:
-    """Return the float32 sum of squares of all elements; the stages of a step add theirs up."""
-    return sum(
-        (ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in gradients),
-        start=ops.zeros((), "float32"),
-    )
 
 
 def clip_factor(squared: float, max_norm: float) -> float:

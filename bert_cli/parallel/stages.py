@@ -34,20 +34,21 @@ def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str
     return found
 
 
-def traced(method: Callable[..., Any]) -> Any:
-    """A function of TensorFlow's own for one object's method.
+def traced(method: Callable[..., Any], compiled: bool = False) -> Any:
+    """A function of TensorFlow's own for one object's method; `compiled` by XLA, or run as a graph.
 
     As a partial, because TensorFlow takes the methods of two objects for one function and warns that
     it is traced often.
     """
-    return tf.function(partial(method), autograph=False)
+    return tf.function(partial(method), autograph=False, jit_compile=compiled)
 
 
 class Stage:
     """The blocks of a stage, their gradient accumulators, and the functions that run them.
 
     `body` are blocks `block(hidden, batch, key) -> hidden`; `head`, in the last stage, is
-    `head(hidden, labels, counts, key) -> loss, sums`. `weights` are the variables by name.
+    `head(hidden, labels, counts, key) -> loss, sums`. `weights` are the variables by name. `compiled`
+    has XLA compile the functions whole.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Stage:
         *,
         device: str,
         keeps: Keeps,
+        compiled: bool = False,
     ) -> None:
         self.body, self.head, self.device = list(body), head, device
         self.weights = {name: _tensorflow_variable(weight) for name, weight in weights.items()}
@@ -72,11 +74,11 @@ class Stage:
         # What is run again under one tape.
         self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
         self.sum_names: list[str] = []
-        self._forward_only = traced(self._run_body)
-        self._forward_inputs = traced(self._forward_and_inputs)
-        self._backward_again = traced(self._compute_again)
-        self._add = traced(self._add_to_accumulators)
-        self._turn = traced(self._forward_and_backward)
+        self._forward_only = traced(self._run_body, compiled)
+        self._forward_inputs = traced(self._forward_and_inputs, compiled)
+        self._backward_again = traced(self._compute_again, compiled)
+        self._add = traced(self._add_to_accumulators, compiled)
+        self._turn = traced(self._forward_and_backward, compiled)
         self._sums = traced(self._evaluate_head)
         # Batches of many lengths come one after another: one trace for all of them, not one for each.
         self._scores = tf.function(partial(self._score), autograph=False, reduce_retracing=True)

@@ -16,21 +16,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_cli.optim.adam import squared_norm
-from bert_cli.optim.optimizer import Optimizer
+from bert_cli.optim.optimizer import Optimizer, squared_norm
 from bert_cli.parallel.collectives import Group
 from bert_cli.parallel.stages import Stage, traced
+
+WORTH_COMPILING = 2**23
+"""Weights of a device from which on compiled moves save in a few hundred steps what it takes to compile
+them, some seconds; a model that is tried out starts sooner without."""
+LARGE = 2**18
+"""Elements of a weight whose move is compiled then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """Where the optimizer's moments are, and how gradients travel."""
+    """Where the optimizer's moments are, how gradients travel, and whether XLA compiles the moves."""
 
     sharded: bool = False
     offloaded: bool = False
     host: str = "CPU:0"
     reduce_precision: str = "float32"
     bucket_bytes: int = 64_000_000
+    compiled: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class DeviceUpdate:
         # The buckets have taken the first numbers, two each.
         self._sum_squares = group.summing(2 * len(self.buckets))
         self._moves: dict[Any, Any] = {}
+        elements = sum(map(_size, self.weights.values()))
+        self._compiles = keeping.compiled and elements >= WORTH_COMPILING
         self._share = traced(self._cut)
         self._join = traced(self._join_stages)
         self._squared = traced(self._squared_gradient)
@@ -213,11 +221,17 @@ class DeviceUpdate:
             first, second = self.moments[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
                 key = self.optimizer.key(name, step)
-                new, *moments, squared = self._of_rule(self.optimizer.whole, name)(
-                    tf.identity(weight), gradient, first, second, factor, rate, before, key
-                )
+                state = tf.identity(weight), gradient, first, second, factor
+                if self.optimizer.rules[name].adapts:
+                    along, *moments = self._of_rule(self.optimizer.along, name)(*state, before)
+                    squared = squared_norm([state[0]]), squared_norm([along])
+                    moved = self._of_rule(self.optimizer.moved, name, 0)
+                    new = moved(state[0], along, squared, rate, key)
+                else:
+                    straight = self._of_rule(self.optimizer.straight, name)
+                    new, *moments = straight(*state, rate, before, key)
+                squares.append(squared_norm([new]))
             done = [weight.assign(new), first.assign(moments[0]), second.assign(moments[1])]
-            squares.append(squared)
         with tf.control_dependencies(done):
             self._zero_accumulators()
         return tf.add_n(squares)
@@ -233,10 +247,10 @@ class DeviceUpdate:
                 gradient = self._share(self.accumulators[name][0].read_value())
             first, second = self.moments[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
-                along, *moments, squared = self._of_rule(self.optimizer.along, name)(
+                along, *moments = self._of_rule(self.optimizer.along, name)(
                     self._share(weight.read_value()), gradient, first, second, factor, before
                 )
-            squares.append(squared)
+                squares.append(squared_norm([along]))
             done = [first.assign(moments[0]), second.assign(moments[1])]
             directions[name] = along
         return directions, tf.stack(squares)
@@ -279,8 +293,10 @@ class DeviceUpdate:
         rule = self.optimizer.rules[name]
         found = move.__name__, rule, *more
         if found not in self._moves:
-            self._moves[found] = traced(partial(move, rule, *more))
-        return self._moves[found]
+            self._moves[found] = [
+                traced(partial(move, rule, *more), compiled) for compiled in (False, True)
+            ]
+        return self._moves[found][self._compiles and _size(self.weights[name]) >= LARGE]
 
     def _cut(self, whole: tf.Tensor) -> tf.Tensor:
         """Return this replica's part of a weight or gradient, flat, with zeros behind the last element."""

@@ -15,6 +15,7 @@ from bert_cli.config.plan import Plan
 from bert_cli.config.schema import OptimizerOpts, TrainSettings
 from bert_cli.data.ledger import versions_of
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
+from bert_cli.model.fused import compile_chains
 from bert_cli.optim import adam
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.optim.optimizer import Optimizer, decayed_by_layer
@@ -77,6 +78,7 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
 
     `labels` are the outputs of a classifier.
     """
+    compile_chains(settings.compile != "nothing")
     replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
     names = {name: None for stage in replicas[0] for name in stage.weights}
     weights = {name: Copies([_find(stages, name) for stages in replicas]) for name in names}
@@ -110,7 +112,9 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
         head = last if stage[-1] == names[-1] else None
         body = body if head is not None else [*body, last]
         weights = named_weights(blocks)
-        built.append(Stage(body, head, weights, device=devices[device], keeps=keeps))
+        place = devices[device]
+        compiled = settings.compile == "stages" or (settings.compile == "auto" and "GPU" in place)
+        built.append(Stage(body, head, weights, device=place, keeps=keeps, compiled=compiled))
     return built
 
 
@@ -128,6 +132,7 @@ def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> Engine:
         host=mesh.host,
         reduce_precision=parallel.reduce_precision,
         bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
+        compiled=settings.compile != "nothing",
     )
     mapping = parallel.pipeline_device_mapping or [0]
     updates = []

@@ -1,4 +1,4 @@
-"""Dropout is a function of (seed, position, site); GELU and LayerNorm are those of the papers."""
+"""GELU and LayerNorm are those of the papers, and each compiled chain is its plain form."""
 
 import math
 
@@ -7,90 +7,112 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.model import fused
+from bert_cli.model.dropout import stream_of
 
-FORMS = [fused.keep_mask_tensorflow, fused.keep_mask_plain]
-SHAPE = (64, 4, 32)
-
-
-def mask(form=fused.keep_mask, shape=SHAPE, rate=0.1, seed=7, position=3, site=5):
-    return np.asarray(form(shape, rate, tf.constant([seed, position], tf.int32), site))
+# (largest difference of a value, of a gradient), relative to the largest of either: a few roundings
+# of the dtype that the chain's inputs and results have.
+ROUNDING = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_mask_is_the_same_in_eager_mode_in_a_graph_and_under_xla(form):
-    def draw(key):
-        return form(SHAPE, 0.1, key, 5)
-
-    key = tf.constant([7, 3], tf.int32)
-    eager = draw(key).numpy()
-    np.testing.assert_array_equal(eager, tf.function(draw)(key).numpy())
-    np.testing.assert_array_equal(eager, tf.function(draw, jit_compile=True)(key).numpy())
+@pytest.fixture(autouse=True)
+def small_chains_too(monkeypatch):
+    monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_the_share_of_kept_elements_is_one_minus_the_rate(form, rate):
-    kept = mask(form, (1000, 1000), rate).mean()
-    assert abs(kept - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / 1e6)
+def normal(shape, seed, dtype="float32"):
+    return tf.cast(tf.random.stateless_normal(shape, [seed, 1]), dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_another_seed_position_or_site_gives_an_unrelated_mask(form):
-    shape = (500, 500)
-    masks = [
-        mask(form, shape),
-        mask(form, shape, seed=8),
-        mask(form, shape, position=4),
-        mask(form, shape, site=6),
-        mask(form, shape, seed=3, position=7),
-        mask(form, shape, seed=-7),
-    ]
-    for number, one in enumerate(masks):
-        for other in masks[:number]:
-            # Independent masks agree in 0.9^2 + 0.1^2 = 82 % of the places, give or take 0.08 %.
-            assert abs((one == other).mean() - 0.82) < 0.005
+def drawn(drops):
+    return stream_of(tf.constant([7, 3], tf.int32), 5) if drops else None
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_neighbouring_places_are_independent(form):
-    flat = mask(form, (1000, 1000)).ravel()
-    for distance in (1, 2, 1000):
-        assert abs((flat[distance:] == flat[:-distance]).mean() - 0.82) < 0.003
+def run(chain, inputs, above, compiles):
+    """Values and gradients of a chain in its plain or its compiled form, as float32."""
+    fused.compile_chains(compiles)
+    try:
+
+        @tf.function(autograph=False)
+        def both(*inputs):
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                value = chain(*inputs)
+            return [value, *tape.gradient(value, inputs, output_gradients=above)]
+
+        return [tf.cast(found, tf.float32).numpy() for found in both(*inputs)]
+    finally:
+        fused.compile_chains(False)
 
 
-def test_the_mask_does_not_depend_on_what_was_drawn_before():
-    first = mask()
-    mask(site=1), mask(site=2), mask(position=9)
-    np.testing.assert_array_equal(first, mask())
+def same_in_both_forms(chain, inputs, above):
+    names = ["value", *(f"gradient {number}" for number in range(len(inputs)))]
+    forms = [run(chain, inputs, above, compiles) for compiles in (False, True)]
+    for name, plain, ours in zip(names, *forms, strict=True):
+        largest = np.abs(plain).max()
+        assert largest > 0, name
+        assert np.abs(ours - plain).max() <= ROUNDING[above.dtype.name] * largest, name
 
 
-def test_pinned_bits():
-    # Runs that were interrupted continue with these masks: a change here breaks their resumption,
-    # and belongs in the changelog as such.
-    assert (
-        np.packbits(mask(fused.keep_mask_tensorflow, (64,), 0.5)).tobytes().hex()
-        == "e7dd8e2004351988"
+WEIGHTS = {"float32": "float32", "bfloat16": "float32", "float16": "float16"}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_compiled_gelu_is_the_plain_one(dtype):
+    inputs = normal((4, 16, 96), 1, dtype), normal((96,), 2, WEIGHTS[dtype])
+    same_in_both_forms(fused.biased_gelu, inputs, normal((4, 16, 96), 3, dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("drops", [True, False])
+def test_the_compiled_end_of_a_sublayer_is_the_plain_one(dtype, drops):
+    shape, weights = (4, 16, 96), WEIGHTS[dtype]
+    inputs = (
+        normal(shape, 1, dtype),
+        normal((96,), 2, weights),
+        normal(shape, 3, dtype),
+        normal((96,), 4, weights),
+        normal((96,), 5, weights),
     )
-    assert (
-        np.packbits(mask(fused.keep_mask_plain, (64,), 0.5)).tobytes().hex() == "672132167f6530c8"
+
+    def chain(rows, bias, residual, gamma, beta):
+        return fused.added_and_normalized(
+            rows, bias, residual, (gamma, beta), 1e-12, 0.3, drawn(drops)
+        )
+
+    same_in_both_forms(chain, inputs, normal(shape, 6, dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("drops", [True, False])
+def test_compiled_shares_are_the_plain_ones_and_padding_has_none(dtype, drops):
+    shape = (2, 3, 16, 16)
+    unread = tf.constant(np.where(np.arange(16) < 12, 0.0, -1e9), tf.float32)[None, None, None]
+
+    def chain(scores):
+        return fused.shares_of(scores, unread, 0.3, drawn(drops))
+
+    same_in_both_forms(chain, (normal(shape, 1, dtype),), normal(shape, 2, dtype))
+    assert not np.any(
+        run(chain, (normal(shape, 1, dtype),), normal(shape, 2, dtype), True)[0][..., 12:]
     )
 
 
-def test_kept_elements_are_scaled_and_others_are_zero():
-    x = tf.random.stateless_normal(SHAPE, [1, 2])
-    y = fused.dropout(x, 0.25, tf.constant([7, 3], tf.int32), 5).numpy()
-    np.testing.assert_allclose(y, np.where(mask(rate=0.25), x.numpy() / 0.75, 0.0), rtol=1e-6)
+def test_a_chain_is_compiled_once_for_all_layers(monkeypatch):
+    monkeypatch.setattr(fused, "_compiles", True)
+    rows, bias = normal((4, 8), 1), [normal((8,), seed) for seed in (2, 3)]
+    kernel = fused._kernel(fused._gelu_forward)
+    before = kernel.experimental_get_tracing_count()
+    tf.function(lambda: fused.biased_gelu(fused.biased_gelu(rows, bias[0]), bias[1]))()
+    assert kernel.experimental_get_tracing_count() == before + 1
 
 
-def test_no_key_or_a_rate_of_zero_is_no_dropout():
-    x = tf.ones(SHAPE)
-    assert fused.dropout(x, 0.5, None, 0) is x
-    assert fused.dropout(x, 0.0, tf.constant([7, 3], tf.int32), 0) is x
-
-
-def test_a_rate_of_one_is_refused():
-    with pytest.raises(ValueError, match=r"dropout rate \(1.0\)"):
-        mask(rate=1.0)
+def test_small_chains_are_not_worth_compiling(monkeypatch):
+    monkeypatch.setattr(fused, "_compiles", True)
+    monkeypatch.setattr(fused, "WORTH_COMPILING", 33)
+    kernel = fused._kernel(fused._gelu_forward)
+    before = kernel.experimental_get_tracing_count()
+    fused.biased_gelu(normal((4, 8), 1), normal((8,), 2))
+    assert kernel.experimental_get_tracing_count() == before
 
 
 def test_gelu_is_the_exact_one():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.model import fused
+from bert_cli.model import dropout
 from bert_cli.model.bert import POLICIES, build_blocks, named_weights
 
 COMPUTE = {
@@ -134,15 +134,15 @@ def test_no_block_draws_anything_at_random(tiny, blocks_of, make_examples, count
 
 @pytest.fixture
 def draws(monkeypatch):
-    """(shape, rate, site) of every mask that is drawn, in order."""
+    """(shape, rate, stream) of every mask that is drawn, in order."""
     drawn = []
-    draw = fused.keep_mask
+    draw = dropout.keep_mask
 
-    def recorded(shape, rate, key, site):
-        drawn.append((tuple(shape), rate, site))
-        return draw(shape, rate, key, site)
+    def recorded(shape, rate, stream):
+        drawn.append((tuple(shape), rate, int(stream)))
+        return draw(shape, rate, stream)
 
-    monkeypatch.setattr(fused, "keep_mask", recorded)
+    monkeypatch.setattr(dropout, "keep_mask", recorded)
     return drawn
 
 
@@ -154,7 +154,7 @@ def test_dropout_stands_in_the_four_places_of_the_paper(tiny, make_examples, hid
     # After the embeddings; in each layer on the probabilities and at the end of both halves.
     layer = [((4, 4, 16, 16), 0.3), ((4, 16, 32), 0.2), ((4, 16, 32), 0.2)]
     assert [draw[:2] for draw in draws] == [((4, 16, 32), 0.2), *layer, *layer]
-    assert len({site for _, _, site in draws}) == len(draws)
+    assert len({stream for _, _, stream in draws}) == len(draws)
 
 
 def test_no_dropout_without_a_key(tiny, blocks_of, make_examples, hidden_of, draws):

@@ -21,9 +21,8 @@ from bert_cli.optim.adam import (  # noqa: E402
     clip_factor,
     patterns,
     round_stochastically,
-    squared_norm,
 )
-from bert_cli.optim.optimizer import Optimizer  # noqa: E402
+from bert_cli.optim.optimizer import Optimizer, squared_norm  # noqa: E402
 
 Floats = npt.NDArray[np.float64]
 STEPS = 50
@@ -42,10 +41,11 @@ NAMES = [
 def update(w, g, m, v, step, rate, *, adam, rule):
     """Both halves of an update on a float32 copy of the weight: new weight and moments."""
     optimizer = Optimizer(numbers=adam, rules={"w": rule}, seed=0)
-    along, m, v, squared = optimizer.along(rule, w, g, m, v, 1.0, step)
+    along, m, v = optimizer.along(rule, w, g, m, v, 1.0, step)
     wide = tf.cast(w, tf.float32)
+    squared = squared_norm([wide]), squared_norm([along])
     key = optimizer.key("w", 0)
-    return optimizer.moved(rule, 0, wide, along, (squared_norm([wide]), squared), rate, key), m, v
+    return optimizer.moved(rule, 0, wide, along, squared, rate, key), m, v
 
 
 def papers_adamw(
@@ -245,6 +245,13 @@ def test_settings_that_name_no_kind_of_weight_are_refused() -> None:
         patterns("LAMB", no_layer_adaptation=["LayerNorm"])
     with pytest.raises(ConfigError, match=r"name \(Lamb\)"):
         patterns("Lamb")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_squared_norm_of_millions_of_elements_is_right_to_float32(dtype: str) -> None:
+    tensor = tf.cast(tf.random.stateless_normal([3000, 768], [1, 2]) + 1.0, dtype)
+    exact = np.sum(tensor.numpy().astype(np.float64) ** 2)
+    assert float(squared_norm([tensor, tensor])) == pytest.approx(2 * exact, rel=3e-7)
 
 
 def test_clipping_scales_the_whole_step_to_the_norm_and_leaves_small_ones() -> None:

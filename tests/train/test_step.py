@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
-from bert_cli.optim.adam import Rule, squared_norm
+from bert_cli.optim.adam import Rule
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.collectives import Peers, group_of
@@ -59,9 +59,9 @@ class Descent:
     def key(self, name, step):
         return tf.stack([0, step])
 
-    def whole(self, rule, weight, gradient, first, second, factor, rate, before, key):
+    def straight(self, rule, weight, gradient, first, second, factor, rate, before, key):
         new = weight - rate * factor * gradient
-        return new, first + 1.0, second + tf.cast(before, tf.float32), squared_norm([new])
+        return new, first + 1.0, second + tf.cast(before, tf.float32)
 
 
 def make(weight: tf.Variable, *, scaling: float | str = 1.0, **options) -> Step:
