@@ -54,6 +54,9 @@ class Parallel(Settings):
     et al. 2020, section 5.1)."""
     optimizer_state_offload: bool = False
     """Keep the optimizer's moments in host memory and update there, to save device memory."""
+    embedding_serialization_factor: Positive = 1
+    """Chunks of the vocabulary in the masked-LM loss: the scores of all words, and their gradients, are
+    never in memory as a whole, for one more product with the word table. Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format in which replicas add up their gradients; 16 bits halve what is sent."""
     reduce_bucket_megabytes: Positive = 64

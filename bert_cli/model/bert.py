@@ -47,12 +47,13 @@ def build_block(
     policy: str,
     word_table: keras.Variable | None = None,
     labels: int = 2,
+    chunks: int = 1,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the device that is current.
 
     `policy` is one of `POLICIES`. `word_table` is that of `emb` (see `word_table`); only `heads`
     takes it. The heads' weights then include it, but its value is left as it is. `labels` are the
-    outputs of a task's head.
+    outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss.
     """
     known = block_names(config, (*PRETRAINING, *TASK_HEADS))
     if name not in known:
@@ -68,7 +69,7 @@ def build_block(
     elif name == "pool":
         block = Pooler(config, name=name, policy=dtype)
     elif name == "heads":
-        block = PretrainingHeads(config, word_table, name=name, policy=dtype)
+        block = PretrainingHeads(config, word_table, name=name, policy=dtype, chunks=chunks)
     elif name in TASK_HEADS:
         site = 1 + EncoderLayer.SITES * config.num_hidden_layers
         block = TASK_HEADS[name](config, name=name, policy=dtype, site=site, labels=labels)

@@ -9,7 +9,7 @@ them on CPUs (of 16 bits four times).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -39,6 +39,35 @@ def _compiled(x: Tensor) -> bool:
     return _compiles and math.prod(ops.shape(x)) > WORTH_COMPILING
 
 
+def kernel(chain: Callable[..., Any]) -> Callable[..., Any]:
+    """A chain as one kernel where chains are compiled, else as it is."""
+    return _kernel(chain) if _compiles else chain
+
+
+def value_of(weight: Tensor) -> Tensor:
+    """The tensor in a variable: what has a gradient of its own takes no variables."""
+    return ops.convert_to_tensor(weight) if tf is None else tf.convert_to_tensor(weight)
+
+
+def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that returns (results, their gradients to those of its arguments).
+
+    Where the backend is not TensorFlow its own differentiation does the same, with more memory.
+    """
+    if tf is None:
+        return lambda *arguments: function(*arguments)[0]
+    wrapped: Callable[..., Any] = tf.custom_gradient(function)
+    return wrapped
+
+
+def after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """The same tensor, not read before the others are there."""
+    if tf is None:
+        return x
+    with tf.control_dependencies(list(others)):
+        return tf.identity(x)
+
+
 def product_with_table(x: Tensor, table_VD: Tensor) -> Tensor:
     """[M, D] times the transpose of [V, D] -> [M, V]; both in one dtype.
 
@@ -49,6 +78,13 @@ def product_with_table(x: Tensor, table_VD: Tensor) -> Tensor:
     if tf is None:
         return ops.matmul(x, ops.transpose(table_VD))
     return tf.matmul(x, table_VD, transpose_b=True)
+
+
+def product_of_columns(x: Tensor, y: Tensor) -> Tensor:
+    """The transpose of [M, V] times [M, D] -> [V, D]; both in one dtype, and none copied."""
+    if tf is None:
+        return ops.matmul(ops.transpose(x), y)
+    return tf.matmul(x, y, transpose_a=True)
 
 
 def largest(x: Tensor) -> Tensor:

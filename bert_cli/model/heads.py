@@ -16,8 +16,9 @@ import keras
 from keras import ops
 
 from bert_cli.config.schema import BertConfig
+from bert_cli.model.chunked import summed_by_chunks
 from bert_cli.model.dropout import Tensor
-from bert_cli.model.fused import gelu, largest, product_with_table
+from bert_cli.model.fused import gelu, largest, product_with_table, value_of
 from bert_cli.model.layers import Dense, LayerNorm, add_weight
 
 
@@ -43,11 +44,26 @@ class MaskedLM(keras.layers.Layer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
-        x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
-        scores_MV = product_with_table(x_MD, ops.cast(self.word_table, self.compute_dtype))
+        scores_MV = product_with_table(*self._factors(x_BPD))
         scores_MV = ops.cast(scores_MV, "float32") + ops.cast(self.bias, "float32")
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
+
+    def summed(
+        self, x_BPD: Tensor, labels: Tensor, weights: Tensor, chunks: int
+    ) -> tuple[Tensor, Tensor]:
+        """What `summed` says of the scores [B, P, V], which in several chunks are never there as a whole."""
+        if chunks == 1:
+            return summed(self(x_BPD), labels, weights)
+        x_MD, table_VD = self._factors(x_BPD)
+        labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
+        return summed_by_chunks(x_MD, table_VD, value_of(self.bias), labels_M, weights, chunks)
+
+    def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
+        """The transformed places [M, D] and the word table [V, D], in the compute dtype."""
+        x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
+        x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
+        table_VD = ops.cast(value_of(self.word_table), self.compute_dtype)
+        return x_MD, table_VD
 
 
 class PretrainingHeads(keras.layers.Layer):
@@ -73,11 +89,19 @@ class PretrainingHeads(keras.layers.Layer):
     """Figure -> the sum and the count it is the ratio of."""
 
     def __init__(
-        self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
+        self,
+        config: BertConfig,
+        word_table: keras.Variable,
+        *,
+        name: str,
+        policy: str,
+        chunks: int = 1,
     ) -> None:
+        """`chunks` are those of the vocabulary that the masked-LM loss is computed in."""
         super().__init__(name=name, dtype=policy, autocast=False)
         self.config = config
         self.word_table = word_table
+        self.chunks = chunks
         self.build()
 
     def build(self) -> None:
@@ -88,12 +112,7 @@ class PretrainingHeads(keras.layers.Layer):
 
     def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
-        mlm_BPV, nsp_B12 = self.scores(hidden, 1)
-        return mlm_BPV, nsp_B12[:, 0]
-
-    def scores(self, hidden: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
-        return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
+        return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
 
     def call(
         self,
@@ -112,9 +131,11 @@ class PretrainingHeads(keras.layers.Layer):
         """
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
-        mlm_BPV, nsp_BC2 = self.scores(hidden, sequences)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
-        mlm_loss, mlm_correct = summed(mlm_BPV, labels["masked_lm_ids"], weights)
+        mlm_loss, mlm_correct = self.masked_lm.summed(
+            hidden[:, sequences:], labels["masked_lm_ids"], weights, self.chunks
+        )
+        nsp_BC2 = self.next_sentence(hidden[:, :sequences])
         known = labels.get("next_sentence_weights")
         known = None if known is None else ops.reshape(known, (-1,))
         nsp_loss, nsp_correct = summed(nsp_BC2, next_sentence, known)

@@ -105,6 +105,7 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
                     policy=settings.precision,
                     word_table=given,
                     labels=labels,
+                    chunks=parallel.embedding_serialization_factor,
                 )
                 table = word_table(block) if name == "emb" else table
                 blocks.append((name, block))
