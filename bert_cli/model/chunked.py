@@ -122,7 +122,8 @@ def _backward(
 ) -> Gradients:
     """Gradients of x, table and bias; that of a score is weight x (its share - 1 at the label)."""
     to_x_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
-    to_table, to_bias = [], []
+    to_table: list[Tensor] = []
+    to_bias: list[Tensor] = []
     for start, end in cuts(table_VD.shape[0], chunks):
         # Also so that the graph optimizer does not see the forward pass in it and keep those scores.
         done = (to_x_MD, rows_M, *to_table[-1:], *to_bias[-1:])
