@@ -70,6 +70,17 @@ KEPT: dict[str, tuple[Kept, ...]] = {
     "glue_head": (Kept("dropout: mask, what comes out", "BD", 2, 2),),
     "token_head": (Kept("dropout: mask, what comes out", "BPD", 2, 2),),
 }
+# The same of a layer whose chains XLA compiled: they keep what goes in, and draw dropout again.
+KEPT_COMPILED = (
+    Kept("what goes into both halves; query, key, value, what was read", "BSD", 6, 6, "compute"),
+    Kept("query before it is scaled", "BSD", 0, 1),
+    Kept("both LayerNorms: the products that go in", "BSD", 2, 2, "compute"),
+    Kept("shares with dropout and without; the scores", "BNSS", 2, 3, "compute"),
+    Kept("GELU: what goes in, what comes out", "BSF", 2, 2, "compute"),
+)
+WORTH_COMPILING = 2**19
+"""Elements of a chain above which XLA saves more than the half second that it takes to compile it: a
+model that is tried out starts sooner without."""
 # The last blocks of the tasks, and outputs of each for a place as far as memory and work go: the
 # number of labels is known with the data, and nothing beside the width of the model.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
@@ -240,13 +251,16 @@ def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
 
 
 def _logits(settings: TrainSettings) -> int:
-    return LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
+    whole = LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
+    return whole // settings.parallel.embedding_serialization_factor
 
 
 def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Bytes that the gradient of a block reads, of one micro-batch."""
     config = settings.bert_config
     shares = config.attention_probs_dropout_prob > 0.0
+    large = _bytes(settings, (("BSD", 1),)) > FLOAT32 * WORTH_COMPILING
+    compiled = block == "hid" and large and settings.compile != "nothing"
     there = {
         "": True,
         "hidden": config.hidden_dropout_prob > 0.0,
@@ -255,7 +269,7 @@ def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     }
     return sum(
         _bytes(settings, ((one.shape, one.stashed if stashed else one.in_turn),), one.form)
-        for one in KEPT[block]
+        for one in (KEPT_COMPILED if compiled else KEPT[block])
         if there[one.only]
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_cli.config.memory import WORTH_COMPILING
 from bert_cli.model.dropout import Tensor, dropout, scaled_mask
 
 if keras.config.backend() == "tensorflow":
@@ -23,9 +24,6 @@ if keras.config.backend() == "tensorflow":
 else:
     tf = None
 
-WORTH_COMPILING = 2**19
-"""Elements of a chain above which XLA saves more than the half second that it takes to compile it: a
-model that is tried out starts sooner without."""
 _compiles = False
 
 
