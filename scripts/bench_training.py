@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Measure BERT-base beside what people would use instead, in turn, A B A B, each side a process of its own.
+
+    scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --places 128
+    scripts/bench_training.py update --optimizer LAMB
+
+`micro-batch` is forward and backward pass of one micro-batch on made-up examples, beside Hugging Face's
+BertForPreTraining in PyTorch, eager and with `--compiled` by torch.compile too; 15 % of the places are
+masked on both sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm, clipping,
+the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global norm, as a
+graph. Told are medians over all rounds, of seconds by the clock and of the processor's own time, which
+others on the machine disturb less.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+Times = list[tuple[float, float]]
+"""Seconds by the clock and of the processor, of each repetition."""
+
+
+def timed(act: Callable[[], Any], repetitions: int) -> Times:
+    """Times of an action, after it was done twice for nothing."""
+    act()
+    act()
+    found = []
+    for _ in range(repetitions):
+        clock, processor = time.perf_counter(), time.process_time()
+        act()
+        found.append((time.perf_counter() - clock, time.process_time() - processor))
+    return found
+
+
+def masked_of(places: int) -> int:
+    return round(0.15 * places)
+
+
+def build_ours(given: argparse.Namespace) -> Any:
+    """A run of one micro-batch a step: its engine, step and batch."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
+    from bert_cli.config.parallel import Cluster
+    from bert_cli.config.plan import make_plan
+    from bert_cli.config.schema import PretrainSettings
+    from bert_cli.parallel.cluster import find_processes
+    from bert_cli.parallel.mesh import open_mesh
+    from bert_cli.tasks import assemble, corpora
+
+    settings = PretrainSettings.model_validate(
+        {
+            "generated_dataset": True,
+            "bert_config": {"num_hidden_layers": given.layers},
+            "max_seq_length": given.places,
+            "max_predictions_per_seq": masked_of(given.places),
+            "precision": given.precision,
+            "compile": given.compile,
+            "global_batch": {"micro_batch_size": given.examples},
+            "optimizer_opts": {
+                "name": given.optimizer,
+                "learning_rate": {"max_learning_rate": 1e-4},
+                "max_gradient_norm": 1.0,
+            },
+            "total_num_train_samples": 10**6,
+        }
+    )
+    mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
+    plan = make_plan(settings, None)
+    parts = assemble.build_run(settings, mesh, plan)
+    return parts.engine, corpora.open_reader(settings, plan.examples_per_step, 0, 1)[0]
+
+
+def micro_batch_of_bert(given: argparse.Namespace) -> Times:
+    from bert_cli.train.step import count
+
+    engine, batch = build_ours(given)
+    counts = count(batch, engine.head.COUNTS)
+    return timed(lambda: engine.play(batch, 0, counts, 1.0), given.repetitions)
+
+
+def update_of_bert(given: argparse.Namespace) -> Times:
+    engine, _ = build_ours(given)
+    for stage in engine.replicas[0]:
+        for accumulator in stage.accumulators.values():
+            accumulator.assign(1e-3 + accumulator)
+
+    def update() -> None:
+        squared = engine.reduce(1.0)
+        engine.move(min(1.0, squared**-0.5) if squared else 1.0, 1e-4, 3, 3)
+
+    return timed(update, given.repetitions)
+
+
+def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False) -> Times:
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.set_num_threads(given.cores)
+    model = BertForPreTraining(BertConfig(num_hidden_layers=given.layers)).train()
+    shape = given.examples, given.places
+    ids = torch.randint(1000, 30000, shape)
+    labels = torch.full(shape, -100)
+    labels[:, : masked_of(given.places)] = ids[:, : masked_of(given.places)]
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones(shape, dtype=torch.long),
+        "labels": labels,
+        "next_sentence_label": torch.zeros(given.examples, dtype=torch.long),
+    }
+    run = torch.compile(model) if compiled else model
+
+    def both_ways() -> float:
+        sixteen = given.precision == "mixed_bfloat16"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sixteen):
+            loss = run(**inputs).loss
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        return float(loss)
+
+    return timed(both_ways, given.repetitions)
+
+
+def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Times:
+    return micro_batch_of_pytorch(given, compiled=True)
+
+
+def update_of_keras(given: argparse.Namespace) -> Times:
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
+    from bert_cli.config.schema import BertConfig
+    from bert_cli.model.bert import build_blocks, named_weights
+
+    blocks = build_blocks(BertConfig(num_hidden_layers=given.layers), seed=1, policy="float32")
+    weights = list(named_weights(blocks).values())
+    gradients = [tf.Variable(tf.fill(weight.shape, 1e-3)) for weight in weights]
+    optimizer = keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
+    optimizer.build(weights)
+
+    @tf.function(autograph=False)
+    def apply() -> None:
+        optimizer.apply([gradient.read_value() for gradient in gradients])
+
+    def update() -> float:
+        apply()
+        return float(weights[-1].value[0])
+
+    return timed(update, given.repetitions)
+
+
+SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Times]]] = {
+    "micro-batch": {
+        "bert": micro_batch_of_bert,
+        "pytorch": micro_batch_of_pytorch,
+        "pytorch compiled": micro_batch_of_compiled_pytorch,
+    },
+    "update": {"bert": update_of_bert, "keras": update_of_keras},
+}
+
+
+def side_in_a_process(words: list[str], side: str, cores: str) -> Times:
+    told = subprocess.run(
+        ["taskset", "--cpu-list", cores, sys.executable, __file__, *words, "--side", side],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: Times = json.loads(told.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Run the sides in turn and print their medians and ratios."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=SIDES)
+    parser.add_argument("--precision", default="mixed_bfloat16")
+    parser.add_argument("--examples", type=int, default=8)
+    parser.add_argument("--places", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--optimizer", default="AdamW", choices=("AdamW", "LAMB"))
+    parser.add_argument("--compile", default="auto", help="that of `bert`")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile as a third side")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        print(json.dumps(SIDES[given.what][given.side](given)))
+        return
+    taken: dict[str, Times] = {
+        side: [] for side in SIDES[given.what] if given.compiled or not side.endswith("compiled")
+    }
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: given.cores]))
+    for number in range(given.rounds):
+        for side, times in taken.items():
+            times += side_in_a_process(sys.argv[1:], side, cores)
+            clock, processor = (statistics.median(column) for column in zip(*times, strict=True))
+            told = f"round {number + 1}, {side}: {clock:.3f} s, processor {processor:.3f} s"
+            print(told, flush=True)
+    ours = [statistics.median(column) for column in zip(*taken.pop("bert"), strict=True)]
+    for side, times in taken.items():
+        theirs = [statistics.median(column) for column in zip(*times, strict=True)]
+        print(
+            f"{side} takes {theirs[0] / ours[0]:.2f} times bert's seconds, {theirs[1] / ours[1]:.2f} times "
+            "its processor's"
+        )
+
+
+if __name__ == "__main__":
+    main()
