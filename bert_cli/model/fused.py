@@ -34,7 +34,9 @@ def compile_chains(yes: bool) -> None:
 
 
 def _compiled(x: Tensor) -> bool:
-    return _compiles and math.prod(ops.shape(x)) > WORTH_COMPILING
+    """Whether a chain is worth compiling; one for batches of any shape, as scores are traced, is not."""
+    shape = tuple(x.shape)
+    return _compiles and None not in shape and math.prod(shape) > WORTH_COMPILING
 
 
 def kernel(chain: Callable[..., Any]) -> Callable[..., Any]:

@@ -106,6 +106,16 @@ def test_a_chain_is_compiled_once_for_all_layers(monkeypatch):
     assert kernel.experimental_get_tracing_count() == before + 1
 
 
+def test_a_chain_for_batches_of_any_shape_is_left_plain(monkeypatch):
+    monkeypatch.setattr(fused, "_compiles", True)
+    bias, rows = normal((8,), 2), normal((4, 8), 1)
+    free = tf.function(
+        fused.biased_gelu, input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([8])]
+    )
+    plain = run(fused.biased_gelu, (rows, bias), rows, False)[0]
+    np.testing.assert_allclose(free(rows, bias).numpy(), plain, rtol=1e-6)
+
+
 def test_small_chains_are_not_worth_compiling(monkeypatch):
     monkeypatch.setattr(fused, "_compiles", True)
     monkeypatch.setattr(fused, "WORTH_COMPILING", 33)
