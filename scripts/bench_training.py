@@ -3,13 +3,15 @@
 
     scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --places 128
     scripts/bench_training.py update --optimizer LAMB
+    scripts/bench_training.py scores --examples 64 --places 853
 
 `micro-batch` is forward and backward pass of one micro-batch on made-up examples, beside Hugging Face's
 BertForPreTraining in PyTorch, eager and with `--compiled` by torch.compile too; 15 % of the places are
 masked on both sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm, clipping,
 the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global norm, as a
-graph. Told are medians over all rounds, of seconds by the clock and of the processor's own time, which
-others on the machine disturb less.
+graph. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32 chunks of
+the vocabulary, in float32, beyond what the process had. Told are medians over all rounds, of seconds by
+the clock and of the processor's own time, which others on the machine disturb less.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -170,6 +173,51 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Times]]] = {
 }
 
 
+def growth_by_scores(given: argparse.Namespace) -> int:
+    """Bytes that this process grows by, at most, over the loss and its gradients."""
+    import tensorflow as tf
+
+    from bert_cli.model.chunked import summed_by_chunks
+    from bert_cli.model.fused import compile_chains
+    from bert_cli.model.heads import summed
+
+    compile_chains(given.compile != "nothing")
+    rows, width, words = given.examples * masked_of(given.places), 768, 30522
+    x, table, bias = tf.ones([rows, width]), tf.ones([words, width]), tf.zeros([words])
+    labels, weights = tf.zeros([rows], tf.int32), tf.ones([rows])
+
+    @tf.function(autograph=False)
+    def run(x: Any, table: Any, bias: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([x, table, bias])
+            if given.chunks == 1:
+                scores = tf.matmul(x, table, transpose_b=True) + bias
+                loss, _ = summed(scores, labels, weights)
+            else:
+                loss, _ = summed_by_chunks(x, table, bias, labels, weights, given.chunks)
+        return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
+
+    before = largest_resident()
+    run(x, table, bias)
+    return largest_resident() - before
+
+
+def largest_resident() -> int:
+    """Bytes of memory that this process had at most."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(next(row.split()[1] for row in text.splitlines() if row.startswith("VmHWM")))
+
+
+def scores(given: argparse.Namespace) -> None:
+    """Print the growth of a process for each number of chunks."""
+    rows = given.examples * masked_of(given.places)
+    for chunks in (1, 8, 32):
+        words = [sys.executable, __file__, *sys.argv[1:], "--chunks", str(chunks), "--side", "bert"]
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        grown = int(told.strip().splitlines()[-1]) / 1e6
+        print(f"{rows} masked places, {chunks} chunks: grew by {grown:.0f} MB", flush=True)
+
+
 def side_in_a_process(words: list[str], side: str, cores: str) -> Times:
     told = subprocess.run(
         ["taskset", "--cpu-list", cores, sys.executable, __file__, *words, "--side", side],
@@ -186,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=SIDES)
+    parser.add_argument("what", choices=[*SIDES, "scores"])
     parser.add_argument("--precision", default="mixed_bfloat16")
     parser.add_argument("--examples", type=int, default=8)
     parser.add_argument("--places", type=int, default=128)
@@ -197,8 +245,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.what == "scores":
+        print(growth_by_scores(given)) if given.side else scores(given)
+        return
     if given.side:
         print(json.dumps(SIDES[given.what][given.side](given)))
         return
