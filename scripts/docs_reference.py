@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import LEVELS, in_width
-from bert_cli.config.load import NO_EFFECT, RENAMES, read_config, shipped_configs
+from bert_cli.config.load import BENCHMARKS, NO_EFFECT, RENAMES, read_config, shipped_configs
 from bert_cli.config.options import (
     Option,
     Section,
@@ -36,6 +36,7 @@ GROUPS = {
     "Look": ("inspect", "doctor", "plan", "runs", "plot", "compare"),
     "Train": ("pretrain", "squad", "glue", "ner", "classify", "squad-score", "launch"),
     "Use": ("predict", "export", "completion"),
+    "Measure": ("bench", "bench pretrain", "bench squad", "bench data"),
 }
 OTHERS = "More"
 WIDTH = 84
@@ -65,7 +66,7 @@ def on_config(config: Any) -> Any:
         ordered = [*known, *(name for name in names if name not in known)]
         if ordered:
             pages.append(
-                {group: [{f"bert {name}": f"reference/bert-{name}.md"} for name in ordered]}
+                {group: [{f"bert {name}": f"reference/{page_of(name)}"} for name in ordered]}
             )
     config.nav += [
         {"Reference": pages},
@@ -87,7 +88,7 @@ def on_files(files: Files, config: Any) -> Files:
         "measured.md": section("Measured", from_root("README.md")),
         "contributing.md": from_root("CONTRIBUTING.md"),
         "changes.md": from_root("CHANGELOG.md"),
-        **{f"reference/bert-{name}.md": command_page(name) for name in COMMANDS},
+        **{f"reference/{page_of(name)}": command_page(name) for name in COMMANDS},
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -114,6 +115,11 @@ def section(title: str, text: str) -> str:
     return f"# {title}\n{rest.partition(chr(10) + '## ')[0]}"
 
 
+def page_of(name: str) -> str:
+    """The file of a command's page, beside the list of them."""
+    return f"bert-{name.replace(' ', '-')}.md"
+
+
 def settings_of(name: str) -> type[BaseModel]:
     """The settings class of a command."""
     _, home, kind, _ = COMMANDS[name]
@@ -123,7 +129,7 @@ def settings_of(name: str) -> type[BaseModel]:
 
 def commands_page() -> str:
     """Every command in a line."""
-    rows = [f"| [`bert {name}`](bert-{name}.md) | {row[3]} |" for name, row in COMMANDS.items()]
+    rows = [f"| [`bert {name}`]({page_of(name)}) | {row[3]} |" for name, row in COMMANDS.items()]
     return "\n".join(
         [
             "# Commands",
@@ -146,6 +152,8 @@ def configs_table() -> str:
     """The shipped configs, and what they say of themselves."""
     lines = ["| name | what | expect |", "|---|---|---|"]
     for path in sorted(shipped_configs().glob("*.json")):
+        if path.name == BENCHMARKS:
+            continue
         about = read_config(path).values["about"]
         lines.append(f"| `{path.stem}` | {about['what']} | {about['expect']} |")
     return "\n".join(lines)
