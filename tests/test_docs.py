@@ -37,7 +37,8 @@ WRAPPERS = {"srun", "exec", "time"}
 # Words of the documentation that are flags of others.
 FOREIGN = {
     "--strict", "--scheduler-file", "--nthreads", "--shm-size", "--ipc", "--ntasks-per-node",
-    "--signal", "--open-mode", "--requeue", "--cluster", "--constraint", "--google", "--dump", "--tenfold", "--train", "--seeds", "--full-data",
+    "--signal", "--open-mode", "--requeue", "--cluster",
+    "--constraint", "--google", "--dump", "--tenfold", "--train", "--seeds", "--full-data",
 }  # fmt: skip
 
 
