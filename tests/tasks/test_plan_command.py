@@ -51,10 +51,10 @@ def test_a_layout_that_fits_is_said_to_fit_and_a_better_one_named(capsys):
 
 
 def test_a_layout_that_does_not_fit_is_refused_after_the_table(capsys):
-    assert main([*BASE, "--memory", "8GB"]) == 2
+    assert main([*BASE, "--memory", "3GB"]) == 2
     told = capsys.readouterr()
     assert len(rows(told.out)) == 4
-    assert "--memory (8.0 GB): device 1 needs" in told.err and "7.2 GB of it" in told.err
+    assert "--memory (3.0 GB): device 1 needs" in told.err and "2.7 GB of it" in told.err
 
 
 def test_too_few_devices_are_refused(capsys):
@@ -71,7 +71,7 @@ def test_a_layout_is_chosen_for_devices_and_memory_only(given, missing, capsys):
 
 
 def test_the_chosen_layout_as_flags_is_that_layout(capsys):
-    chosen = ["--parallel.layout", "auto", "--devices", "8", "--memory", "6GB"]
+    chosen = ["--parallel.layout", "auto", "--devices", "8", "--memory", "4GB"]
     assert main([*BASE, *chosen]) == 0
     text = capsys.readouterr().out
     assert len(rows(text)) > 1
