@@ -112,7 +112,12 @@ class PretrainingHeads(keras.layers.Layer):
 
     def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
-        return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
+        mlm_BPV, nsp_B12 = self.scores(hidden, 1)
+        return mlm_BPV, nsp_B12[:, 0]
+
+    def scores(self, hidden: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
+        return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
 
     def call(
         self,
