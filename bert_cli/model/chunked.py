@@ -21,6 +21,7 @@ from bert_cli.model.fused import (
     largest,
     product_of_columns,
     product_with_table,
+    wide,
     with_gradient,
 )
 
@@ -89,7 +90,7 @@ def _forward(
     for start, end in cuts(table_VD.shape[0], chunks):
         # One chunk after the other: all at once would hold all scores after all.
         rows_MC = product_with_table(after(x_MD, known), table_VD[start:end])
-        scores_MC = _wide(rows_MC) + _wide(bias_V[start:end])
+        scores_MC = wide(rows_MC) + wide(bias_V[start:end])
         known = _with_chunk(known, scores_MC, labels_M - start, start)
     return known
 
@@ -132,9 +133,9 @@ def _backward(
         to_rows_MC = kernel(_to_chunk)(
             rows_MC, bias_V[start:end], labels_M - start, log_sum_M, rows_M
         )
-        to_x_MD = to_x_MD + _wide(ops.matmul(to_rows_MC, words_CD))
+        to_x_MD = to_x_MD + wide(ops.matmul(to_rows_MC, words_CD))
         to_table.append(product_of_columns(to_rows_MC, again_MD))
-        to_bias.append(ops.sum(_wide(to_rows_MC), axis=0))
+        to_bias.append(ops.sum(wide(to_rows_MC), axis=0))
     return (
         ops.cast(to_x_MD, x_MD.dtype),
         ops.concatenate(to_table, axis=0),
@@ -146,11 +147,7 @@ def _to_chunk(
     rows_MC: Tensor, bias_C: Tensor, labels_M: Tensor, log_sum_M: Tensor, weights_M: Tensor
 ) -> Tensor:
     """Gradients of a chunk's products; a label of another chunk is in no column."""
-    shares_MC = ops.exp(_wide(rows_MC) + _wide(bias_C) - log_sum_M[:, None])
+    shares_MC = ops.exp(wide(rows_MC) + wide(bias_C) - log_sum_M[:, None])
     is_label_MC = ops.equal(ops.arange(rows_MC.shape[1], dtype="int32"), labels_M[:, None])
-    to_rows_MC = (shares_MC - _wide(is_label_MC)) * weights_M[:, None]
+    to_rows_MC = (shares_MC - wide(is_label_MC)) * weights_M[:, None]
     return ops.cast(to_rows_MC, rows_MC.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return ops.cast(x, "float32")

@@ -23,12 +23,14 @@ _MIX_1 = 0x7FEB352D
 _MIX_2 = 0x846CA68B
 
 
-def stream_of(key: Tensor, site: int) -> Tensor:
-    """int32 scalar: what the places of one dropout are hashed with.
+def stream_of(key: Tensor | None, site: int) -> Tensor | None:
+    """int32 scalar: what the places of one dropout are hashed with; None, for no dropout, without a key.
 
     `key` is int32 [2], (run seed, position of the micro-batch in the stream); `site` is a number no
     other dropout of the model has.
     """
+    if key is None:
+        return None
     return _mix(_mix(key[0] + _signed(site * _SITE_STRIDE)) ^ key[1])
 
 
@@ -44,11 +46,6 @@ def keep_mask(shape: tuple[Any, ...], rate: float, stream: Tensor) -> Tensor:
     return ops.reshape(bits >= _threshold(rate) - 2**31, shape)
 
 
-def scaled_mask(shape: tuple[Any, ...], rate: float, stream: Tensor) -> Tensor:
-    """float32: 1 / (1 - rate) where a place is kept, 0 elsewhere."""
-    return ops.cast(keep_mask(shape, rate, stream), "float32") * (1.0 / (1.0 - rate))
-
-
 def dropout(x: Tensor, rate: float, stream: Tensor | None) -> Tensor:
     """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
 
@@ -56,7 +53,8 @@ def dropout(x: Tensor, rate: float, stream: Tensor | None) -> Tensor:
     """
     if stream is None or rate == 0.0:
         return x
-    return x * scaled_mask(ops.shape(x), rate, stream)
+    keep = ops.cast(keep_mask(ops.shape(x), rate, stream), "float32")
+    return x * (keep * (1.0 / (1.0 - rate)))
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import keras
 from keras import ops
 
 from bert_cli.config.memory import WORTH_COMPILING
-from bert_cli.model.dropout import Tensor, dropout, scaled_mask
+from bert_cli.model.dropout import Tensor, dropout
 
 if keras.config.backend() == "tensorflow":
     import tensorflow as tf
@@ -106,15 +106,15 @@ def normalize(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
     """LayerNorm over the last axis (Ba et al. 2016, equation 4); float32 in and out."""
     centred = x - ops.mean(x, axis=-1, keepdims=True)
     variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-    scale = _wide(gamma) * ops.rsqrt(variance + epsilon)
-    return centred * scale + _wide(beta)
+    scale = wide(gamma) * ops.rsqrt(variance + epsilon)
+    return centred * scale + wide(beta)
 
 
 def biased_gelu(rows: Tensor, bias: Tensor) -> Tensor:
     """GELU of a product [..., F] and its bias [F]; the dtype of the product in and out."""
     if _compiled(rows):
-        return _biased_gelu_compiled(rows, bias)
-    return ops.cast(gelu(_wide(rows) + _wide(bias)), rows.dtype)
+        return _in_kernels(_gelu_forward, _gelu_backward, (), (rows, bias))
+    return ops.cast(gelu(wide(rows) + wide(bias)), rows.dtype)
 
 
 def added_and_normalized(
@@ -131,30 +131,30 @@ def added_and_normalized(
     Product and residual [..., D] in one dtype, which the result has. The end of both halves of a
     post-norm encoder layer (Vaswani et al. 2017, section 3.1).
     """
-    rate = 0.0 if stream is None else rate
     if _compiled(rows):
-        return _added_and_normalized_compiled(rows, bias, residual, scale, epsilon, rate, stream)
+        inputs, fixed = (rows, residual, bias, *scale), {"rate": rate, "epsilon": epsilon}
+        return _in_kernels(_added_forward, _added_backward, (stream,), inputs, **fixed)
     joined = _joined(rows, bias, residual, stream, rate=rate)
     return ops.cast(normalize(joined, *scale, epsilon), rows.dtype)
 
 
 def shares_of(scores: Tensor, unread: Tensor, rate: float, stream: Tensor | None) -> Tensor:
     """Softmax of scores [B, N, S, S] plus `unread`, then dropout; the dtype of the scores in and out."""
-    rate = 0.0 if stream is None else rate
     if _compiled(scores):
         return _shares_compiled(scores, unread, rate, stream)
-    shares = ops.softmax(_wide(scores) + unread, axis=-1)
+    shares = ops.softmax(wide(scores) + unread, axis=-1)
     return ops.cast(dropout(shares, rate, stream), scores.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """The same numbers in float32."""
     return ops.cast(x, "float32")
 
 
 def _joined(
     rows: Tensor, bias: Tensor, residual: Tensor, stream: Tensor | None, *, rate: float
 ) -> Tensor:
-    return dropout(_wide(rows) + _wide(bias), rate, stream) + _wide(residual)
+    return dropout(wide(rows) + wide(bias), rate, stream) + wide(residual)
 
 
 @cache
@@ -163,23 +163,32 @@ def _kernel(chain: Callable[..., Any], **fixed: float) -> Any:
     return tf.function(partial(chain, **fixed), autograph=False, jit_compile=True)
 
 
-def _biased_gelu_compiled(rows: Tensor, bias: Tensor) -> Tensor:
-    @tf.custom_gradient
-    def chain(rows: Tensor, bias: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        return _kernel(_gelu_forward)(rows, bias), partial(_kernel(_gelu_backward), rows, bias)
+def _in_kernels(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    constants: tuple[Any, ...],
+    inputs: tuple[Tensor, ...],
+    **fixed: float,
+) -> Tensor:
+    """A chain of `inputs`, of variables their values, whose backward pass reads the same inputs again."""
 
-    return chain(rows, tf.convert_to_tensor(bias))
+    @tf.custom_gradient
+    def chain(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        given = (*constants, *inputs)
+        return _kernel(forward, **fixed)(*given), partial(_kernel(backward, **fixed), *given)
+
+    return chain(*map(value_of, inputs))
 
 
 def _gelu_forward(rows: Tensor, bias: Tensor) -> Tensor:
-    x = _wide(rows) + _wide(bias)
+    x = wide(rows) + wide(bias)
     return ops.cast(x * _normal_below(x), rows.dtype)
 
 
 def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    x = _wide(rows) + _wide(bias)
+    x = wide(rows) + wide(bias)
     density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
-    below = _wide(above) * (_normal_below(x) + x * density)
+    below = wide(above) * (_normal_below(x) + x * density)
     return ops.cast(below, rows.dtype), _summed(below, bias)
 
 
@@ -188,28 +197,8 @@ def _normal_below(x: Tensor) -> Tensor:
     return 0.5 * (1.0 + ops.erf(x * math.sqrt(0.5)))
 
 
-def _added_and_normalized_compiled(
-    rows: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    scale: tuple[Tensor, Tensor],
-    epsilon: float,
-    rate: float,
-    stream: Tensor | None,
-) -> Tensor:
-    fixed = {"rate": rate, "epsilon": epsilon}
-    drawn = tf.zeros([], tf.int32) if stream is None else stream
-
-    @tf.custom_gradient
-    def chain(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        forward, backward = _kernel(_added_forward, **fixed), _kernel(_added_backward, **fixed)
-        return forward(drawn, *inputs), partial(backward, drawn, *inputs)
-
-    return chain(rows, residual, *map(tf.convert_to_tensor, (bias, *scale)))
-
-
 def _added_forward(
-    stream: Tensor,
+    stream: Tensor | None,
     rows: Tensor,
     residual: Tensor,
     bias: Tensor,
@@ -224,7 +213,7 @@ def _added_forward(
 
 
 def _added_backward(
-    stream: Tensor,
+    stream: Tensor | None,
     rows: Tensor,
     residual: Tensor,
     bias: Tensor,
@@ -238,8 +227,8 @@ def _added_backward(
     joined = _joined(rows, bias, residual, stream, rate=rate)
     centred = joined - ops.mean(joined, axis=-1, keepdims=True)
     spread = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
-    normal, above = centred * spread, _wide(above)
-    inner = above * _wide(gamma)
+    normal, above = centred * spread, wide(above)
+    inner = above * wide(gamma)
     mean = ops.mean(inner, axis=-1, keepdims=True)
     along = ops.mean(inner * normal, axis=-1, keepdims=True)
     below = spread * (inner - mean - normal * along)
@@ -254,32 +243,31 @@ def _added_backward(
 
 
 def _shares_compiled(scores: Tensor, unread: Tensor, rate: float, stream: Tensor | None) -> Tensor:
-    drawn = tf.zeros([], tf.int32) if stream is None else stream
-
     @tf.custom_gradient
     def chain(scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        dropped, shares = _kernel(_shares_forward, rate=rate)(drawn, scores, unread)
-        return dropped, partial(_kernel(_shares_backward, rate=rate), drawn, shares)
+        dropped, shares = _kernel(_shares_forward, rate=rate)(stream, scores, unread)
+        return dropped, partial(_kernel(_shares_backward, rate=rate), stream, shares)
 
     return chain(scores)
 
 
 def _shares_forward(
-    stream: Tensor, scores: Tensor, unread: Tensor, *, rate: float
+    stream: Tensor | None, scores: Tensor, unread: Tensor, *, rate: float
 ) -> tuple[Tensor, Tensor]:
     """Return shares with dropout and without: the backward pass needs those without."""
-    wide = _wide(scores) + unread
-    raised = ops.exp(wide - ops.max(wide, axis=-1, keepdims=True))
+    seen = wide(scores) + unread
+    raised = ops.exp(seen - ops.max(seen, axis=-1, keepdims=True))
     # One division a row; a product by its result for each place.
     shares = raised * (1.0 / ops.sum(raised, axis=-1, keepdims=True))
     dropped = dropout(shares, rate, stream)
     return ops.cast(dropped, scores.dtype), ops.cast(shares, scores.dtype)
 
 
-def _shares_backward(stream: Tensor, shares: Tensor, above: Tensor, *, rate: float) -> Tensor:
-    wide = _wide(shares)
-    pulled = _wide(above) if rate == 0.0 else _wide(above) * scaled_mask(shares.shape, rate, stream)
-    below = wide * (pulled - ops.sum(wide * pulled, axis=-1, keepdims=True))
+def _shares_backward(
+    stream: Tensor | None, shares: Tensor, above: Tensor, *, rate: float
+) -> Tensor:
+    kept, pulled = wide(shares), dropout(wide(above), rate, stream)
+    below = kept * (pulled - ops.sum(kept * pulled, axis=-1, keepdims=True))
     return ops.cast(below, shares.dtype)
 
 

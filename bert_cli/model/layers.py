@@ -37,11 +37,6 @@ def product(x: Tensor, kernel: Tensor) -> Tensor:
     return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))
 
 
-def stream(key: Tensor | None, site: int) -> Tensor | None:
-    """What the dropout of a site is drawn from; None where there is none."""
-    return None if key is None else stream_of(key, site)
-
-
 def add_weight(layer: keras.layers.Layer, name: str, shape: tuple[int, ...]) -> keras.Variable:
     """A weight that Keras never casts; its first value is set by whoever builds the model."""
     return layer.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
@@ -131,7 +126,7 @@ class Embeddings(keras.layers.Layer):
         )
         words_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
         x_BSD = self.layer_norm(words_BSD + self.position(places))
-        x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, stream(key, self.site))
+        x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, stream_of(key, self.site))
         return ops.cast(x_BSD, self.compute_dtype)
 
 
@@ -165,7 +160,7 @@ class Sublayer(keras.layers.Layer):
             (norm.gamma, norm.beta),
             norm.epsilon,
             self.config.hidden_dropout_prob,
-            stream(key, self.site),
+            stream_of(key, self.site),
         )
 
 
@@ -199,7 +194,7 @@ class SelfAttention(keras.layers.Layer):
         value_BNSH = self._heads(self.value(x_BSD), (0, 2, 1, 3))
         rate = self.config.attention_probs_dropout_prob
         scores_BNSS = ops.matmul(query_BNSH, key_BNHS)
-        shares_BNSS = shares_of(scores_BNSS, unread, rate, stream(key, self.site))
+        shares_BNSS = shares_of(scores_BNSS, unread, rate, stream_of(key, self.site))
         read_BNSH = ops.matmul(shares_BNSS, value_BNSH)
         read_BSD = ops.reshape(ops.transpose(read_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(read_BSD, x_BSD, key)

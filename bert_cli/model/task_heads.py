@@ -15,9 +15,9 @@ import keras
 from keras import ops
 
 from bert_cli.config.schema import BertConfig
-from bert_cli.model.dropout import Tensor, dropout
+from bert_cli.model.dropout import Tensor, dropout, stream_of
 from bert_cli.model.heads import summed
-from bert_cli.model.layers import MASKED_SCORE, Dense, stream
+from bert_cli.model.layers import MASKED_SCORE, Dense
 
 Sums = dict[str, Tensor]
 
@@ -101,7 +101,7 @@ class SequenceClassification(keras.layers.Layer):
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], pooled in place 0 -> [B, L] in float32."""
         pooled_BD = ops.cast(hidden[:, 0], "float32")
-        pooled_BD = dropout(pooled_BD, self.config.hidden_dropout_prob, stream(key, self.site))
+        pooled_BD = dropout(pooled_BD, self.config.hidden_dropout_prob, stream_of(key, self.site))
         return self.classifier(ops.cast(pooled_BD, self.compute_dtype))
 
     def call(
@@ -158,7 +158,7 @@ class TokenClassification(keras.layers.Layer):
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, L] in float32."""
         hidden_BSD = ops.cast(hidden, "float32")
-        hidden_BSD = dropout(hidden_BSD, self.config.hidden_dropout_prob, stream(key, self.site))
+        hidden_BSD = dropout(hidden_BSD, self.config.hidden_dropout_prob, stream_of(key, self.site))
         return self.classifier(ops.cast(hidden_BSD, self.compute_dtype))
 
     def call(

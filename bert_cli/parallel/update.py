@@ -291,12 +291,11 @@ class DeviceUpdate:
         a third of the time that a run needs to start.
         """
         rule = self.optimizer.rules[name]
-        found = move.__name__, rule, *more
+        compiled = self._compiles and _size(self.weights[name]) >= LARGE
+        found = move.__name__, rule, compiled, *more
         if found not in self._moves:
-            self._moves[found] = [
-                traced(partial(move, rule, *more), compiled) for compiled in (False, True)
-            ]
-        return self._moves[found][self._compiles and _size(self.weights[name]) >= LARGE]
+            self._moves[found] = traced(partial(move, rule, *more), compiled)
+        return self._moves[found]
 
     def _cut(self, whole: tf.Tensor) -> tf.Tensor:
         """Return this replica's part of a weight or gradient, flat, with zeros behind the last element."""
