@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +29,10 @@ from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks import agreement, assemble, hooks, start
 from bert_cli.tasks.job import Job
 from bert_cli.train import checkpoint, history, report
-from bert_cli.train.loop import StopRequest, train
+from bert_cli.train.loop import Every, StopRequest, train
 from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
+from bert_cli.train.saving import Writer, copied
 from bert_cli.train.step import Batch, State, Step
 
 DRY_RUN_STEPS = 2
@@ -105,7 +107,8 @@ def walk(
         say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
         peers.meet()
         return Walked(engine, state, form, finished=True)
-    save = _saving(settings, state, form, fixed, peers) if saves else None
+    writer = claims.enter_context(Writer())
+    save = _saving(settings, state, form, fixed, peers, writer) if saves else None
     last = plan.total_steps if saves else min(state.step + DRY_RUN_STEPS, plan.total_steps)
     built = time.monotonic()
     step.compile(job.sample)
@@ -113,9 +116,11 @@ def walk(
     batches, wish = read_ahead(reader, state.step, last), _wish(peers, stop)
     with Foot(state.step, last, stop) as foot:
         doing = hooks.hooks_of(settings, job, engine, state, save, last, claims, foot)
+        doing.append((lambda info: writer.look(), Every(steps=1)))
         finished = train(state, batches, step, doing, wish)
     if save is not None and not finished:
         save()
+    writer.wait()
     # Whoever leaves early is taken for lost by those who still save.
     peers.meet()
     say(_last_words(settings, state, began, finished))
@@ -214,8 +219,9 @@ def _saving(
     form: checkpoint.Format,
     fixed: dict[str, Any],
     peers: Peers,
+    writer: Writer,
 ) -> Callable[[], None]:
-    """How this process saves: rank 0 writes, the others give what they alone hold."""
+    """How this process saves: rank 0 writes, beside the steps to come, the others give what they alone hold."""
     folder, told = settings.save_ckpt_path, settings.model_dump(mode="json")
     assert folder is not None
     # Of the step that a run continues from there is a checkpoint; rank 0 has seen it.
@@ -229,7 +235,7 @@ def _saving(
             return
         agreement.refuse_other_weights(peers, state)
         if peers.rank == 0:
-            write()
+            writer.start(partial(write, copied(state)))
         else:
             checkpoint.give_shares(state)
         saved = state.step
@@ -239,9 +245,9 @@ def _saving(
     # Only now: a start that was refused must not leave its settings beside another run's steps.
     write_json_atomically(folder / history.SETTINGS, told)
 
-    def write() -> None:
+    def write(held: State) -> None:
         checkpoint.save(
-            folder, state, form, fixed=fixed, settings=told, versions=assemble.versions()
+            folder, held, form, fixed=fixed, settings=told, versions=assemble.versions()
         )
         checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 
