@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -89,12 +88,13 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.parallel.mesh import open_mesh
     from bert_cli.tasks import assemble, corpora
+    from bert_cli.tasks.timing import resident_bytes
 
     asked = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
     mesh = open_mesh(asked, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
-    before = resident("VmRSS")
+    before = resident_bytes()[0]
     plan = make_plan(asked, None)
     model, engine, state, step = assemble.build_run(asked, mesh, plan)
     reader = corpora.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
@@ -115,7 +115,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
         "traced": traced,
         "first": taken[0],
         "step": statistics.median(taken[1:] or taken),
-        "grown": resident("VmHWM") - before,
+        "grown": resident_bytes()[1] - before,
         "moments": sum(4 * int(tf.size(moment)) for moment in moments),
         "kept": engine.most_kept,
         "engine": engine,
@@ -123,12 +123,6 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
         "batch": batch,
         "state": state,
     }
-
-
-def resident(line: str) -> int:
-    """Bytes of memory of this process: VmRSS now, VmHWM at most."""
-    text = Path("/proc/self/status").read_text()
-    return 1024 * int(next(row.split()[1] for row in text.splitlines() if row.startswith(line)))
 
 
 FIGURES = ("traced", "first", "step", "grown", "moments", "kept")

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -180,6 +179,7 @@ def growth_by_scores(given: argparse.Namespace) -> int:
     from bert_cli.model.chunked import summed_by_chunks
     from bert_cli.model.fused import compile_chains
     from bert_cli.model.heads import summed
+    from bert_cli.tasks.timing import resident_bytes
 
     compile_chains(given.compile != "nothing")
     rows, width, words = given.examples * masked_of(given.places), 768, 30522
@@ -197,15 +197,9 @@ def growth_by_scores(given: argparse.Namespace) -> int:
                 loss, _ = summed_by_chunks(x, table, bias, labels, weights, given.chunks)
         return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
 
-    before = largest_resident()
+    before = resident_bytes()[1]
     run(x, table, bias)
-    return largest_resident() - before
-
-
-def largest_resident() -> int:
-    """Bytes of memory that this process had at most."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return 1024 * int(next(row.split()[1] for row in text.splitlines() if row.startswith("VmHWM")))
+    return resident_bytes()[1] - before
 
 
 def scores(given: argparse.Namespace) -> None:

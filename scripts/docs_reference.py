@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import LEVELS, in_width
-from bert_cli.config.load import BENCHMARKS, NO_EFFECT, RENAMES, read_config, shipped_configs
+from bert_cli.config.load import NO_EFFECT, RENAMES, read_config, runs_configured
 from bert_cli.config.options import (
     Option,
     Section,
@@ -151,11 +151,9 @@ def commands_page() -> str:
 def configs_table() -> str:
     """The shipped configs, and what they say of themselves."""
     lines = ["| name | what | expect |", "|---|---|---|"]
-    for path in sorted(shipped_configs().glob("*.json")):
-        if path.name == BENCHMARKS:
-            continue
+    for name, path in runs_configured().items():
         about = read_config(path).values["about"]
-        lines.append(f"| `{path.stem}` | {about['what']} | {about['expect']} |")
+        lines.append(f"| `{name}` | {about['what']} | {about['expect']} |")
     return "\n".join(lines)
 
 

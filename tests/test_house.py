@@ -24,7 +24,7 @@ from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
 from bert_cli.config import trackers as tracker_settings
 from bert_cli.config import use as use_settings
-from bert_cli.config.load import BENCHMARKS, load, shipped_configs
+from bert_cli.config.load import load, runs_configured, shipped_configs
 from bert_cli.config.plan import plan_of
 
 ROOT = Path(__file__).parents[1]
@@ -225,12 +225,7 @@ def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict(kind
         assert about.description and len(about.description) > 10, f"{kind.__name__}.{name}"
 
 
-def shipped() -> list[Path]:
-    """The configs; the list of benchmarks beside them is none."""
-    return sorted(path for path in (ROOT / "configs").glob("*.json") if path.name != BENCHMARKS)
-
-
-@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", runs_configured().values(), ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_says_what_it_is(path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     command = path.stem.partition("_")[0]
@@ -245,7 +240,7 @@ def test_every_shipped_config_loads_and_says_what_it_is(path, monkeypatch):
 
 def test_configs_are_shipped_and_found():
     assert shipped_configs() == ROOT / "configs"
-    assert len(shipped()) >= 9
+    assert len(runs_configured()) >= 9
 
 
 def test_the_readme_prints_the_tree():

@@ -47,6 +47,8 @@ class Measuring(Settings):
     """How a run is measured, and where the figures go."""
 
     OPENS_FILES: ClassVar[bool] = False
+    WHAT: ClassVar[str]
+    """The command that is measured."""
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
     """Flags that name real examples."""
 
@@ -58,7 +60,7 @@ class Measuring(Settings):
     """Made-up examples; real ones are read where a flag names them, or, those that the config names,
     with --no-generated-dataset."""
     checkpoint: bool = True
-    """Save a checkpoint after the steps, to see how long a run stands still for it."""
+    """Save a checkpoint after the steps, to see how long a run waits for it and how long it is written."""
     checkpoint_dir: Path | None = None
     """Folder that the checkpoint is written into, and removed from, so that its disk is measured; by
     default the system's one for temporary files."""
@@ -120,6 +122,8 @@ class BenchPretrainSettings(Measuring, PretrainSettings):
     Example: bert bench pretrain --config pretrain_demo_128_phase1 --sweep micro-batch --from 8 --most 256
     """
 
+    WHAT: ClassVar[str] = "pretrain"
+
 
 class BenchSquadSettings(Measuring, SquadSettings):
     """Measure fine-tuning on questions: windows, FLOP/s and memory, and where a step's time goes.
@@ -129,6 +133,7 @@ class BenchSquadSettings(Measuring, SquadSettings):
     Example: bert bench squad --config squad_tiny --dataset-dir data/squad --tokenizer-path runs/tiny
     """
 
+    WHAT: ClassVar[str] = "squad"
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
 
 

@@ -205,6 +205,11 @@ def shipped_configs() -> Path:
     return installed if installed.is_dir() else package.parent / "configs"
 
 
+def runs_configured() -> dict[str, Path]:
+    """The shipped configs of runs by name; the list of benchmarks beside them is none."""
+    return {p.stem: p for p in sorted(shipped_configs().glob("*.json")) if p.name != BENCHMARKS}
+
+
 def find_config(name: str) -> Path:
     """A path as it is; else a shipped config of that name.
 
@@ -213,7 +218,7 @@ def find_config(name: str) -> Path:
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_file():
         return path
-    known = {p.stem: p for p in sorted(shipped_configs().glob("*.json")) if p.name != BENCHMARKS}
+    known = runs_configured()
     if name.removesuffix(".json") in known:
         return known[name.removesuffix(".json")]
     near = difflib.get_close_matches(Path(name).stem, known, n=1)

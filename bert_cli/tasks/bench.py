@@ -1,14 +1,18 @@
-"""`bert bench --list`: the standard benchmarks.
+"""`bert bench --list`: the standard benchmarks, and how the measurement of a run begins.
 
 A name behind `bert bench` is written out to its command line by the door, so all that is left here is
-to tell which names there are.
+to tell which names there are. Nothing heavy is imported before the clock has noted what it took to
+come here: the imports are a part of the start, and a sweep, whose processes measure, needs none.
 """
 
 import shlex
 
-from bert_cli.config.bench import BenchSettings
+from bert_cli.config.bench import BenchPretrainSettings, BenchSettings, BenchSquadSettings
 from bert_cli.config.benchmarks import benchmarks
+from bert_cli.config.quiet import lightly, quietly
 from bert_cli.config.terminal import table
+from bert_cli.tasks import sweep
+from bert_cli.tasks.timing import Stopwatch, seconds_since_start
 
 
 def run(settings: BenchSettings) -> None:
@@ -18,3 +22,15 @@ def run(settings: BenchSettings) -> None:
         (name, one.about, shlex.join(["bert", *one.words])) for name, one in benchmarks().items()
     ]
     table(("name", "what", "stands for"), rows)
+
+
+def measure(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
+    """Measure a run, or sweep; raises what the run itself would raise before its first step."""
+    if settings.sweep is not None:
+        sweep.run(settings)
+        return
+    start = Stopwatch()
+    start.add("python_and_settings", seconds_since_start())
+    with start.part("imports"), quietly(), lightly():
+        from bert_cli.tasks import measurement
+    measurement.run(settings, start)

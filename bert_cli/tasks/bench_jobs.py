@@ -10,14 +10,14 @@ from typing import TypeVar
 import numpy as np
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.plan import make_plan, plan_of
+from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings, TrainSettings
-from bert_cli.data.features import FeatureReader, Features
+from bert_cli.data.features import Features
 from bert_cli.data.stored import with_stored_packs
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.mesh import Mesh
-from bert_cli.tasks import corpora, squad, start
+from bert_cli.tasks import corpora, finetune, squad, start
 from bert_cli.tasks.job import Job
 
 Asked = TypeVar("Asked", bound=TrainSettings)
@@ -38,8 +38,14 @@ def shaped(settings: Asked, made_up: bool) -> Asked:
     return start.with_shape_of(settings, start.find_source(name))
 
 
-def pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
-    """The examples of pre-training. Raises what `bert pretrain` raises for records."""
+def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> Job:
+    """What a run of these settings trains on. Raises what the run raises for what it reads."""
+    if isinstance(settings, BenchPretrainSettings):
+        return _pretraining(settings, mesh)
+    return _questions(settings, mesh)
+
+
+def _pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
     part = mesh.processes.rank, mesh.processes.count
     reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
     folder = corpora.folder_of(reader)
@@ -48,20 +54,9 @@ def pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
     return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, folder))
 
 
-def questions(settings: BenchSquadSettings, mesh: Mesh) -> Job:
-    """The windows of questions. Raises what `bert squad` raises for files and tokenizers."""
+def _questions(settings: BenchSquadSettings, mesh: Mesh) -> Job:
     features = made_up_windows(settings) if settings.generated_dataset else _windows_of(settings)
-    plan = plan_of(settings, round(settings.num_epochs * len(features)), len(features))
-    reader = FeatureReader(
-        features,
-        seed=settings.seed,
-        examples_per_step=plan.examples_per_step,
-        micro_batch_size=plan.micro_batch_size,
-        sequence_length=settings.max_seq_length,
-        part=mesh.processes.rank,
-        parts=mesh.processes.count,
-    )
-    sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
+    plan, reader, sample = finetune.open_features(settings, features, mesh)
     return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, None))
 
 

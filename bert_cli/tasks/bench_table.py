@@ -21,14 +21,14 @@ Figures = Mapping[str, Any]
 
 
 def described(
-    what: str, settings: BenchPretrainSettings | BenchSquadSettings, plan: Plan, mesh: Any
+    settings: BenchPretrainSettings | BenchSquadSettings, plan: Plan, mesh: Any
 ) -> dict[str, Any]:
     """What was measured, and on what."""
     named = settings.generated_dataset or {
         name: json.loads(settings.model_dump_json())[name] for name in settings.REAL_EXAMPLES
     }
     return {
-        "what": what,
+        "what": settings.WHAT,
         "input": "made up" if named is True else named,
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,
@@ -98,10 +98,11 @@ def _rows(figures: Figures) -> list[tuple[str, str, str]]:
     if figures["skipped_steps"]:
         why = "steps whose gradient was not finite: they moved nothing, so the optimizer seems cheaper"
         rows.append(("skipped", f"{figures['skipped_steps']}", why))
-    took, every = figures["checkpoint_seconds"], figures["checkpoint_every_minutes"]
-    if took is not None:
-        part = f"{took / (took + 60 * every):.2%} of a run that saves every {every:g} min"
-        rows.append(("checkpoint", seconds(took), part if every else ""))
+    waits, every = figures["checkpoint_wait_seconds"], figures["checkpoint_every_minutes"]
+    if waits is not None:
+        written = f"that the run waits, and {seconds(figures['checkpoint_write_seconds'])} to write beside it"
+        part = f"; {waits / (waits + 60 * every):.2%} of a run that saves every {every:g} min"
+        rows.append(("checkpoint", seconds(waits), written + (part if every else "")))
     return rows
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.plan import plan_of
-from bert_cli.data.features import FeatureReader
+from bert_cli.config.plan import Plan, plan_of
+from bert_cli.data.features import FeatureReader, Features
 from bert_cli.data.ledger import JSON, write_json_atomically
 from bert_cli.data.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.errors import ConfigError
@@ -29,6 +29,7 @@ from bert_cli.train import checkpoint
 from bert_cli.train.history import SCORES
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.report import say
+from bert_cli.train.step import Batch
 
 Asked = TypeVar("Asked", bound=FinetuneSettings)
 
@@ -161,22 +162,12 @@ def _train_and_score(
 ) -> tuple[bool, Scores | None]:
     """One run with one seed: whether it came to its end, and its scores where there are some."""
     assert task.train is not None
-    total = round(settings.num_epochs * len(task.train))
-    plan = plan_of(settings, total, len(task.train))
-    reader = FeatureReader(
-        task.train,
-        seed=settings.seed,
-        examples_per_step=plan.examples_per_step,
-        micro_batch_size=plan.micro_batch_size,
-        sequence_length=settings.max_seq_length,
-        part=mesh.processes.rank,
-        parts=mesh.processes.count,
-    )
+    plan, reader, sample = open_features(settings, task.train, mesh)
     scorer = Scorer(settings, task, stop)
     job = Job(
         plan=plan,
         reader=reader,
-        sample={name: column[: len(mesh.devices)] for name, column in reader[0].items()},
+        sample=sample,
         form=lambda model: start.disk_format(settings, model, tokenizer_folder, task.label_names),
         evaluate=scorer.evaluate if settings.do_validation else None,
         held_out=fingerprint_of({**task.development, **(task.more or {})}),
@@ -201,6 +192,24 @@ def _train_and_score(
         return False, None
     say(json.dumps(scores))
     return True, scores
+
+
+def open_features(
+    settings: FinetuneSettings, features: Features, mesh: Mesh
+) -> tuple[Plan, FeatureReader, Batch]:
+    """The plan of training on these examples, their reader, and some micro-batches to trace with."""
+    plan = plan_of(settings, round(settings.num_epochs * len(features)), len(features))
+    reader = FeatureReader(
+        features,
+        seed=settings.seed,
+        examples_per_step=plan.examples_per_step,
+        micro_batch_size=plan.micro_batch_size,
+        sequence_length=settings.max_seq_length,
+        part=mesh.processes.rank,
+        parts=mesh.processes.count,
+    )
+    sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
+    return plan, reader, sample
 
 
 def _kept(settings: FinetuneSettings, engine: Engine) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -37,12 +37,14 @@ from bert_cli.tasks.timing import (
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Every, Info, train
 from bert_cli.train.report import say
+from bert_cli.train.saving import copied
 from bert_cli.train.step import State
 
 Settings = BenchPretrainSettings | BenchSquadSettings
 STOPPED = 130
 """Exit code of a measurement that was asked to stop: there is nothing to go on with."""
-Asked = TypeVar("Asked", BenchPretrainSettings, BenchSquadSettings)
+CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
+"""Seconds that a run waits for a copy of its state, and that writing it takes beside the steps."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Built:
     """Memory before the model was built, in bytes."""
 
 
-def run(settings: Asked, what: str, job_of: Callable[[Asked, Mesh], Job], start: Stopwatch) -> None:
+def run(settings: Settings, start: Stopwatch) -> None:
     """Measure, print a table, and write the figures where --json says.
 
     `start` has the seconds since the process began. Raises what the run itself would raise, and
@@ -73,7 +75,7 @@ def run(settings: Asked, what: str, job_of: Callable[[Asked, Mesh], Job], start:
     alone = is_printed(settings.json_file)
     with ExitStack() as claims:
         with redirect_stdout(sys.stderr) if alone else nullcontext():
-            figures, rank = _measured(settings, what, job_of, start, claims)
+            figures, rank = _measured(settings, start, claims)
         if rank > 0:
             return
         if not alone:
@@ -83,13 +85,9 @@ def run(settings: Asked, what: str, job_of: Callable[[Asked, Mesh], Job], start:
 
 
 def _measured(
-    settings: Asked,
-    what: str,
-    job_of: Callable[[Asked, Mesh], Job],
-    start: Stopwatch,
-    claims: ExitStack,
+    settings: Settings, start: Stopwatch, claims: ExitStack
 ) -> tuple[dict[str, Any], int]:
-    built = _build(settings, job_of, start, claims)
+    built = _build(settings, start, claims)
     peers = built.engine.peers
     last = settings.warmup_steps + settings.steps
     say(f"bench: {settings.warmup_steps} steps of warm-up, then {settings.steps} that are measured")
@@ -97,19 +95,17 @@ def _measured(
     built.start["first_step"] = taken[0].seconds
     figures = figures_of(taken, settings.warmup_steps)
     figures |= _memory(built)
-    figures["checkpoint_seconds"] = _checkpoint_seconds(built) if settings.checkpoint else None
+    figures |= _checkpoint(built) if settings.checkpoint else dict.fromkeys(CHECKPOINT)
     rate = _product_rate(built)
     figures["matmul_flops_per_second"] = rate
     figures["flops_utilisation"] = figures["flops_per_second"] / rate
     figures["start_seconds"] = {**built.start, "total": sum(built.start.values())}
-    figures |= bench_table.described(what, built.settings, built.job.plan, built.mesh)
+    figures |= bench_table.described(built.settings, built.job.plan, built.mesh)
     peers.meet()
     return figures, peers.rank
 
 
-def _build(
-    settings: Asked, job_of: Callable[[Asked, Mesh], Job], start: Stopwatch, claims: ExitStack
-) -> Built:
+def _build(settings: Settings, start: Stopwatch, claims: ExitStack) -> Built:
     """Everything up to the first step, with the seconds of each part."""
     with start.part("devices"):
         settings = bench_jobs.shaped(settings, settings.generated_dataset)
@@ -119,7 +115,7 @@ def _build(
         tf.zeros([]).numpy()
     before = _memory_now(mesh)
     with start.part("building"):
-        job = job_of(settings, mesh)
+        job = bench_jobs.job_of(settings, mesh)
         job = replace(job, plan=_long_enough(settings, job))
         laid: list[str] = [f"  {line}" for line in layout.describe_layout(settings)]
         say("\n".join(["plan:", describe(job.plan), *laid]))
@@ -195,45 +191,47 @@ def _of_gpu(name: str) -> dict[str, int]:
     return dict(tf.config.experimental.get_memory_info(f"GPU:{number}"))
 
 
-def _checkpoint_seconds(built: Built) -> float | None:
-    """How long a run stands still for a save; None, with a word why, where the disk refuses it."""
+def _checkpoint(built: Built) -> dict[str, float | None]:
+    """How long a run waits for a save and how long it is written; None, with a word why, where the disk refuses."""
     peers, settings, job = built.engine.peers, built.settings, built.job
     told = settings.model_dump(mode="json")
     plan = job.plan
     fixed = checkpoint.fixed_settings(
         told, plan.examples_per_step, plan.total_steps, job.reader.fingerprint
     )
-    took = -1.0
+    took = [-1.0, -1.0]
     peers.meet()
     if peers.rank > 0:
         checkpoint.give_shares(built.state)
     else:
         took = _save(built, told, fixed)
-    took = peers.of_rank_0([took])[0]
-    return took if took >= 0 else None
+    took = [float(seconds) for seconds in peers.of_rank_0(took)]
+    return dict(zip(CHECKPOINT, took if took[0] >= 0 else (None, None), strict=True))
 
 
-def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> float:
+def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[float]:
     where = built.settings.checkpoint_dir
     try:
         if where is not None:
             where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".bench_", dir=where) as folder:
             began = time.perf_counter()
+            held = copied(built.state)
+            waited = time.perf_counter()
             checkpoint.save(
                 Path(folder),
-                built.state,
+                held,
                 built.form,
                 fixed=fixed,
                 settings=told,
                 versions=assemble.versions(),
             )
-            return time.perf_counter() - began
+            return [waited - began, time.perf_counter() - waited]
     except (OSError, CheckpointError) as error:
         if built.engine.peers.count > 1:
             raise  # the others wait within it
         say(f"checkpoint: not measured ({error})")
-        return -1.0
+        return [-1.0, -1.0]
 
 
 def _product_rate(built: Built) -> float:

@@ -39,7 +39,7 @@ KILLED = {signal.SIGKILL: "killed, as the kernel does when memory is short"}
 LAST_LINES = 5
 
 
-def run(settings: BenchPretrainSettings | BenchSquadSettings, what: str) -> None:
+def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
     """Print a row for each micro-batch, and which is the fastest and which the largest that fits.
 
     Raises DeviceError where not even the first fits, and for a process that fails by something else.
@@ -51,7 +51,7 @@ def run(settings: BenchPretrainSettings | BenchSquadSettings, what: str) -> None
     alone = is_printed(settings.json_file)
     rows: list[Figures] = []
     for number in _doubling(settings.sweep_from, settings.most):
-        row = _unless_too_large(number, rows, settings) or _measured(settings, what, number)
+        row = _unless_too_large(number, rows, settings) or _measured(settings, number)
         rows.append(row)
         print(_line(row), file=sys.stderr if alone else sys.stdout, flush=True)
         if not row["fits"]:
@@ -64,7 +64,7 @@ def run(settings: BenchPretrainSettings | BenchSquadSettings, what: str) -> None
         )
     fastest = max(fitting, key=lambda row: float(row["examples_per_second"]))
     found = {
-        "what": what,
+        "what": settings.WHAT,
         "sweep": "micro-batch",
         "fastest": fastest["micro_batch_size"],
         "largest": fitting[-1]["micro_batch_size"],
@@ -122,12 +122,12 @@ def refused(number: int, why: str) -> Figures:
     return {"micro_batch_size": number, "fits": False, "why": why}
 
 
-def _measured(settings: Measuring, what: str, number: int) -> Figures:
+def _measured(settings: Measuring, number: int) -> Figures:
     """The figures of a process of its own, or that it does not fit."""
     with tempfile.TemporaryDirectory(prefix="bench_") as home:
         config, figures = Path(home, "config.json"), Path(home, "figures.json")
         config.write_text(json.dumps(_as_config(settings, number)), encoding="utf-8")
-        words = [sys.executable, "-m", "bert_cli", "bench", what, "--config", str(config)]
+        words = [sys.executable, "-m", "bert_cli", "bench", settings.WHAT, "--config", str(config)]
         words += ["--no-checkpoint", "--json", str(figures)]
         # Safe: this process has no threads.
         process = subprocess.Popen(

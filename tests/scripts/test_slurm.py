@@ -149,6 +149,14 @@ def test_what_a_job_file_runs_by_default_or_shows_is_a_command_line_of_bert(path
         load_command(words if not words[0].startswith("--") else ["pretrain", *words])
 
 
+def tell_tasks_to_stop(slurm, job, run):
+    """As SLURM does when a job has to make room; the job's end is waited for."""
+    wait_for(lambda: begun(run) or job.poll() is not None)
+    for task in slurm.tasks():
+        os.kill(task, signal.SIGTERM)
+    assert job.wait() == 0, job.told()
+
+
 def test_job_files_pass_shellcheck():
     checker = Path(sys.executable).with_name("shellcheck")
     if not checker.exists():
@@ -174,10 +182,7 @@ def test_a_run_over_nodes_is_as_many_processes_as_srun_starts_and_saves_once_whe
 ):
     words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
     job = slurm.submit("several_nodes.sh", *words, tasks="2")
-    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
-    for task in slurm.tasks():
-        os.kill(task, signal.SIGTERM)
-    assert job.wait() == 0, job.told()
+    tell_tasks_to_stop(slurm, job, tmp_path / "run")
     assert "2 processes, as SLURM says" in job.told()
     run = Run(tmp_path / "run")
     assert run.state == "stopped" and 0 < run.step < STEPS and len(run.checkpoints) == 1
@@ -188,10 +193,7 @@ def test_a_run_that_has_to_make_room_goes_back_into_the_queue_and_on_to_its_end(
     """As before the time limit: SLURM tells the tasks, and not the script."""
     words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
     job = slurm.submit("preemptible.sh", *words, tasks="2")
-    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
-    for task in slurm.tasks():
-        os.kill(task, signal.SIGTERM)
-    assert job.wait() == 0, job.told()
+    tell_tasks_to_stop(slurm, job, tmp_path / "run")
     run = Run(tmp_path / "run")
     assert run.state == "stopped" and 0 < run.step < STEPS
     assert slurm.asked == ["requeue 4711"]

@@ -28,16 +28,11 @@ COMMON = {
 }
 PRETRAIN = {**COMMON, "max_seq_length": 40, "max_predictions_per_seq": 5}
 JOBS = {
-    "pretrain": (BenchPretrainSettings, PRETRAIN, bench_jobs.pretraining),
-    "packs": (
-        BenchPretrainSettings,
-        {**PRETRAIN, "max_sequences_per_pack": 3},
-        bench_jobs.pretraining,
-    ),
+    "pretrain": (BenchPretrainSettings, PRETRAIN),
+    "packs": (BenchPretrainSettings, {**PRETRAIN, "max_sequences_per_pack": 3}),
     "squad": (
         BenchSquadSettings,
         {**COMMON, "max_seq_length": 48, "doc_stride": 8, "max_query_length": 8},
-        bench_jobs.questions,
     ),
 }
 
@@ -58,11 +53,11 @@ def of_products(graph) -> int:
     return found
 
 
-def of_a_step(kind, asked, job_of):
+def of_a_step(kind, asked):
     """Operations of a micro-batch as its graph has them; its settings and its shape."""
     settings = kind.model_validate(asked)
     mesh = open_mesh(settings, Processes(()))
-    job = job_of(settings, mesh)
+    job = bench_jobs.job_of(settings, mesh)
     parts = assemble.build_run(settings, mesh, job.plan)
     (stage,) = parts.engine.replicas[0]
     micro = {column: values[0] for column, values in job.sample.items()}
@@ -82,7 +77,7 @@ def test_the_formula_is_the_count_of_the_products_that_the_graph_has(name):
 
 def test_what_is_recomputed_is_not_counted():
     asked = {**PRETRAIN, "parallel": {"recompute": True, "recompute_by": "layer"}}
-    counted, settings, shape = of_a_step(BenchPretrainSettings, asked, bench_jobs.pretraining)
+    counted, settings, shape = of_a_step(BenchPretrainSettings, asked)
     config = settings.bert_config
     # All but the head is run forward once more.
     again = attention(config, shape)
