@@ -22,16 +22,10 @@ import numpy.typing as npt
 from bert_cli.config.data import IndexSettings
 from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.checksums import Checksums, checksums
+from bert_cli.data.frames import FRAME_BYTES, masked_crc, read_payload
 from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
 from bert_cli.data.ledger import Stats, recorded_step, versions_of, write_json_atomically
-from bert_cli.data.records import (
-    FRAME_BYTES,
-    STATIC_FEATURES,
-    masked_crc,
-    parse_static,
-    read_payload,
-    token_bytes,
-)
+from bert_cli.data.records import STATIC_FEATURES, parse_static, token_bytes
 from bert_cli.data.shards import in_threads, summary
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import (

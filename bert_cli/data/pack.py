@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
 from bert_cli.data.columns import pack_columns
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import DESCRIPTION, read_corpus, write_corpus
 from bert_cli.data.inspect import copies_of
 from bert_cli.data.ledger import Shard, Stats
@@ -26,7 +27,6 @@ from bert_cli.data.permutation import permute
 from bert_cli.data.record_files import RecordFiles
 from bert_cli.data.records import (
     DynamicPacks,
-    RecordWriter,
     pack_payloads,
     parse_dynamic,
     parse_static,

@@ -150,14 +150,19 @@ class Reader:
         payloads = self._files.payloads(records)
         ends = np.cumsum(counts)
         step = max(1, BLOCK // self.max_sequences_per_pack)
-        blocks = []
+        names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
+        columns: Batch = {}
         for start in range(0, len(counts), step):
             chunk = counts[start : start + step]
             end = int(ends[start + len(chunk) - 1])
             part = slice(end - int(chunk.sum()), end)
-            blocks.append(self._read(payloads[part], epochs[part], records[part], chunk, width))
-        names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
-        return {name: np.concatenate([block[name] for block in blocks]) for name in names}
+            block = self._read(payloads[part], epochs[part], records[part], chunk, width)
+            for name in names:
+                if start == 0:
+                    shape = len(counts), *block[name].shape[1:]
+                    columns[name] = np.empty(shape, block[name].dtype)
+                columns[name][start : start + len(chunk)] = block[name]
+        return columns
 
     def _read(
         self, payloads: Sequence[bytes], epochs: Ints, records: Ints, counts: Ints, width: int

@@ -1,29 +1,32 @@
 """The only file that knows the record formats.
 
-A record is a `tf.train.Example` in a TFRecord frame (length, masked crc32c, payload, masked
-crc32c), and each `NAME.tfrecord` has a `NAME.index` beside it: a line `offset size` per record, the
-size with its 16 bytes of frame. `static` records are everyone's: seven features of fixed length.
-`dynamic` ones hold the unmasked pair once, as one string of little-endian token ids. A packed record
-of either kind holds several sequences: `static` the columns of a packed batch, `dynamic` the tokens
-of all one after another. Only `parse_static` loads TensorFlow, and only when called.
+A record is a `tf.train.Example` in a TFRecord frame (`frames.py`). `static` records are everyone's:
+seven features of fixed length. `dynamic` ones hold the unmasked pair once, as one string of
+little-endian token ids. A packed record of either kind holds several sequences: `static` the columns
+of a packed batch, `dynamic` the tokens of all one after another. TensorFlow is loaded only for static
+records that another tool has written in its own order.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.quiet import lightly, quietly
-from bert_cli.data.wire import Column, cut, entries, example_bytes, examples, packed, varints
+from bert_cli.data.frames import FRAME_BYTES
+from bert_cli.data.wire import (
+    Column,
+    columns_of,
+    cut,
+    entries,
+    example_bytes,
+    examples,
+    packed,
+    varints,
+)
 from bert_cli.errors import DataError
-
-FRAME_BYTES = 16
-"""Bytes of a frame around a payload: length 8, its checksum 4, the payload's checksum 4."""
 
 # Features of a static record, as they are written (by name), and the type of their lists.
 STATIC_FEATURES = {
@@ -171,102 +174,7 @@ def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
     return examples(features, rows)
 
 
-def masked_crc(data: bytes) -> bytes:
-    """TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
-    crc: int = google_crc32c.value(data)
-    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
-
-
-class RecordWriter:
-    """Writes payloads to `path` in TFRecord frames, and their index beside it as `.index`.
-
-    Both are flushed when the `with` block ends without an error; whoever needs them whole or absent
-    gives a path that is renamed afterwards.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Start both files, replacing what lies there."""
-        self.records = 0
-        self.bytes = 0
-        self._heads: dict[int, bytes] = {}  # of a few hundred lengths, each with its checksum
-        self._file = path.open("wb")
-        self._index = path.with_suffix(".index").open("wb")
-
-    def write(self, payload: bytes) -> None:
-        """Append one record."""
-        self.write_all((payload,))
-
-    def write_all(self, payloads: Iterable[bytes]) -> None:
-        """Append records; a block of them at once is twice as fast as one by one."""
-        frames: list[bytes] = []
-        lines: list[bytes] = []
-        heads, offset = self._heads, self.bytes
-        for payload in payloads:
-            size = len(payload)
-            head = heads.get(size)
-            if head is None:
-                length = size.to_bytes(8, "little")
-                head = heads[size] = length + masked_crc(length)
-            frames += (head, payload, masked_crc(payload))
-            size += FRAME_BYTES
-            lines.append(b"%d %d\n" % (offset, size))
-            offset += size
-        self._file.write(b"".join(frames))
-        self._index.write(b"".join(lines))
-        self.records += len(lines)
-        self.bytes = offset
-
-    def close(self) -> None:
-        """Flush and close both files."""
-        self._file.close()
-        self._index.close()
-
-    def __enter__(self) -> Self:
-        """Give the writer itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close both files."""
-        self.close()
-
-
 # --- reading
-
-
-def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> bytes:
-    """Give the payload of the record whose frame starts at `offset` of bytes or an mmap.
-
-    Checks both checksums, so a shifted index or a flipped bit cannot pass for data; DataError names
-    `name` and `offset`.
-    """
-    head = bytes(buffer[offset : offset + 12])
-    if len(head) < 12:
-        raise DataError(
-            f"{name} (byte {offset}): the file ends before this record; rebuild it or "
-            "run `bert index`"
-        )
-    if masked_crc(head[:8]) != head[8:]:
-        raise DataError(
-            f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
-            "if its .index is another file's, remove that and run `bert index`, else rebuild the file"
-        )
-    end = offset + 12 + int.from_bytes(head[:8], "little")
-    payload = bytes(buffer[offset + 12 : end])
-    check = bytes(buffer[end : end + 4])
-    if end - offset - 12 != len(payload) or len(check) < 4:
-        raise DataError(
-            f"{name} (byte {offset}): the file is cut within this record; rebuild the file"
-        )
-    if masked_crc(payload) != check:
-        raise DataError(
-            f"{name} (byte {offset}): the record is corrupt (wrong checksum); rebuild the file"
-        )
-    return payload
 
 
 def parse_static(
@@ -279,38 +187,47 @@ def parse_static(
 
     Packed ones of at most `sequences` have next_sentence_* [B, C], and `predictions` are a pack's.
     All are int32, the weights float32. Takes records of any tool that writes these features, in any
-    order. DataError when one is missing or of another length. Loads TensorFlow, whose parser reads
-    270,000 records/s.
+    order: those in another order than ours by TensorFlow's parser. DataError when a feature is missing
+    or of another length.
     """
+    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
+    count = {"masked_lm": predictions, "next_sentence": sequences or 1}
+    lengths = {name: count.get(name.rpartition("_")[0], sequence_length) for name in kinds}
+    arrays = columns_of(payloads, [(name, kind, lengths[name]) for name, kind in kinds.items()])
+    if arrays is None:
+        arrays = _parsed_by_tensorflow(payloads, kinds, lengths)
+    if sequences is None:
+        arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+    return arrays
+
+
+def _parsed_by_tensorflow(
+    payloads: Sequence[bytes], kinds: Mapping[str, str], lengths: Mapping[str, int]
+) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of records of any tool, whatever the order of their features, [B, length of each]."""
     with quietly(), lightly():
         import tensorflow as tf
 
-    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
-    count = {"masked_lm": predictions, "next_sentence": sequences or 1}
     features = {
-        name: tf.io.FixedLenFeature(
-            [count.get(name.rpartition("_")[0], sequence_length)],
-            tf.float32 if kind == "float" else tf.int64,
-        )
+        name: tf.io.FixedLenFeature([lengths[name]], tf.float32 if kind == "float" else tf.int64)
         for name, kind in kinds.items()
     }
     try:
         with tf.device("cpu"):
             parsed = tf.io.parse_example(list(payloads), features)
     except tf.errors.InvalidArgumentError as error:
-        at_most = "" if sequences is None else f", {sequences} sequences"
+        told = f"S {lengths['input_ids']}, P {lengths['masked_lm_ids']}"
+        if "position_ids" in lengths:
+            told += f", {lengths['next_sentence_labels']} sequences"
         raise DataError(
-            f"records (S {sequence_length}, P {predictions}{at_most}): not static records of these "
+            f"records ({told}): not static records of these "
             "lengths; give the lengths they were made with "
             f"({str(error.message).splitlines()[0][:300]})"
         ) from error
-    arrays = {
+    return {
         name: tensor.numpy().astype(np.float32 if kinds[name] == "float" else np.int32)
         for name, tensor in parsed.items()
     }
-    if sequences is None:
-        arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
-    return arrays
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:

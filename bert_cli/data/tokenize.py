@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.groups import (
     HELD_BYTES,
     Group,
@@ -39,13 +40,7 @@ from bert_cli.data.ledger import Stats
 from bert_cli.data.masks import mask_examples
 from bert_cli.data.parts import read_parts, shard_of, text_bytes
 from bert_cli.data.random_bits import row_keys
-from bert_cli.data.records import (
-    DynamicRecords,
-    RecordWriter,
-    dynamic_payloads,
-    static_payloads,
-    token_bytes,
-)
+from bert_cli.data.records import DynamicRecords, dynamic_payloads, static_payloads, token_bytes
 from bert_cli.data.shards import run_shards
 from bert_cli.data.text_files import Reading, refuse_without_effect
 from bert_cli.data.vocab import (

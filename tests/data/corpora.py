@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import write_corpus
-from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads, static_payloads
+from bert_cli.data.records import DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.vocab import read_vocabulary, write_vocabulary
 
 S, P, WORDS = 16, 4, 1000

@@ -9,8 +9,8 @@ import pytest
 
 from bert_cli.data import checksums as module
 from bert_cli.data.checksums import Checksums, checksums, crc32c_of
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import DESCRIPTION, write_corpus, write_index
-from bert_cli.data.records import RecordWriter
 
 
 def make_folder(folder: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import (
     DESCRIPTION,
     read_corpus,
@@ -20,7 +21,6 @@ from bert_cli.data.index import (
     write_corpus,
     write_index,
 )
-from bert_cli.data.records import RecordWriter
 from bert_cli.errors import ConfigError, DataError
 
 DESCRIBED = {

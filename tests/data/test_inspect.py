@@ -13,8 +13,9 @@ from bert_cli.config.data import IndexSettings, PackSettings, TokenizeSettings
 from bert_cli.config.load import load
 from bert_cli.config.look import InspectSettings
 from bert_cli.data import index, inspect, pack, tokenize
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import write_corpus
-from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads, static_payloads
+from bert_cli.data.records import DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.vocab import read_vocabulary, write_vocabulary
 from bert_cli.errors import ConfigError, DataError
 

@@ -16,9 +16,10 @@ import pytest
 import bert_cli
 from bert_cli.config.data import PreprocessSettings, TokenizeSettings, VocabSettings
 from bert_cli.data import preprocess, tokenize, vocab
+from bert_cli.data.frames import read_payload
 from bert_cli.data.index import read_corpus
 from bert_cli.data.ledger import read_manifest
-from bert_cli.data.records import parse_dynamic, parse_static, read_payload
+from bert_cli.data.records import parse_dynamic, parse_static
 from bert_cli.errors import ConfigError, DataError
 
 S, P = 32, 5

@@ -1,29 +1,24 @@
-"""The bytes of records, judged by protobuf, by TensorFlow's parser and by the tfrecord package."""
-
-import mmap
-import subprocess
-import sys
+"""The bytes of records, judged by protobuf and by TensorFlow's parser."""
 
 import numpy as np
 import pytest
 
+from bert_cli.data.frames import FRAME_BYTES
 from bert_cli.data.records import (
-    FRAME_BYTES,
     PACKED_FEATURES,
     STATIC_FEATURES,
     DynamicPacks,
     DynamicRecords,
-    RecordWriter,
     dynamic_lengths,
     dynamic_payloads,
     pack_payloads,
     parse_dynamic,
     parse_packs,
     parse_static,
-    read_payload,
     static_payloads,
     token_bytes,
 )
+from bert_cli.data.wire import columns_of
 from bert_cli.errors import DataError
 
 
@@ -97,7 +92,10 @@ def test_a_block_of_one_record_and_rows_of_any_integer_type_can_be_written():
     assert list(static_payloads(small)) == list(static_payloads(block))
 
 
-@pytest.mark.parametrize(("length", "predictions", "vocab"), [(128, 20, 30522), (512, 76, 250_000)])
+@pytest.mark.parametrize(
+    ("length", "predictions", "vocab"),
+    [(128, 20, 30522), (512, 76, 250_000), (8, 1, 100), (40, 6, 3_000_000)],
+)
 def test_static_records_come_back_as_they_were(length, predictions, vocab):
     block = static_block(200, length, predictions, vocab)
     parsed = parse_static(list(static_payloads(block)), length, predictions)
@@ -123,6 +121,73 @@ def test_records_of_other_tools_are_read_whatever_the_order_of_their_features():
         payloads.append(payload)
     parsed = parse_static(payloads, 128, 20)
     assert all(np.array_equal(parsed[name], block[name]) for name in block)
+
+
+def without_tensorflow(payloads, length, predictions, kinds=STATIC_FEATURES):
+    """What is read by columns, for which other Examples are None."""
+    lengths = {"input": length, "segment": length, "masked_lm": predictions, "next_sentence": 1}
+    features = [
+        (name, kind, next(lengths[part] for part in lengths if name.startswith(part)))
+        for name, kind in kinds.items()
+    ]
+    return columns_of(payloads, features)
+
+
+def test_records_of_ours_are_read_without_tensorflow_and_others_are_left_to_it():
+    block = static_block(300)
+    payloads = list(static_payloads(block))
+    columns = without_tensorflow(payloads, 128, 20)
+    assert all(
+        np.array_equal(columns[name].reshape(block[name].shape), block[name]) for name in block
+    )
+    assert without_tensorflow([], 128, 20) is None
+    assert without_tensorflow(payloads, 64, 20) is None
+    assert without_tensorflow(payloads, 128, 19) is None
+    assert without_tensorflow([*payloads, payloads[0][:-1]], 128, 20) is None
+    assert without_tensorflow([*payloads, payloads[0] + b"\0"], 128, 20) is None
+    # More words than three bytes can number.
+    assert without_tensorflow(list(static_payloads(static_block(9, vocab=2**22))), 128, 20) is None
+    # A number of two bytes more in one list, and one less in the next one.
+    one, other = static_block(1), static_block(1)
+    one["input_ids"][:] = 200
+    other["input_ids"][:] = 5
+    longer, shorter = (next(iter(static_payloads(block))) for block in (one, other))
+    assert without_tensorflow([longer, shorter], 128, 20) is not None
+    joined = longer.replace(bytes([200, 1]) * 128, bytes([5, 200]) * 127 + bytes([5, 1]))
+    assert without_tensorflow([joined, shorter], 128, 20) is None
+
+
+def test_no_byte_of_a_record_is_read_as_another_than_tensorflow_reads():
+    """Whatever is wrong in a record: an error, or what TensorFlow's parser makes of it."""
+    block = static_block(2, length=9, predictions=2)
+    whole = list(static_payloads(block))
+    read = 0
+    for place in range(len(whole[1])):
+        for flip in (1, 16, 128):
+            changed = bytearray(whole[1])
+            changed[place] ^= flip
+            columns = without_tensorflow([whole[0], bytes(changed)], 9, 2)
+            if columns is None:
+                continue
+            read += 1
+            wanted = parsed_by_tensorflow([whole[0], bytes(changed)], 9, 2)
+            for name, column in columns.items():
+                assert np.array_equal(column, wanted[name], equal_nan=True), (place, flip, name)
+    assert read > 20
+
+
+def parsed_by_tensorflow(payloads, length, predictions):
+    import tensorflow as tf
+
+    count = {"masked_lm": predictions, "next_sentence": 1}
+    features = {
+        name: tf.io.FixedLenFeature(
+            [count.get(name.rpartition("_")[0], length)],
+            tf.float32 if kind == "float" else tf.int64,
+        )
+        for name, kind in STATIC_FEATURES.items()
+    }
+    return {name: t.numpy() for name, t in tf.io.parse_example(payloads, features).items()}
 
 
 def test_static_records_of_other_lengths_are_refused_by_name():
@@ -303,73 +368,3 @@ def test_what_is_no_packed_dynamic_record_is_refused():
         parse_packs(list(pack_payloads(packs, 2)), 4)
     with pytest.raises(DataError, match="not dynamic ones"):
         parse_dynamic(list(pack_payloads(packs)))
-
-
-# --- files
-
-
-def written(path, rows=100):
-    payloads = list(static_payloads(static_block(rows)))
-    with RecordWriter(path) as writer:
-        for payload in payloads:
-            writer.write(payload)
-    assert writer.records == rows
-    assert writer.bytes == path.stat().st_size
-    return payloads
-
-
-def test_the_index_is_what_the_tfrecord_package_makes(tmp_path):
-    # More records than the writer holds back at once.
-    path = tmp_path / "a.tfrecord"
-    written(path, 3000)
-    judge = tmp_path / "judge"
-    # In a process of its own: the package and TensorFlow define the same protobuf symbols.
-    subprocess.run(
-        [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", path, judge], check=True, timeout=60
-    )
-    assert path.with_suffix(".index").read_text() == judge.read_text()
-
-
-def test_tensorflow_reads_the_file(tmp_path):
-    import tensorflow as tf
-
-    path = tmp_path / "a.tfrecord"
-    payloads = written(path)
-    assert [x.numpy() for x in tf.data.TFRecordDataset(str(path))] == payloads
-
-
-def test_each_record_is_found_by_the_index(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    payloads = written(path)
-    index = np.loadtxt(path.with_suffix(".index"), np.int64)
-    assert index.sum(axis=1).tolist()[:-1] == index[1:, 0].tolist()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for number in (0, 99, 50):
-            assert read_payload(data, int(index[number, 0]), path) == payloads[number]
-
-
-def test_no_records_make_two_empty_files(tmp_path):
-    with RecordWriter(tmp_path / "a.tfrecord"):
-        pass
-    assert (tmp_path / "a.tfrecord").read_bytes() == b""
-    assert (tmp_path / "a.index").read_bytes() == b""
-
-
-def test_every_flipped_byte_and_every_cut_is_refused_with_its_place(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    written(path, 3)
-    first, second = (
-        int(line.split()[0]) for line in path.with_suffix(".index").read_text().splitlines()[:2]
-    )
-    data = path.read_bytes()
-    assert first == 0
-    for place in range(second):
-        flipped = bytearray(data)
-        flipped[place] ^= 1 << (place % 8)
-        with pytest.raises(DataError, match=r"a\.tfrecord \(byte 0\)"):
-            read_payload(flipped, 0, path)
-    for end in (*range(20), second - 1, second - 4, second - 5):
-        with pytest.raises(DataError, match=r"ends before|cut within"):
-            read_payload(data[:end], 0, path)
-    with pytest.raises(DataError, match=r"byte 7.*no record starts here"):
-        read_payload(data, 7, path)

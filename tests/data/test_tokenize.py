@@ -14,12 +14,13 @@ import pytest
 
 from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data import tokenize
+from bert_cli.data.frames import read_payload
 from bert_cli.data.groups import encode_groups, plan_groups
 from bert_cli.data.index import read_corpus
 from bert_cli.data.ledger import read_manifest
 from bert_cli.data.masks import mask_tokens
 from bert_cli.data.random_bits import row_keys
-from bert_cli.data.records import parse_dynamic, parse_static, read_payload
+from bert_cli.data.records import parse_dynamic, parse_static
 from bert_cli.data.text_files import Reading, recognise
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary
 from bert_cli.data.wordpiece import Encoder

@@ -10,8 +10,9 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.look import DoctorSettings
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import write_corpus
-from bert_cli.data.records import DynamicRecords, RecordWriter, dynamic_payloads
+from bert_cli.data.records import DynamicRecords, dynamic_payloads
 from bert_cli.data.vocab import SPECIAL_TOKENS, read_vocabulary, write_vocabulary
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.tasks import capacity, doctor, first_loss, machine
