@@ -20,7 +20,7 @@ from bert_cli.optim.optimizer import Optimizer, squared_norm
 from bert_cli.parallel.collectives import Group
 from bert_cli.parallel.stages import Stage, traced
 
-WORTH_COMPILING = 2**23
+MOVES_WORTH_COMPILING = 2**23
 """Weights of a device from which on compiled moves save in a few hundred steps what it takes to compile
 them, some seconds; a model that is tried out starts sooner without."""
 LARGE = 2**18
@@ -81,7 +81,7 @@ class DeviceUpdate:
         self._sum_squares = group.summing(2 * len(self.buckets))
         self._moves: dict[Any, Any] = {}
         elements = sum(map(_size, self.weights.values()))
-        self._compiles = keeping.compiled and elements >= WORTH_COMPILING
+        self._compiles = keeping.compiled and elements >= MOVES_WORTH_COMPILING
         self._share = traced(self._cut)
         self._join = traced(self._join_stages)
         self._squared = traced(self._squared_gradient)
