@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measure what spreading a run costs and saves: trace time, memory, overhead, several processes.
+"""Measure what spreading a run costs and saves: trace time, memory, overhead, stages, processes.
 
     scripts/bench_parallel.py trace        # trace time at 8, 64 and 510 micro-batches
     scripts/bench_parallel.py memory       # peak memory of GPipe, 1F1B and recomputation
     scripts/bench_parallel.py moments      # memory that sharded and offloaded moments save
     scripts/bench_parallel.py overhead     # the engine on one device beside a bare step
+    scripts/bench_parallel.py pipeline     # two stages of one core each beside one stage on one core
     scripts/bench_parallel.py processes    # two processes of one core beside one of one core
 
 Every measurement is a process of its own on made-up examples; what is compared runs in turn, A B A B,
@@ -17,13 +18,17 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 STAGES = [["emb", "hid*2"], ["hid*2"], ["hid*2"], ["hid*2", "enc_out", "pool", "heads"]]
+# Of fine-tuning, whose head is small and has no word table.
+HALVES = [["emb", "hid*4"], ["hid*4", "qa_head"]]
 # The word table is in the first and in the last stage.
 DEVICES = [0, 1, 2, 0]
 MODEL = {
@@ -278,6 +283,43 @@ def overhead() -> None:
         )
 
 
+def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -> float:
+    """A step of fine-tuning as `bert bench squad` measures it, an operation on one thread."""
+    settings = {
+        **{name: settings_of(micro_batches)[name] for name in ("bert_config", "global_batch")},
+        "max_seq_length": 128,
+        "doc_stride": 32,
+        "parallel": parallel,
+    }
+    with tempfile.TemporaryDirectory() as home:
+        config, figures = Path(home, "config.json"), Path(home, "figures.json")
+        config.write_text(json.dumps(settings), encoding="utf-8")
+        words = ["taskset", "--cpu-list", cores, sys.executable, "-m", "bert_cli", "bench", "squad"]
+        words += ["--config", str(config), "--json", str(figures), "--no-checkpoint"]
+        words += ["--steps", "7", "--warmup-steps", "2"]
+        environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1"}
+        subprocess.run(words, capture_output=True, check=True, env=environment)
+        told = json.loads(figures.read_text(encoding="utf-8"))
+    return float(told["step_seconds"]["median"])
+
+
+def pipeline() -> None:
+    """Two stages of a core's worth of threads each, beside one stage on one core."""
+    halves = {"pipeline_stages": HALVES, "pipeline_device_mapping": [0, 1]}
+    for micro_batches in (2, 4, 8, 16):
+        one, two = [], []
+        for _ in range(ROUNDS):
+            for taken, cores, parallel in ((one, "0", {}), (two, "0-1", halves)):
+                taken.append(seconds_of_squad(micro_batches, parallel, cores))
+        alone, both = statistics.median(one), statistics.median(two)
+        ideal = micro_batches / (micro_batches + 1)
+        print(
+            f"{micro_batches} micro-batches: one stage {alone:.3f} s, two {both:.3f} s; efficiency "
+            f"{alone / both / 2:.3f} of an ideal {ideal:.3f}",
+            flush=True,
+        )
+
+
 def processes() -> None:
     """Two processes of one core each do twice the work of one process of one core, or less."""
     one, two = [], []
@@ -292,7 +334,7 @@ def processes() -> None:
 
 
 WORK = {"measure": work_measure, "overhead": work_overhead}
-MEASURES = {f.__name__: f for f in (trace, memory, moments, overhead, processes)}
+MEASURES = {f.__name__: f for f in (trace, memory, moments, overhead, pipeline, processes)}
 
 
 def main() -> None:
