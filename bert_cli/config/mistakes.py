@@ -52,20 +52,24 @@ def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
         return f"{program}: {message}; see {program} --help"
     flags = ["--config"] if "about" in settings.model_fields else []
     flags += ["--" + where.replace("_", "-") for where in field_paths(settings)]
+    named = [word for word in unknown if word.startswith("-")]
+    if not named:  # else what is no flag is the value of one that is not known
+        return f"{program} ({' '.join(unknown)}): too many arguments; {_meant(unknown, flags, program)}"
     lines = []
-    for word in unknown:
-        if not word.startswith("-"):
-            # Behind a flag that is not known stands its value.
-            if not any(other.startswith("-") for other in unknown):
-                lines.append(
-                    f"{program} ({word}): one argument too many; a list is given as JSON in quotes, see "
-                    f"{program} --help"
-                )
-            continue
+    for word in named:
         near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
         lines.append(f"{program} ({word}): no such flag; {hint}")
     return "\n".join(lines)
+
+
+def _meant(words: Sequence[str], flags: Sequence[str], program: str) -> str:
+    """What to do about words that no argument takes."""
+    if "--config" in flags and words[0].endswith(".json"):
+        return f"a config is given as --config {words[0]}"
+    if program.endswith(" predict"):
+        return "several texts are given in a file, --input FILE, or a line each on standard input"
+    return f"a list is given as JSON in quotes, see {program} --help"
 
 
 def worth_saying(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

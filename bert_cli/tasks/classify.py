@@ -6,7 +6,7 @@ in predictions.jsonl.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +19,9 @@ from bert_cli.data.table import hold_out, read_table
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.task import Logits, Scores, Task
-from bert_cli.tasks.texts import features_of_texts
+from bert_cli.tasks.texts import features_of_texts, write_predictions
 from bert_cli.train.report import say
 
-PREDICTIONS = "predictions.jsonl"
 # A matrix of more labels than this is only written.
 SHOWN_LABELS = 12
 
@@ -104,10 +103,7 @@ def _write(development: TextExamples, names: Sequence[str], folder: Path, logits
     counts = _confusion(development, names, logits)
     told = {"labels": list(names), "rows": "true label", "columns": "predicted", "counts": counts}
     write_lines(folder / "confusion.json", [json.dumps(told)])
-    write_lines(
-        folder / PREDICTIONS, (json.dumps(row) for row in _rows(development, names, logits))
-    )
-    say(f"validation: {len(development):,} predictions in {folder / PREDICTIONS}")
+    write_predictions(folder, "validation", development, logits["validation"])
 
 
 def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
@@ -119,23 +115,3 @@ def _matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
         for name, row in zip(names, counts, strict=True)
     ]
     return "\n".join(["confusion (columns: predicted)", head, *rows])
-
-
-def _rows(
-    development: TextExamples, names: Sequence[str], logits: Logits
-) -> list[Mapping[str, object]]:
-    scores = logits["validation"]
-    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    assert development.labels is not None
-    return [
-        {
-            "id": development.ids[number],
-            "text": development.first[number],
-            **({"second": development.second[number]} if development.second else {}),
-            "label": names[int(development.labels[number])],
-            "predicted": names[int(np.argmax(share))],
-            "probability": round(float(share.max()), 6),
-        }
-        for number, share in enumerate(shares)
-    ]

@@ -21,8 +21,10 @@ from bert_cli.data.reader import Reader
 from bert_cli.data.remote import local_copy
 from bert_cli.data.tokenizer import case_of, read_tokenizer
 from bert_cli.data.vocab import VOCAB_FILE
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.train.step import Batch
+
+VALIDATION = "validation_dir"
 
 
 class Corpus(Protocol):
@@ -103,8 +105,16 @@ def open_corpus(
     parts: int = 1,
     most: int | None,
     bins: int | None,
+    name: str = "dataset_dir",
 ) -> Reader:
-    """A reader of a folder of records whose vocabulary is the model's, with packs of `most` sequences or bins."""
+    """A reader of a folder of records whose vocabulary is the model's, with packs of `most` sequences or bins.
+
+    `name` is the setting that names the folder.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"{name} ({folder}): there is no such folder; give one that `bert tokenize` has made"
+        )
     reader = Reader(
         folder,
         seed=settings.seed,
@@ -119,12 +129,17 @@ def open_corpus(
         parts=parts,
     )
     words = reader.corpus["vocab_size"]
-    if words != settings.bert_config.vocab_size:
+    if words == settings.bert_config.vocab_size:
+        return reader
+    if name == VALIDATION:
         raise ConfigError(
-            f"bert_config.vocab_size ({settings.bert_config.vocab_size}): the corpus in {folder} has a "
-            f"vocabulary of {words}; give --bert-config.vocab-size {words}"
+            f"{name} ({folder}): has a vocabulary of {words}, and the model one of "
+            f"{settings.bert_config.vocab_size}; make these records with the vocabulary of dataset_dir"
         )
-    return reader
+    raise ConfigError(
+        f"bert_config.vocab_size ({settings.bert_config.vocab_size}): the corpus in {folder} has a "
+        f"vocabulary of {words}; give --bert-config.vocab-size {words}"
+    )
 
 
 def _folder_of(name: str, settings: PretrainSettings) -> Path:
@@ -169,6 +184,7 @@ def open_held_out(settings: PretrainSettings) -> Reader | None:
         size,
         most=_most_asked(settings) if is_plain else None,
         bins=settings.length_bins if has_bins else None,
+        name=VALIDATION,
     )
 
 
@@ -189,11 +205,12 @@ def folder_of(reader: Reader | Mixture | GeneratedReader) -> Path | None:
     return reader.readers[0].folder if isinstance(reader, Mixture) else reader.folder
 
 
-def refuse_another_vocabulary(corpus: Path, model: Path) -> None:
+def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
     """Raise ConfigError where the records were made with other words than the model knows.
 
     Such a run would train, and slowly forget what the model had learnt: every number means another word.
-    A model that has no tokenizer beside it cannot be compared.
+    A model that has no tokenizer beside it cannot be compared. A model in the folder of the `run` is one
+    that it would continue.
     """
     if not any((model / name).is_file() for name in (VOCAB_FILE, "tokenizer.json")):
         return
@@ -201,6 +218,11 @@ def refuse_another_vocabulary(corpus: Path, model: Path) -> None:
     if ours == theirs:
         _refuse_another_case(corpus, model)
         return
+    if run is not None and run in model.parents:
+        raise ConfigError(
+            f"save_ckpt_path ({run}): holds a run whose model was trained with another vocabulary than the "
+            f"records in {corpus} have; give a folder of its own to a new run, or to that one its own records"
+        )
     pairs = enumerate(zip(ours, theirs, strict=False))
     number = next((n for n, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
     told = [pieces[number] if number < len(pieces) else "none" for pieces in (ours, theirs)]

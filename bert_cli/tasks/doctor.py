@@ -157,7 +157,7 @@ def examples(
         reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
         folder = corpora.folder_of(reader)
         if source is not None and folder is not None:
-            corpora.refuse_another_vocabulary(folder, source.folder)
+            corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         reader.rows(np.arange(SOME))
         return reader
 

@@ -61,16 +61,19 @@ def first_loss(settings: DoctorSettings, reader: Any) -> Iterator[Finding]:
         return
     began = time.monotonic()
     try:
-        figures, told = _first_figures(alone, reader)
+        source = start.source_of(settings)
+        figures, told = _first_figures(alone, reader, source)
     except BertError as error:
         yield refused(what, error)
         return
     equal = {"mlm_loss": math.log(settings.bert_config.vocab_size), "nsp_loss": math.log(2)}
     took = f"{FIRST_BATCH} examples, float32 on the CPU, {time.monotonic() - began:.1f} s; {told}"
-    yield from judged(alone, figures, equal, took)
+    yield from judged(alone, figures, equal, took, is_trained=source is not None)
 
 
-def _first_figures(settings: DoctorSettings, reader: Any) -> tuple[dict[str, float], str]:
+def _first_figures(
+    settings: DoctorSettings, reader: Any, source: start.Source | None
+) -> tuple[dict[str, float], str]:
     """Means over the first examples without dropout, and where the weights come from.
 
     Without the loss of what is not there to be predicted: a corpus may have no pairs.
@@ -80,8 +83,6 @@ def _first_figures(settings: DoctorSettings, reader: Any) -> tuple[dict[str, flo
         tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
     mesh = Mesh(1, ((cpu,),), cpu, Processes(()))
-    wanted = settings.pretrained_ckpt_path
-    source = None if wanted is None else start.find_source(wanted)
     model = assemble.build_model(settings, mesh)
     told = "a fresh model"
     if source is not None:
@@ -97,7 +98,12 @@ def _first_figures(settings: DoctorSettings, reader: Any) -> tuple[dict[str, flo
 
 
 def judged(
-    settings: DoctorSettings, figures: dict[str, float], equal: dict[str, float], took: str
+    settings: DoctorSettings,
+    figures: dict[str, float],
+    equal: dict[str, float],
+    took: str,
+    *,
+    is_trained: bool,
 ) -> Iterator[Finding]:
     """The first losses beside those of equal chances; weights that were trained must do better."""
     named = {
@@ -110,7 +116,7 @@ def judged(
     )
     told = f"{losses or 'nothing is to be predicted'}; {took}"
     both = {**figures, **{f"equal_{name}": equal[name] for name in figures}}
-    if settings.pretrained_ckpt_path is not None:
+    if is_trained:
         if figures.get("mlm_loss", 0.0) < equal["mlm_loss"] - NEAR["mlm_loss"]:
             yield Finding("ok", "first loss", told, figures=both)
             return

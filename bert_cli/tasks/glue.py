@@ -16,7 +16,7 @@ from bert_cli.data.scores import score
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.task import Logits, Scores, Task
-from bert_cli.tasks.texts import features_of_texts, predictions_of
+from bert_cli.tasks.texts import features_of_texts, predictions_of, write_predictions
 from bert_cli.train.report import say
 
 MISMATCHED = "_mismatched"
@@ -50,7 +50,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source
         development={split: features(split, examples) for split, examples in development.items()},
         score=partial(_score, name, development),
         best=_best(name),
-        write=partial(_write, name, tests, names),
+        write=partial(_write, name, development, tests, names),
         more={split: features(split, examples) for split, examples in tests.items()},
     )
 
@@ -85,12 +85,15 @@ def _score(name: str, development: dict[str, TextExamples], logits: Logits) -> S
 
 def _write(
     name: str,
+    development: dict[str, TextExamples],
     tests: dict[str, TextExamples],
     label_names: tuple[str, ...] | None,
     folder: Path,
     logits: Logits,
 ) -> None:
-    """The files for the benchmark's server."""
+    """What is said of the development sets, and the files for the benchmark's server."""
+    for split, examples in development.items():
+        write_predictions(folder, split, examples, logits[split])
     for split, examples in tests.items():
         predictions = predictions_of(logits[split], label_names)
         if name in CLUE_TASKS:

@@ -44,12 +44,15 @@ def hooks_of(
     def tell(info: Info) -> None:
         for one in reports:
             one(info.step, info.figures)
-        foot.after_step(info.step, info.figures)
+        known = dict(info.figures)
+        if info.step == first:
+            del known["seconds_left"]
+        foot.after_step(info.step, known)
         # Where the foot of a terminal shows them, lines come as often as someone asked for.
         is_wanted = not foot.shown or "log_every_steps" in settings.model_fields_set
         # The first line too: it says that the run is alive.
         if is_wanted and (every_line.due(info.step) or info.step == first):
-            say(report.line(info.step, last, info.figures))
+            say(report.line(info.step, last, known))
 
     each = Every(steps=1)
     hooks: list[tuple[Hook, Every]] = [(measure, each)]

@@ -31,7 +31,7 @@ def run(settings: PretrainSettings) -> None:
         reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
         folder = corpora.folder_of(reader)
         if source is not None and folder is not None:
-            corpora.refuse_another_vocabulary(folder, source.folder)
+            corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         held_out = corpora.open_held_out(settings)
         plan = make_plan(settings, *corpora.size_of(reader))
         if isinstance(reader, Mixture):

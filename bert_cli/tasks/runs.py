@@ -74,12 +74,12 @@ def losses_of(figures: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def held_out_of(found: Run) -> dict[str, float]:
-    """The scores that the run ended with, or has come to; else those on its last line."""
+    """The scores that the run ended with, or has come to; else those of its last evaluation."""
     if found.scores:
         return found.scores
     return {
         name.removeprefix(HELD_OUT): value
-        for name, value in found.last[1].items()
+        for name, value in found.last_evaluated.items()
         if name.startswith(HELD_OUT) and value is not None
     }
 

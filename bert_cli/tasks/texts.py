@@ -4,14 +4,16 @@ Examples become features through the cache; the head has an output for each labe
 number. Which files they come from and how they are scored is each command's own.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.data.examples import TextExamples
+from bert_cli.data.examples import TextExamples, write_lines
 from bert_cli.data.features import (
     Features,
     arrays_of,
@@ -61,3 +63,32 @@ def predictions_of(
 ) -> npt.NDArray[Any]:
     """The label numbers [n], or for regression the numbers themselves, from logits [n, L]."""
     return logits[:, 0] if label_names is None else np.argmax(logits, axis=1)
+
+
+def write_predictions(
+    folder: Path, name: str, examples: TextExamples, logits: npt.NDArray[np.float32]
+) -> None:
+    """Write what is said of each example beside its text, as JSON lines; of "validation_x" with _x in the name."""
+    path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
+    write_lines(path, (json.dumps(row) for row in _rows(examples, logits)))
+    say(f"{name}: {len(examples):,} predictions in {path}")
+
+
+def _rows(
+    examples: TextExamples, logits: npt.NDArray[np.float32]
+) -> Iterator[Mapping[str, object]]:
+    assert examples.labels is not None
+    names, second = examples.label_names, examples.second
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    for number, text in enumerate(examples.first):
+        row: dict[str, object] = {"id": examples.ids[number], "text": text}
+        if second is not None:
+            row["second"] = second[number]
+        label = examples.labels[number]
+        if names is None:
+            yield row | {"label": float(label), "predicted": float(logits[number, 0])}
+            continue
+        best = int(np.argmax(shares[number]))
+        share = round(float(shares[number, best]), 6)
+        yield row | {"label": names[int(label)], "predicted": names[best], "probability": share}

@@ -29,6 +29,8 @@ SETTINGS, SCORES, BEST, LOCK, STATE = (
 CHECKPOINT = re.compile(r"step_\d{8,}")
 TAIL = 64 * 1024
 """Bytes at the end of metrics.jsonl that hold the last steps."""
+EVALUATED_TAIL = 4 * 1024 * 1024
+"""Bytes at its end that hold one that was evaluated: some ten thousand steps."""
 # A setting that only one kind of run has -> the command; the first that is there.
 MARKS = {
     "max_predictions_per_seq": "pretrain",
@@ -81,6 +83,13 @@ class Run:
     def last(self) -> tuple[int, Figures]:
         """The last step and its figures, from the end of metrics.jsonl alone; (0, {}) where there is none."""
         return next(_lines(self.folder / METRICS, TAIL), (0, {}))
+
+    @cached_property
+    def last_evaluated(self) -> Figures:
+        """The figures of the last step that was evaluated, as far back as the end of metrics.jsonl tells."""
+        path = self.folder / METRICS
+        rows = (figures for _, figures in _lines(path, EVALUATED_TAIL))
+        return next((row for row in rows if any(name.startswith(HELD_OUT) for name in row)), {})
 
     @cached_property
     def checkpoints(self) -> list[int]:

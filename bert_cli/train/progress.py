@@ -92,7 +92,7 @@ class Foot:
             self.bar.task_ids[0],
             completed=step,
             description=f"step {step:,}/{self.total_steps:,}",
-            left=f"{duration(figures['seconds_left'])} left",
+            left=f"{duration(figures['seconds_left'])} left" if "seconds_left" in figures else "",
         )
         self.text.plain = in_a_line(figures)
 

@@ -94,10 +94,12 @@ def line(step: int, total_steps: int, figures: Figures) -> str:
         f"scale {figures['loss_scale']:g}",
         f"{figures['examples_per_second']:.1f} examples/s",
         f"{figures['tokens_per_second']:,.0f} tokens/s",
-        f"{duration(figures['seconds_left'])} left",
     ]
+    # Not known after one step, the first of a process, which is slower than all others.
+    if "seconds_left" in figures:
+        parts.append(f"{duration(figures['seconds_left'])} left")
     if figures.get("skipped"):
-        parts.insert(-1, f"{figures['skipped']:.0f} skipped")
+        parts.append(f"{figures['skipped']:.0f} skipped")
     return "  ".join(parts)
 
 

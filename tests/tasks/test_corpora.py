@@ -98,6 +98,36 @@ def test_records_of_another_vocabulary_are_refused_before_the_first_step(place, 
     assert "was made with another vocabulary" in told and "word 6 is" in told
     assert not (tmp_path / "run").exists()
 
+    # The same in the folder of a run, which nobody has named as the model to start from.
+    run = tmp_path / "other_run"
+    assert main(arguments(place, run, "--dataset-dir", str(place / "one"))) == 0
+    capsys.readouterr()
+    before = sorted(path.name for path in run.iterdir())
+    assert main(arguments(place, run, "--dataset-dir", str(tmp_path / "other"))) == 2
+    told = capsys.readouterr().err
+    assert f"save_ckpt_path ({run}): holds a run" in told and "a folder of its own" in told
+    assert "pretrained-ckpt-path" not in told
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_a_folder_without_records_and_held_out_ones_of_another_vocabulary_are_named_by_their_setting(
+    place, tmp_path, capsys
+):
+    flags = arguments(place, tmp_path / "run", "--dataset-dir", str(tmp_path / "non"))
+    assert main(flags) == 3
+    assert f"dataset_dir ({tmp_path / 'non'}): there is no such folder" in capsys.readouterr().err
+    pieces = (place / "model" / "vocab.txt").read_text()
+    (tmp_path / "vocab.txt").write_text(pieces + "unheard\nunseen\n")
+    words = ["tokenize", str(place / "one_text"), str(tmp_path / "larger"), "--masking", "dynamic"]
+    words += ["--vocab", str(tmp_path / "vocab.txt"), "--sequence-length", "48"]
+    assert main([*words, "--mask-tokens", "7", "--processes", "1"]) == 0
+    capsys.readouterr()
+    flags = arguments(place, tmp_path / "run", "--dataset-dir", str(place / "one"))
+    assert main([*flags, "--validation-dir", str(tmp_path / "larger")]) == 2
+    told = capsys.readouterr().err
+    assert f"validation_dir ({tmp_path / 'larger'})" in told and "of dataset_dir" in told
+    assert "--bert-config.vocab-size" not in told
+
 
 def test_a_packed_run_counts_sequences_and_continues(place, capsys):
     run = place / "packed"

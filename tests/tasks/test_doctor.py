@@ -156,10 +156,15 @@ def test_weights_to_start_from_are_read_and_must_do_better_than_chance(trained, 
     loss = of("first loss", built(tmp_path, pretrained_ckpt_path=trained / "run"))
     assert "starts from the weights in" in loss.found
     assert loss.level == "ok" and loss.figures["mlm_loss"] < math.log(WORDS) - 0.5
-    settings = settings_of(tmp_path, pretrained_ckpt_path=trained / "run")
     equal = {"mlm_loss": math.log(WORDS), "nsp_loss": math.log(2)}
-    (judged,) = first_loss.judged(settings, equal, equal, "")
+    (judged,) = first_loss.judged(settings_of(tmp_path), equal, equal, "", is_trained=True)
     assert judged.level == "warning" and "vocabulary of the model" in judged.remedy
+
+
+def test_a_run_that_continues_is_judged_by_its_own_weights(trained, tmp_path):
+    loss = of("first loss", built(tmp_path, save_ckpt_path=trained / "run"))
+    assert "a fresh model" not in loss.found
+    assert loss.level == "ok" and loss.figures["mlm_loss"] < math.log(WORDS) - 0.5
 
 
 def test_weights_that_are_not_there_are_an_error_of_checkpoints(tmp_path):
@@ -183,7 +188,11 @@ def test_the_shape_is_that_of_the_model_which_the_run_starts_from(trained, tmp_p
 def test_a_loss_that_is_no_number_is_warned_of(tmp_path):
     equal = {"mlm_loss": 1.0, "nsp_loss": 0.7}
     found = first_loss.judged(
-        settings_of(tmp_path), {"mlm_loss": math.nan, "nsp_loss": 0.7}, equal, ""
+        settings_of(tmp_path),
+        {"mlm_loss": math.nan, "nsp_loss": 0.7},
+        equal,
+        "",
+        is_trained=False,
     )
     assert [one.level for one in found] == ["warning"]
 
@@ -191,7 +200,7 @@ def test_a_loss_that_is_no_number_is_warned_of(tmp_path):
 def test_a_corpus_without_pairs_is_not_judged_by_them(tmp_path):
     settings, log = settings_of(tmp_path), math.log(WORDS)
     equal = {"mlm_loss": log, "nsp_loss": math.log(2)}
-    (found,) = first_loss.judged(settings, {"mlm_loss": log}, equal, "")
+    (found,) = first_loss.judged(settings, {"mlm_loss": log}, equal, "", is_trained=False)
     assert found.level == "ok" and "next sentence" not in found.found
 
     class NoPairs:

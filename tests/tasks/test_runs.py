@@ -39,6 +39,17 @@ def test_each_run_is_a_line_with_its_step_loss_and_state(folder, capsys):
     assert "glue mrpc" in mrpc and "accuracy 0.8000  f1 0.8600" in mrpc and "done" in mrpc
 
 
+def test_the_last_evaluation_is_shown_though_steps_came_after_it(tmp_path, write_run, capsys):
+    run = write_run(tmp_path / "run", 8, saved=(8,))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[2]["validation_mlm_loss"] = 7.25
+    lines[5]["validation_mlm_loss"] = 6.75
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main(["runs", str(tmp_path), "--json", "-"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["step"] == 8 and told["held_out"] == {"mlm_loss": 6.75}
+
+
 def test_when_a_run_was_last_written_is_told_shortly(folder, capsys):
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 20_000,) * 2)

@@ -181,6 +181,18 @@ def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place,
     )
 
 
+def predictions_in(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_said_of_the_development_set_stands_beside_its_texts(sentiment):
+    rows = predictions_in(sentiment / "predictions.jsonl")
+    scores = json.loads((sentiment / "scores.json").read_text())
+    assert len(rows) == 90
+    assert np.mean([row["label"] == row["predicted"] for row in rows]) == scores["accuracy"]
+    assert all(0.5 <= row["probability"] <= 1.0 and row["text"] for row in rows)
+
+
 def relabelled(folder, out, names, order=(0, 1)):
     """A copy of a classifier whose labels have other names, or another order."""
     shutil.copytree(folder, out)
@@ -238,6 +250,8 @@ def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(
     scores = last_line(capsys)
     assert sorted(scores) == ["accuracy", "accuracy_mismatched"]
     assert min(scores.values()) > 0.7
+    for name in ("predictions.jsonl", "predictions_mismatched.jsonl"):
+        assert "second" in predictions_in(place / "mnli" / name)[0]
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         lines = (place / "mnli" / name).read_text().splitlines()
         assert len(lines) == 46
@@ -264,6 +278,9 @@ def test_a_similarity_is_learnt_as_a_number(place, capsys):
     scores = last_line(capsys)
     assert list(scores) == ["pearson", "spearman"]
     assert scores["spearman"] > 0.6
+    rows = predictions_in(place / "stsb" / "predictions.jsonl")
+    said, true = ([row[name] for row in rows] for name in ("predicted", "label"))
+    assert np.corrcoef(said, true)[0, 1] == pytest.approx(scores["pearson"])
     lines = (place / "stsb" / "STS-B.tsv").read_text().splitlines()
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])
     assert len(lines) == 91

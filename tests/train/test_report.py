@@ -57,6 +57,11 @@ def test_a_loss_that_is_not_finite_is_null_because_json_has_no_nan(tmp_path):
     assert json.loads(path.read_text()) == {"step": 1, "mlm_loss": None, "nsp_loss": None}
 
 
+def test_a_line_without_a_time_left_says_none():
+    known = {name: value for name, value in FIGURES.items() if name != "seconds_left"}
+    assert " left" in report.line(12, 1000, FIGURES) and " left" not in report.line(12, 1000, known)
+
+
 def test_a_line_shows_every_figure_a_person_looks_for():
     text = report.line(12, 1000, FIGURES)
     for part in ("step   12/1000", "mlm 7.5000 (10.0 %)", "nsp 0.7000 (50.0 %)", "lr 1.00e-04"):
