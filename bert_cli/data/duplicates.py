@@ -25,7 +25,7 @@ from bert_cli.data.ledger import Stats
 from bert_cli.data.parts import Outputs, read_parts, shard_of
 from bert_cli.data.shards import run_shards
 from bert_cli.data.text_files import Reading
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, needs_extra
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
@@ -164,8 +164,8 @@ def _new_signature() -> Any:
         from rensa import RMinHash
     except ImportError:
         raise ConfigError(
-            "near_duplicates: needs the package rensa; `pip install bert-cli[near-duplicates]`, or "
-            "use --deduplicate alone, which finds equal documents"
+            f"near_duplicates: {needs_extra('near-duplicates')}, or use --deduplicate alone, which "
+            "finds equal documents"
         ) from None
     return RMinHash(num_perm=NUMBERS, seed=SEED)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_cli.data.ledger import write_json_atomically
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktParameters
@@ -120,8 +120,7 @@ def sentencex(language: str) -> Split:
         from sentencex import segment
     except ImportError:
         raise ConfigError(
-            "sentence_splitter (sentencex): is not installed; `pip install bert-cli[sentencex]`, "
-            "or choose punkt"
+            f"sentence_splitter (sentencex): {needs_extra('sentencex')}, or choose punkt"
         ) from None
     code = LANGUAGES.get(language, language)
     if not 2 <= len(code) <= 3:

@@ -111,7 +111,7 @@ def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, caps
 
 def test_without_the_package_the_error_names_the_extra(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(ConfigError, match=r"`pip install bert-cli\[near-duplicates\]`"):
+    with pytest.raises(ConfigError, match=r"needs the extra 'near-duplicates'; pip install"):
         run(source, tmp_path / "out", near_duplicates=0.8)
     assert run(source, tmp_path / "out", deduplicate=True) == [A, B, C, D]
 
