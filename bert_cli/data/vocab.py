@@ -26,9 +26,11 @@ from bert_cli.config.data import VocabSettings
 from bert_cli.data.documents import text_pieces
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.ledger import (
+    MANIFEST,
+    Ledger,
+    Shard,
     Stats,
     claim,
-    versions_of,
     write_json_atomically,
 )
 from bert_cli.data.shards import Progress, summary
@@ -243,45 +245,61 @@ def run(settings: VocabSettings) -> None:
     """Train a WordPiece vocabulary (Schuster and Nakajima 2012) on all sentences of a folder.
 
     The same text gives the same vocabulary. DataError when there is no text, or when OUT is the
-    folder of another step.
+    folder of another step, or holds a vocabulary of other settings or another text.
     """
     kept = settings.model_dump(include={"size", "cased", "min_frequency"})
-    with claim(settings.out, "vocab", kept, ["tokenizers"]):
-        _run(settings, kept)
+    kept |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
+    with claim(settings.out, "vocab", kept, ["tokenizers"]) as ledger:
+        _run(settings, ledger)
 
 
-def _run(settings: VocabSettings, kept: dict[str, Any]) -> None:
+def _run(settings: VocabSettings, ledger: Ledger) -> None:
     started = monotonic()
     reading = Reading(settings.input_format, settings.text_field)
     parts, notes = recognise_all(settings.input, reading)
     refuse_without_effect(parts, settings.model_fields_set)
+    shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+    if ledger.is_whole(shard) and (settings.out / MANIFEST).exists():
+        print(f"vocab: {settings.out / VOCAB_FILE} is here, made so of this text (nothing to do)")
+        return
     size = sum(part.size for part in parts)
     packed = any(part.compression or part.format == "parquet" for part in parts)
     with Progress("vocab", None if packed else 2 * size) as bar:  # the text is read twice
         pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
     data = "".join(piece + "\n" for piece in pieces).encode()
-    settings.out.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(settings.out, data, cased=settings.cased)
+    fresh = ledger.room(shard) / "out"
+    fresh.mkdir(parents=True)
+    write_vocabulary(fresh, data, cased=settings.cased)
     seconds = monotonic() - started
     stats = Stats(
         sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
     )
+    ledger.commit(shard, stats)
     write_json_atomically(
-        settings.out / "manifest.json",
+        settings.out / MANIFEST,
         {
             "step": "vocab",
-            "settings": kept,
+            "settings": ledger.settings,
             "counts": stats.counts(),
             "seconds": round(seconds, 3),
             "mb_per_second": round(size / 1e6 / seconds, 3),
-            "versions": versions_of(("tokenizers",)),
+            "versions": ledger.versions,
             "notes": notes,
         },
     )
+    if len(pieces) < settings.size:
+        notes = [*notes, _fewer(len(pieces), settings)]
     for note in notes:
         print(f"vocab: {note}")
     line = summary("vocab", stats, seconds, size)
     print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces from ", 1))
+
+
+def _fewer(pieces: int, settings: VocabSettings) -> str:
+    return (
+        f"{pieces:,} pieces are all that occur {settings.min_frequency} times in this text, not the {settings.size:,} "
+        f"of --size; a model for them has --bert-config.vocab-size {pieces}"
+    )
 
 
 def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple[list[str], int]:

@@ -74,7 +74,7 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_a_file_and_the_folder_that_holds_it_are_the_same_vocabulary(tmp_path, monkeypatch):
     path = write_vocab(tmp_path / "model")
     by_file = find_vocabulary(str(path), cased=False)
-    by_folder = find_vocabulary(str(path.parent), cased=True)
+    by_folder = find_vocabulary(str(path.parent), cased=False)
     assert by_file.path == by_folder.path == path
     assert by_file.sha256 == by_folder.sha256
     monkeypatch.setenv("MODELS", str(tmp_path))
@@ -330,8 +330,14 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert manifest["counts"]["sentences"] == 80
     assert "tokenizers" in manifest["versions"]
     line = capsys.readouterr().out
-    assert line.startswith(f"vocab: {len(vocabulary.pieces)} pieces from 80 sentences")
-    assert line.count("\n") == 1
+    number = len(vocabulary.pieces)
+    assert number < 150
+    assert line.startswith(
+        f"vocab: {number} pieces are all that occur 2 times in this text, not the 150 of --size"
+    )
+    assert f"--bert-config.vocab-size {number}\n" in line
+    assert line.splitlines()[1].startswith(f"vocab: {number} pieces from 80 sentences")
+    assert line.count("\n") == 2
     leftovers = {path.name for path in out.iterdir() if path.name != ".done"}
     assert leftovers == {"vocab.txt", "tokenizer_config.json", "manifest.json"}
 
@@ -404,3 +410,30 @@ def test_the_folder_of_another_step_is_refused_and_left_as_it_is(tmp_path):
         run(VocabSettings(input=folder, out=folder, size=100))
     assert "a.txt" in (folder / "manifest.json").read_text()
     assert not (folder / "vocab.txt").exists()
+
+
+def test_a_folder_keeps_its_vocabulary_when_the_size_or_the_text_is_another(tmp_path, capsys):
+    sentences(tmp_path)
+    out = train(tmp_path)
+    before = (out / "vocab.txt").read_bytes()
+    capsys.readouterr()
+    assert train(tmp_path) == out
+    assert "vocab.txt is here, made so of this text (nothing to do)" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
+        run(VocabSettings(input=tmp_path / "sentences", out=out, size=120))
+    with pytest.raises(DataError, match="text_field was 'text', now 'body'"):
+        lines = tmp_path / "lines.jsonl"
+        lines.write_text('{"body": "One sentence."}\n')
+        run(VocabSettings(input=lines, out=out, size=150, text_field="body"))
+    sentences(tmp_path, SENTENCES[::-1])
+    with pytest.raises(
+        DataError, match=r"which has changed since; remove .*vocab or choose another"
+    ):
+        train(tmp_path)
+    assert (out / "vocab.txt").read_bytes() == before
+
+
+def test_of_a_vocabulary_as_large_as_asked_nothing_more_is_said(tmp_path, capsys):
+    run(VocabSettings(input=sentences(tmp_path), out=tmp_path / "vocab", size=100))
+    assert len(read_vocabulary(tmp_path / "vocab" / "vocab.txt").pieces) == 100
+    assert "are all that occur" not in capsys.readouterr().out
