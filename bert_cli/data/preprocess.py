@@ -34,6 +34,9 @@ SHARD_BYTES = 16_000_000
 BYTES_WRITTEN = 1.0
 """For a byte of text: 0.995 for 10 MB of English articles, 1.000 for text without <doc> lines."""
 
+MANY_DOCUMENTS = 4
+"""In a file of plain text, on average: so many may be paragraphs, which --documents files keeps together."""
+
 NO_WORD = re.compile(r"[\W_]*")
 
 
@@ -73,7 +76,7 @@ def run(settings: PreprocessSettings) -> None:
     else:
         shards = [shard_of(path, of) for path, of in outputs]
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
-    run_shards(
+    manifest = run_shards(
         "preprocess",
         shards,
         partial(
@@ -97,6 +100,17 @@ def run(settings: PreprocessSettings) -> None:
         needs=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
         scheduler=settings.scheduler,
     )
+    _say_paragraphs(len(parts), manifest["counts"]["documents"], parts, reading)
+
+
+def _say_paragraphs(files: int, documents: int, parts: Sequence[Part], reading: Reading) -> None:
+    """Files of plain text that hold many documents each may have meant their paragraphs."""
+    plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
+    if plain and files > 1 and documents >= MANY_DOCUMENTS * files:
+        print(
+            f"preprocess: {files:,} files, {documents:,} documents: a blank line ends one; --documents files, with "
+            "another folder, takes each file as one"
+        )
 
 
 def _said(settings: PreprocessSettings) -> dict[str, str | float | bool | None]:
