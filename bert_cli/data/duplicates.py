@@ -68,7 +68,7 @@ def find_duplicates(
     """
     near_too = threshold is not None
     if near_too:
-        _new_signature()
+        new_signature()
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         "deduplicate",
@@ -127,7 +127,7 @@ class _Text:
     def __init__(self, near: bool) -> None:
         self._hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._said = self._long = False
-        self._minhash = _new_signature() if near else None
+        self._minhash = new_signature() if near else None
         self._last: list[str] = []
 
     def add(self, line: str) -> None:
@@ -159,7 +159,8 @@ class _Text:
         return np.array(self._minhash.digest(), "<u4").tobytes()
 
 
-def _new_signature() -> Any:
+def new_signature() -> Any:
+    """An empty MinHash. ConfigError where rensa is not installed."""
     try:
         from rensa import RMinHash
     except ImportError:

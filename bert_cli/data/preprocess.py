@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.documents import marked_lines
-from bert_cli.data.duplicates import Numbers, find_duplicates
+from bert_cli.data.duplicates import Numbers, find_duplicates, new_signature
 from bert_cli.data.ledger import Stats, recorded_settings
 from bert_cli.data.parts import Outputs, bundled, cut, read_parts, shard_of, text_bytes
 from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, one_a_line, punkt, sentencex
@@ -48,6 +48,8 @@ def run(settings: PreprocessSettings) -> None:
     reading = Reading(settings.input_format, settings.text_field, settings.documents)
     parts, notes = recognise_all(settings.input, reading)
     refuse_without_effect(parts, settings.model_fields_set)
+    if settings.near_duplicates is not None:
+        new_signature()  # says at once if it is not installed
     outputs = plan_outputs(settings.input, parts, reading)
     splitter = settings.sentence_splitter
     parameters: str = splitter
