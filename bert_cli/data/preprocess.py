@@ -16,7 +16,7 @@ from pathlib import Path
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.documents import marked_lines
 from bert_cli.data.duplicates import Numbers, find_duplicates, new_signature
-from bert_cli.data.ledger import Stats, recorded_settings
+from bert_cli.data.ledger import Shard, Stats, recorded_settings
 from bert_cli.data.parts import Outputs, bundled, cut, read_parts, shard_of, text_bytes
 from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, one_a_line, punkt, sentencex
 from bert_cli.data.shards import run_shards
@@ -61,22 +61,8 @@ def run(settings: PreprocessSettings) -> None:
         notes += [note] if note else []
     elif splitter == "sentencex":
         sentencex(settings.language)  # says at once if it is not installed
-    if settings.deduplicate or settings.near_duplicates is not None:
-        duplicates = find_duplicates(
-            outputs,
-            reading,
-            out=settings.out,
-            processes=settings.processes,
-            threshold=settings.near_duplicates,
-            scheduler=settings.scheduler,
-        )
-        shards = [
-            shard_of(path, of, exact=e, near=n)
-            for (path, of), (e, n) in zip(outputs, duplicates, strict=True)
-        ]
-        notes.insert(0, _told(duplicates, settings.near_duplicates))
-    else:
-        shards = [shard_of(path, of) for path, of in outputs]
+    shards, dropped = _shards(settings, outputs, reading)
+    notes = [*dropped, *notes]
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
     manifest = run_shards(
         "preprocess",
@@ -103,6 +89,27 @@ def run(settings: PreprocessSettings) -> None:
         scheduler=settings.scheduler,
     )
     _say_paragraphs(len(parts), manifest["counts"]["documents"], parts, reading)
+
+
+def _shards(
+    settings: PreprocessSettings, outputs: Outputs, reading: Reading
+) -> tuple[list[Shard], list[str]]:
+    """A shard for each output, without the documents that are to be dropped, and a note on these."""
+    if not settings.deduplicate and settings.near_duplicates is None:
+        return [shard_of(path, of) for path, of in outputs], []
+    duplicates = find_duplicates(
+        outputs,
+        reading,
+        out=settings.out,
+        processes=settings.processes,
+        threshold=settings.near_duplicates,
+        scheduler=settings.scheduler,
+    )
+    shards = [
+        shard_of(path, of, exact=exact, near=near)
+        for (path, of), (exact, near) in zip(outputs, duplicates, strict=True)
+    ]
+    return shards, [_told(duplicates, settings.near_duplicates)]
 
 
 def _say_paragraphs(files: int, documents: int, parts: Sequence[Part], reading: Reading) -> None:
