@@ -34,3 +34,8 @@ class DeviceError(BertError):
     """The machine lacks what the run asks for, or the numbers left the finite range."""
 
     exit_code = 5
+
+
+def needs_extra(extra: str) -> str:
+    """The words of every message about a package that only an extra brings, with what to type."""
+    return f"needs the extra '{extra}'; pip install -c requirements.lock -e '.[{extra}]'"

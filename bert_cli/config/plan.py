@@ -111,13 +111,17 @@ def _default_examples(sequence_length: int) -> int:
     )
 
 
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number:,} {one if number == 1 else more}"
+
+
 def describe(plan: Plan) -> str:
     """The plan in the words of a person, a fact a line."""
     packed = plan.sequences_per_example > 1
     lines = [
-        f"{plan.total_steps:,} steps of {plan.step_in_words} "
-        f"({plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size})",
-        f"learning rate up to {plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up",
+        f"{_counted(plan.total_steps, 'step', 'steps')} of {plan.step_in_words} "
+        f"({_counted(plan.micro_batches_per_step, 'micro-batch', 'micro-batches')} of {plan.micro_batch_size})",
+        f"learning rate up to {plan.peak_learning_rate:g}, {_counted(plan.warmup_steps, 'step', 'steps')} of warm-up",
     ]
     if packed and not plan.rate_follows_batch:
         # Not by itself: how long the packs are is known only now, and a step is what was asked for.

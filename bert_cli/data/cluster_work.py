@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bert_cli.data.cluster_worker import ChildDiedError, Job, appears, do_shard, end_children
 from bert_cli.data.ledger import Ledger, Shard, Stats
 from bert_cli.data.shards import Convert, Result, prepare_shard
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -80,9 +80,7 @@ def _connect(scheduler: str) -> "Client":
     try:
         from distributed import Client
     except ModuleNotFoundError:
-        raise ConfigError(
-            "executor (dask): needs the extra 'dask'; pip install 'bert-cli[dask]'"
-        ) from None
+        raise ConfigError(f"executor (dask): {needs_extra('dask')}") from None
     address = _address_of(scheduler)
     # Made before it begins: one that could not begin is closed here, or it hangs when it is removed.
     client = Client.__new__(Client)

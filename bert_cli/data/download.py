@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
@@ -168,7 +169,7 @@ def _download(settings: DownloadSettings, ledger: Ledger) -> None:
 def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> Listed:
     """Look the dump up in the list of checksums, which names files by their date."""
     url = f"{mirror}/{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
-    text = _tried(lambda: _text(client, url), lambda: 0)
+    text = _tried(url, lambda: _text(client, url), lambda: 0)
     day = r"\d{8}" if date == "latest" else date
     pattern = rf"^([0-9a-f]{{40}}) [ *]({re.escape(wiki)}-{day}-{re.escape(KIND)})\s*$"
     found = re.search(pattern, text, re.MULTILINE)
@@ -207,7 +208,7 @@ class _Transfer:
     def fetch(self) -> None:
         """Receive the file, going on after every lost connection."""
         with Progress("download", None, done=_size(self.part)) as bar:
-            _tried(lambda: self.receive(bar), lambda: self.received)
+            _tried(self.url, lambda: self.receive(bar), lambda: self.received)
 
     def receive(self, bar: Progress) -> None:
         """Ask once for what is missing and append it; ConnectionLostError if it breaks off."""
@@ -226,7 +227,7 @@ class _Transfer:
                 # The server ignores ranges, or has another version by now: from the beginning.
                 if answer.status_code != 200:
                     _forget(self.part)
-                    raise ConnectionLostError(f"{self.url} changed on the server")
+                    raise ConnectionLostError("the file changed on the server")
                 bar.advance(-have)
                 self.part.write_bytes(b"")
                 have, version = 0, told
@@ -284,7 +285,7 @@ def _status(client: "httpx.Client", url: str) -> int:
         return 0  # let the download itself meet the trouble and try again
 
 
-def _tried(attempt: Callable[[], Result], size: Callable[[], int]) -> Result:
+def _tried(url: str, attempt: Callable[[], Result], size: Callable[[], int]) -> Result:
     """Try until it works; after PAUSES in a row without progress the last trouble is final."""
     failures, reached = 0, size()
     while True:
@@ -295,13 +296,15 @@ def _tried(attempt: Callable[[], Result], size: Callable[[], int]) -> Result:
                 failures, reached = 0, size()
             if failures == len(PAUSES):
                 raise DataError(
-                    f"download: {error}, {failures + 1} times in a row; check the network "
-                    "and run the command again, it continues"
+                    f"download ({url}): {error}, {failures + 1} times in a row; check the network and run the "
+                    "command again, it continues; or give another server as --mirror, or `bert extract` a "
+                    "dump that came in another way"
                 ) from None
             pause = PAUSES[failures]
             failures += 1
             print(
-                f"download: {error}; trying again in {pause:.0f} s ({failures} of {len(PAUSES)})",
+                f"download: {urlsplit(url).netloc}: {error}; trying again in {pause:.0f} s "
+                f"({failures} of {len(PAUSES)})",
                 file=sys.stderr,
             )
             time.sleep(pause)

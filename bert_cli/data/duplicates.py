@@ -25,7 +25,7 @@ from bert_cli.data.ledger import Stats
 from bert_cli.data.parts import Outputs, read_parts, shard_of
 from bert_cli.data.shards import run_shards
 from bert_cli.data.text_files import Reading
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, needs_extra
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
@@ -68,7 +68,7 @@ def find_duplicates(
     """
     near_too = threshold is not None
     if near_too:
-        _new_signature()
+        new_signature()
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         "deduplicate",
@@ -127,7 +127,7 @@ class _Text:
     def __init__(self, near: bool) -> None:
         self._hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._said = self._long = False
-        self._minhash = _new_signature() if near else None
+        self._minhash = new_signature() if near else None
         self._last: list[str] = []
 
     def add(self, line: str) -> None:
@@ -159,13 +159,14 @@ class _Text:
         return np.array(self._minhash.digest(), "<u4").tobytes()
 
 
-def _new_signature() -> Any:
+def new_signature() -> Any:
+    """An empty MinHash. ConfigError where rensa is not installed."""
     try:
         from rensa import RMinHash
     except ImportError:
         raise ConfigError(
-            "near_duplicates: needs the package rensa; `pip install bert-cli[near-duplicates]`, or "
-            "use --deduplicate alone, which finds equal documents"
+            f"near_duplicates: {needs_extra('near-duplicates')}, or use --deduplicate alone, which "
+            "finds equal documents"
         ) from None
     return RMinHash(num_perm=NUMBERS, seed=SEED)
 

@@ -222,7 +222,8 @@ def _remedies(figures: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         "random_next_share": (
             f"{value['random_next_share']:.1%} of the pairs are random ones, not half",
             "documents of one sentence, and sentences longer than an example, have no next one: see that "
-            "`bert preprocess` has split the text, join short documents, or do without pairs",
+            "`bert preprocess` has split the text, keep the paragraphs of a file together with its --documents files "
+            "where a blank line stands between them, join short documents, or do without pairs",
         ),
         "real_token_share": (
             f"{1 - value['real_token_share']:.1%} of the places are padding",

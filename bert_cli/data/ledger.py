@@ -15,11 +15,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from bert_cli import __version__
+from bert_cli.config.commands import COMMANDS
 from bert_cli.errors import DataError
 
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
@@ -102,7 +104,9 @@ class Ledger:
             return False
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         if names and any(self._markers()):
-            told = "; ".join(f"{n} was {old.get(n)!r}, now {new.get(n)!r}" for n in names)
+            # Some are recorded only where they depart from what they are by default.
+            before, now = _defaults(self.step) | old, _defaults(self.step) | new
+            told = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in names)
             raise DataError(
                 f"out ({self.out}): holds shards made with other settings ({told}); "
                 "use the same settings, remove the folder or choose another"
@@ -253,6 +257,15 @@ def claim(
             yield ledger
         finally:
             shutil.rmtree(ledger.partial, ignore_errors=True)
+
+
+def _defaults(step: str) -> dict[str, Any]:
+    """What the settings of a step are where nothing is said of them."""
+    if step not in COMMANDS:
+        return {}
+    _, module, kind, _ = COMMANDS[step]
+    fields = getattr(import_module(module), kind).model_fields
+    return {name: field.default for name, field in fields.items() if not field.is_required()}
 
 
 def recorded_step(out: Path) -> str | None:

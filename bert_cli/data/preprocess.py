@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.documents import marked_lines
-from bert_cli.data.duplicates import Numbers, find_duplicates
-from bert_cli.data.ledger import Stats, recorded_settings
+from bert_cli.data.duplicates import Numbers, find_duplicates, new_signature
+from bert_cli.data.ledger import Shard, Stats, recorded_settings
 from bert_cli.data.parts import Outputs, bundled, cut, read_parts, shard_of, text_bytes
 from bert_cli.data.sentences import PARAMETERS, Split, choose_punkt, one_a_line, punkt, sentencex
 from bert_cli.data.shards import run_shards
@@ -34,6 +34,9 @@ SHARD_BYTES = 16_000_000
 BYTES_WRITTEN = 1.0
 """For a byte of text: 0.995 for 10 MB of English articles, 1.000 for text without <doc> lines."""
 
+MANY_DOCUMENTS = 4
+"""In a file of plain text, on average: so many may be paragraphs, which --documents files keeps together."""
+
 NO_WORD = re.compile(r"[\W_]*")
 
 
@@ -45,6 +48,8 @@ def run(settings: PreprocessSettings) -> None:
     reading = Reading(settings.input_format, settings.text_field, settings.documents)
     parts, notes = recognise_all(settings.input, reading)
     refuse_without_effect(parts, settings.model_fields_set)
+    if settings.near_duplicates is not None:
+        new_signature()  # says at once if it is not installed
     outputs = plan_outputs(settings.input, parts, reading)
     splitter = settings.sentence_splitter
     parameters: str = splitter
@@ -56,24 +61,10 @@ def run(settings: PreprocessSettings) -> None:
         notes += [note] if note else []
     elif splitter == "sentencex":
         sentencex(settings.language)  # says at once if it is not installed
-    if settings.deduplicate or settings.near_duplicates is not None:
-        duplicates = find_duplicates(
-            outputs,
-            reading,
-            out=settings.out,
-            processes=settings.processes,
-            threshold=settings.near_duplicates,
-            scheduler=settings.scheduler,
-        )
-        shards = [
-            shard_of(path, of, exact=e, near=n)
-            for (path, of), (e, n) in zip(outputs, duplicates, strict=True)
-        ]
-        notes.insert(0, _told(duplicates, settings.near_duplicates))
-    else:
-        shards = [shard_of(path, of) for path, of in outputs]
+    shards, dropped = _shards(settings, outputs, reading)
+    notes = [*dropped, *notes]
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
-    run_shards(
+    manifest = run_shards(
         "preprocess",
         shards,
         partial(
@@ -97,6 +88,38 @@ def run(settings: PreprocessSettings) -> None:
         needs=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
         scheduler=settings.scheduler,
     )
+    _say_paragraphs(len(parts), manifest["counts"]["documents"], parts, reading)
+
+
+def _shards(
+    settings: PreprocessSettings, outputs: Outputs, reading: Reading
+) -> tuple[list[Shard], list[str]]:
+    """A shard for each output, without the documents that are to be dropped, and a note on these."""
+    if not settings.deduplicate and settings.near_duplicates is None:
+        return [shard_of(path, of) for path, of in outputs], []
+    duplicates = find_duplicates(
+        outputs,
+        reading,
+        out=settings.out,
+        processes=settings.processes,
+        threshold=settings.near_duplicates,
+        scheduler=settings.scheduler,
+    )
+    shards = [
+        shard_of(path, of, exact=exact, near=near)
+        for (path, of), (exact, near) in zip(outputs, duplicates, strict=True)
+    ]
+    return shards, [_told(duplicates, settings.near_duplicates)]
+
+
+def _say_paragraphs(files: int, documents: int, parts: Sequence[Part], reading: Reading) -> None:
+    """Files of plain text that hold many documents each may have meant their paragraphs."""
+    plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
+    if plain and files > 1 and documents >= MANY_DOCUMENTS * files:
+        print(
+            f"preprocess: {files:,} files, {documents:,} documents: a blank line ends one; --documents files, with "
+            "another folder, takes each file as one"
+        )
 
 
 def _said(settings: PreprocessSettings) -> dict[str, str | float | bool | None]:

@@ -251,15 +251,15 @@ class Reader:
                 f"pack them first, with `bert pack {self.folder} OUT --max-sequences-per-pack {most}`"
             )
         if bins is not None and bins < 1:
-            raise ConfigError(f"bins ({bins}): must be 1 or more; raise it")
+            raise ConfigError(f"length_bins ({bins}): must be 1 or more; raise it")
         if bins is not None and most > 1:
             raise ConfigError(
-                f"bins ({bins}): are for examples of one sequence, and these are packs of up to {most}; "
+                f"length_bins ({bins}): are for examples of one sequence, and these are packs of up to {most}; "
                 "leave out one of the two"
             )
         if bins is not None and not self.is_dynamic:
             raise DataError(
-                f"bins ({bins}): the records in {self.folder} are static and padded already; leave them "
+                f"length_bins ({bins}): the records in {self.folder} are static and padded already; leave them "
                 "out, or make the records with --masking dynamic"
             )
         return most
@@ -277,7 +277,7 @@ class Reader:
             return None
         if self._files.records < self.examples_per_step:
             raise DataError(
-                f"bins ({bins}): the {self._files.records} records in {self.folder} are fewer than a step's "
+                f"length_bins ({bins}): the {self._files.records} records in {self.folder} are fewer than a step's "
                 f"{self.examples_per_step} examples, so no step could be made of them; leave the bins out"
             )
         self.fingerprint += f", {bins} bins for steps of {self.examples_per_step}"

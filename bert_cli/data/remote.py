@@ -30,7 +30,7 @@ from bert_cli.data.index import COPY_LOCK, CORPUS, OFFSETS
 from bert_cli.data.shards import in_threads
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import VOCAB_FILE
-from bert_cli.errors import BertError, ConfigError, DataError
+from bert_cli.errors import BertError, ConfigError, DataError, needs_extra
 
 BACKENDS = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
@@ -127,9 +127,9 @@ class Remote:
             package = BACKENDS.get(self.kind, "fsspec")
             package = "fsspec" if (error.name or "").startswith("fsspec") else package
             raise ConfigError(
-                f"dataset_dir ({where}): needs the package {package}; pip install 'bert-cli[remote]', "
-                f"which has s3fs for s3:// and aiohttp for http://, or {package} itself (gs:// is read "
-                "with gcsfs, az:// with adlfs)"
+                f"dataset_dir ({where}): the package {package} is not installed; "
+                f"{needs_extra('remote')}, for s3:// and http://; gs:// is read with the package gcsfs, "
+                "az:// with adlfs"
             ) from error
         except FileNotFoundError:
             raise MissingError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_cli.data.ledger import write_json_atomically
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktParameters
@@ -26,6 +26,9 @@ Split = Callable[[str], list[str]]
 
 TRAINING_CHARACTERS = 2_000_000  # 3 s of work; four times as much gains 0.1 of F1
 DOWNLOAD_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+NLTK_SERVER = ("raw.githubusercontent.com", 443)
+"""Where NLTK fetches its data from."""
 PARAMETERS = "punkt.json"
 
 # NLTK's name of each language that its Punkt data has, and the code that sentencex knows.
@@ -68,7 +71,8 @@ def choose_punkt(
         if _installed(language):
             return "installed", ""
         print(
-            f"preprocess: no Punkt data are installed; asking NLTK for them ({DOWNLOAD_SECONDS:.0f} s at most)",
+            f"preprocess: no Punkt data are installed; asking NLTK for them ({DOWNLOAD_SECONDS:.0f} s at most; it "
+            "looks for installed ones in NLTK_DATA)",
             flush=True,
         )
         if _downloaded() and _installed(language):
@@ -120,8 +124,7 @@ def sentencex(language: str) -> Split:
         from sentencex import segment
     except ImportError:
         raise ConfigError(
-            "sentence_splitter (sentencex): is not installed; `pip install bert-cli[sentencex]`, "
-            "or choose punkt"
+            f"sentence_splitter (sentencex): {needs_extra('sentencex')}, or choose punkt"
         ) from None
     code = LANGUAGES.get(language, language)
     if not 2 <= len(code) <= 3:
@@ -150,8 +153,15 @@ def _installed(language: str) -> bool:
 
 def _downloaded() -> bool:
     # In a process of its own: a dead network may block for minutes in the look-up of a name, where
-    # no time limit reaches. nltk.download raises nothing, it returns False.
-    program = "import sys, nltk; sys.exit(not nltk.download('punkt_tab', quiet=True))"
+    # no time limit reaches. nltk.download raises nothing, it returns False. Its server is tried
+    # before it is imported, which takes seconds; through a proxy only NLTK itself knows.
+    host, port = NLTK_SERVER
+    program = (
+        "import socket, sys, urllib.request as request\n"
+        f"request.getproxies() or socket.create_connection(({host!r}, {port}), {CONNECT_SECONDS}).close()\n"
+        "import nltk\n"
+        "sys.exit(not nltk.download('punkt_tab', quiet=True))"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, timeout=DOWNLOAD_SECONDS

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 from bert_cli.data.ledger import finished_files
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, needs_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "parquet"]
 
@@ -313,8 +313,7 @@ def _open_zstandard(path: Path) -> IO[bytes]:
         import zstandard
     except ImportError:
         raise ConfigError(
-            f"{path}: is compressed with zstandard, which needs a package; "
-            "`pip install bert-cli[zstandard]`, or unpack it"
+            f"{path}: is compressed with zstandard, which {needs_extra('zstandard')}, or unpack it"
         ) from None
     return cast(IO[bytes], io.BufferedReader(_Zstandard(path, zstandard), 1 << 17))
 
@@ -362,7 +361,7 @@ def open_parquet(part: Part) -> Iterator[Any]:
         from pyarrow import parquet
     except ImportError:
         raise ConfigError(
-            f"{part.path}: is a Parquet file, which needs a package; `pip install bert-cli[parquet]`"
+            f"{part.path}: is a Parquet file, which {needs_extra('parquet')}"
         ) from None
     with damage_told(part), open_part(part) as raw, tempfile.TemporaryFile() as whole:
         if part.compression:  # its table of contents is at the end

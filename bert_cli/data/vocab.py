@@ -3,13 +3,15 @@
 A vocabulary is a vocab.txt, a piece a line, the line number its id, with a tokenizer_config.json
 beside it that says whether text is lower-cased. That is the form of every published BERT, so any of
 them can be named, and what is trained here can be given to any other tool. What cannot be encoded
-as its tokenizer_config.json says is refused.
+as its tokenizer_config.json says is refused; where that says nothing, its pieces tell by their capitals.
 """
 
 import hashlib
 import json
 import os
 import re
+import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +26,11 @@ from bert_cli.config.data import VocabSettings
 from bert_cli.data.documents import text_pieces
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.ledger import (
+    MANIFEST,
+    Ledger,
+    Shard,
     Stats,
     claim,
-    versions_of,
     write_json_atomically,
 )
 from bert_cli.data.shards import Progress, summary
@@ -45,7 +49,9 @@ CODE_POINTS = 0x110000
 
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+CAPITALS = 0.05
+"""Share of the pieces of a cased vocabulary that hold a capital, at least: 30 % of Google's English one."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
 def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     """Read the vocabulary that `--vocab` names: vocab.txt, a folder with one, or a name on the hub.
 
-    ConfigError when its tokenizer_config.json treats letters in another way than `cased`; DataError
-    when it is nowhere.
+    ConfigError when its tokenizer_config.json, or where that does not say it its pieces, treats
+    letters in another way than `cased`; DataError when it is nowhere.
     """
     place = Path(os.path.expandvars(name)).expanduser()
     if place.is_dir():
@@ -115,18 +121,20 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             f"--vocab ({name}): no such file or folder; give a vocab.txt, a folder with one, or "
             "a model name on the Hugging Face hub"
         )
-    if config.is_file():
-        _check_config(config, name, cased=cased)
-    return read_vocabulary(path)
+    case_is_said = config.is_file() and _check_config(config, name, cased=cased)
+    vocabulary = read_vocabulary(path)
+    if not case_is_said:
+        _check_capitals(vocabulary, name, cased=cased)
+    return vocabulary
 
 
 def _fetch(name: str) -> tuple[Path, Path]:
     """Get vocab.txt, and tokenizer_config.json where there is one, from the hub or its cache."""
-    import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
+    print(f"vocab: {name} is not here; asking the Hugging Face hub for it", file=sys.stderr)
     try:
-        path = Path(huggingface_hub.hf_hub_download(name, VOCAB_FILE))
+        path = _file_of_hub(name, VOCAB_FILE)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise DataError(
             f"--vocab ({name}): no such file or folder here, and the Hugging Face hub gave no "
@@ -134,7 +142,7 @@ def _fetch(name: str) -> tuple[Path, Path]:
             "check the name and the network, or give the path of a vocab.txt"
         ) from error
     try:
-        return path, Path(huggingface_hub.hf_hub_download(name, CONFIG_FILE))
+        return path, _file_of_hub(name, CONFIG_FILE)
     except LocalEntryNotFoundError as error:
         raise DataError(
             f"--vocab ({name}): the Hugging Face hub gave {VOCAB_FILE} and then could not be "
@@ -146,8 +154,33 @@ def _fetch(name: str) -> tuple[Path, Path]:
         )  # the repository has none: there is nothing to agree with
 
 
-def _check_config(path: Path, name: str, *, cased: bool) -> None:
-    """Refuse a vocabulary whose tokenizer would cut text otherwise than we do."""
+def _file_of_hub(name: str, file: str) -> Path:
+    """A file of a model, or what is kept of it here where the hub cannot be reached.
+
+    It is asked for once beforehand: where there is no network the download itself would try again
+    for 23 s and write eleven lines.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError as ModelNotFoundError
+
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file))
+    except (EntryNotFoundError, ModelNotFoundError, ValueError):
+        raise
+    except Exception as error:  # the client raises what lies below it raises
+        try:
+            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise LocalEntryNotFoundError(str(error) or type(error).__name__) from error
+    return Path(huggingface_hub.hf_hub_download(name, file))
+
+
+def _check_config(path: Path, name: str, *, cased: bool) -> bool:
+    """Refuse a vocabulary whose tokenizer would cut text otherwise than we do.
+
+    Whether the file says anything of capitals.
+    """
     try:
         config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -165,6 +198,31 @@ def _check_config(path: Path, name: str, *, cased: bool) -> None:
             f"tokenize_chinese_chars {json.dumps(config.get('tokenize_chinese_chars', True))}, "
             "which is not how BERT cuts text; choose another vocabulary"
         )
+    return "do_lower_case" in config
+
+
+def _check_capitals(vocabulary: Vocabulary, name: str, *, cased: bool) -> None:
+    """Refuse a vocabulary that is cased, by its pieces, where text is lower-cased; or the reverse.
+
+    Lower-cased text never meets a piece with a capital, and no word with one is in a vocabulary of
+    lower-cased text: either would be cut to bits without a word. Pieces of letters that come in one
+    case only, as Chinese ones, tell nothing.
+    """
+    pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
+    with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
+    capital = sum(piece.lower() != piece for piece in with_case)
+    accents = any(unicodedata.normalize("NFD", piece) != piece for piece in with_case)
+    if not cased and capital > CAPITALS * len(with_case):
+        wrong, remedy = "so it is a cased vocabulary", "give --cased"
+    elif cased and with_case and not capital and not accents:
+        wrong, remedy = "so it is one of lower-cased text", "leave out --cased"
+    else:
+        return
+    raise ConfigError(
+        f"--cased ({json.dumps(cased)}, with --vocab {name}): {capital:,} of the {len(with_case):,} pieces "
+        f"with letters hold a capital, {wrong}; {remedy}, or lay a {CONFIG_FILE} beside it that says "
+        f'{{"do_lower_case": {json.dumps(not cased)}}}'
+    )
 
 
 def tokenizer_config(*, cased: bool) -> dict[str, Any]:
@@ -187,45 +245,61 @@ def run(settings: VocabSettings) -> None:
     """Train a WordPiece vocabulary (Schuster and Nakajima 2012) on all sentences of a folder.
 
     The same text gives the same vocabulary. DataError when there is no text, or when OUT is the
-    folder of another step.
+    folder of another step, or holds a vocabulary of other settings or another text.
     """
     kept = settings.model_dump(include={"size", "cased", "min_frequency"})
-    with claim(settings.out, "vocab", kept, ["tokenizers"]):
-        _run(settings, kept)
+    kept |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
+    with claim(settings.out, "vocab", kept, ["tokenizers"]) as ledger:
+        _run(settings, ledger)
 
 
-def _run(settings: VocabSettings, kept: dict[str, Any]) -> None:
+def _run(settings: VocabSettings, ledger: Ledger) -> None:
     started = monotonic()
     reading = Reading(settings.input_format, settings.text_field)
     parts, notes = recognise_all(settings.input, reading)
     refuse_without_effect(parts, settings.model_fields_set)
+    shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+    if ledger.is_whole(shard) and (settings.out / MANIFEST).exists():
+        print(f"vocab: {settings.out / VOCAB_FILE} is here, made so of this text (nothing to do)")
+        return
     size = sum(part.size for part in parts)
     packed = any(part.compression or part.format == "parquet" for part in parts)
     with Progress("vocab", None if packed else 2 * size) as bar:  # the text is read twice
         pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
     data = "".join(piece + "\n" for piece in pieces).encode()
-    settings.out.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(settings.out, data, cased=settings.cased)
+    fresh = ledger.room(shard) / "out"
+    fresh.mkdir(parents=True)
+    write_vocabulary(fresh, data, cased=settings.cased)
     seconds = monotonic() - started
     stats = Stats(
         sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
     )
+    ledger.commit(shard, stats)
     write_json_atomically(
-        settings.out / "manifest.json",
+        settings.out / MANIFEST,
         {
             "step": "vocab",
-            "settings": kept,
+            "settings": ledger.settings,
             "counts": stats.counts(),
             "seconds": round(seconds, 3),
             "mb_per_second": round(size / 1e6 / seconds, 3),
-            "versions": versions_of(("tokenizers",)),
+            "versions": ledger.versions,
             "notes": notes,
         },
     )
+    if len(pieces) < settings.size:
+        notes = [*notes, _fewer(len(pieces), settings)]
     for note in notes:
         print(f"vocab: {note}")
     line = summary("vocab", stats, seconds, size)
     print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces from ", 1))
+
+
+def _fewer(pieces: int, settings: VocabSettings) -> str:
+    return (
+        f"{pieces:,} pieces are all that occur {settings.min_frequency} times in this text, not the {settings.size:,} "
+        f"of --size; a model for them has --bert-config.vocab-size {pieces}"
+    )
 
 
 def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple[list[str], int]:

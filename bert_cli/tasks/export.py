@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.tokenizer import read_tokenizer
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.errors import CheckpointError, ConfigError, needs_extra
 from bert_cli.tasks import runtimes, start
 from bert_cli.tasks.opened import open_model, task_of
 from bert_cli.train.report import say
@@ -48,7 +48,7 @@ def run(settings: ExportSettings) -> None:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"format ({settings.format}): needs {', '.join(missing)}; pip install 'bert-cli[export]'"
+            f"format ({settings.format}): {', '.join(missing)} is not installed; {needs_extra('export')}"
         )
     out = settings.out.expanduser()
     _refuse_in_use(out)

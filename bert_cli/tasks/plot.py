@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bert_cli.config.look import PlotSettings
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.tasks.curves import draw, pictures_of
 from bert_cli.tasks.page import page_of
 from bert_cli.train.history import METRICS, names_of, open_runs
@@ -25,7 +25,7 @@ def run(settings: PlotSettings) -> None:
     yet, and for a folder that cannot be written.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError("bert plot: needs the extra 'plot'; pip install 'bert-cli[plot]'")
+        raise ConfigError(f"bert plot: {needs_extra('plot')}")
     runs = open_runs(settings.runs, "runs")
     names = names_of(runs)
     without = [str(one.folder) for one in runs if not one.steps]

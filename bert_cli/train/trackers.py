@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.config.load import leaves
+from bert_cli.errors import needs_extra
 from bert_cli.train.report import Figures, Report, say
 
 WANDB_ID = "wandb_id"
@@ -77,7 +78,7 @@ def _write_hparams(writer: Any, run_settings: Mapping[str, Any]) -> None:
     try:
         from tensorboard.plugins.hparams import api
     except ModuleNotFoundError:
-        say("tensorboard: writes no settings for HParams, which needs the extra 'tensorboard'")
+        say(f"tensorboard: writes no settings for HParams, which {needs_extra('tensorboard')}")
         return
     with writer.as_default(step=0):
         api.hparams(scalars(run_settings))

@@ -69,8 +69,13 @@ def test_a_length_without_a_default_number_of_examples_is_refused():
 
 def test_the_plan_says_how_often_the_corpus_is_read():
     text = describe(make_plan(settings(total_num_train_samples=65_280), 130_560))
-    assert "1 steps of 65,280 examples" in text
+    assert "1 step of 65,280 examples" in text
     assert "(0.5 epochs)" in text
+    assert "(2,040 micro-batches of 32)" in text
+    one = {"micro_batch_size": 32, "replicas": 1, "grad_acc_steps_per_replica": 1}
+    assert "2,040 steps of 32 examples (1 micro-batch of 32)" in describe(
+        make_plan(settings(total_num_train_samples=65_280, global_batch=one), 130_560)
+    )
 
 
 def test_a_plan_of_packs_says_that_the_batch_has_grown():

@@ -380,7 +380,7 @@ def test_without_dask_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConfigError, match=r"pip install 'bert-cli\[dask\]'"):
+    with pytest.raises(ConfigError, match=r"needs the extra 'dask'; pip install"):
         run(make_inputs(tmp_path, 1), tmp_path / "out", shout, "tcp://127.0.0.1:9")
 
 

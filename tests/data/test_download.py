@@ -271,9 +271,12 @@ def test_no_server_at_all_is_an_error_after_some_tries(
     server: DumpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = DownloadSettings(out=tmp_path, language="xx", mirror="http://127.0.0.1:9")
-    with pytest.raises(DataError, match="check the network"):
+    told = r"\(http://127.0.0.1:9/xxwiki/.*check the network.* --mirror, or `bert extract`"
+    with pytest.raises(DataError, match=told):
         download.run(settings)
-    assert capsys.readouterr().err.count("trying again") == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(re.match("download: 127.0.0.1:9: .*; trying again", line) for line in lines)
     with pytest.raises(ConfigError, match="not an http"):
         download.run(DownloadSettings(out=tmp_path, language="xx", mirror="127.0.0.1"))
 

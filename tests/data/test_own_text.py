@@ -147,6 +147,26 @@ def test_many_small_files_become_few_shards(tmp_path):
     assert manifest["settings"]["documents"] == "files"
 
 
+def test_many_documents_in_few_files_are_said_and_kept_together_where_that_is_asked(
+    tmp_path, capsys
+):
+    for n in range(3):
+        write(tmp_path / "in" / f"{n}.txt", documents(4, n))
+    split(tmp_path / "in", tmp_path / "out")
+    said = "preprocess: 3 files, 12 documents: a blank line ends one; --documents files"
+    assert said in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"\(documents was 'blank-lines', now 'files'\)"):
+        split(tmp_path / "in", tmp_path / "out", documents="files")
+    split(tmp_path / "in", tmp_path / "files", documents="files")
+    assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
+    # One file of many documents is the common form of a corpus, and so are JSON lines.
+    split(tmp_path / "in" / "0.txt", tmp_path / "one")
+    for n in range(3):
+        write(tmp_path / "json" / f"{n}.jsonl", documents(4, n), "json-lines")
+    split(tmp_path / "json", tmp_path / "lines")
+    assert "a blank line ends one" not in capsys.readouterr().out
+
+
 def test_a_run_on_one_large_file_killed_with_signal_9_continues(tmp_path):
     source = write(tmp_path / "in" / "large", documents(4000))
     out = tmp_path / "out"

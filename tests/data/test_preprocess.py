@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -278,15 +280,31 @@ def test_a_download_that_hangs_or_fails_is_given_up(
 ) -> None:
     fake = tmp_path / "nltk.py"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(sentences, "DOWNLOAD_SECONDS", 1.0)
-    fake.write_text("import time\ndef download(*_, **__): time.sleep(60)\n")
-    started = time.monotonic()
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(sentences, "NLTK_SERVER", server.getsockname())
+        monkeypatch.setattr(sentences, "DOWNLOAD_SECONDS", 1.0)
+        fake.write_text("import time\ndef download(*_, **__): time.sleep(60)\n")
+        started = time.monotonic()
+        assert not sentences._downloaded()
+        assert time.monotonic() - started < 10
+        monkeypatch.setattr(sentences, "DOWNLOAD_SECONDS", 30.0)
+        fake.write_text("def download(*_, **__): return False\n")
+        assert not sentences._downloaded()
+        fake.write_text("def download(*_, **__): return True\n")
+        assert sentences._downloaded()
+    # Nobody answers: NLTK is not even asked, unless a proxy stands between.
     assert not sentences._downloaded()
-    assert time.monotonic() - started < 10
-    fake.write_text("def download(*_, **__): return False\n")
-    assert not sentences._downloaded()
-    fake.write_text("def download(*_, **__): return True\n")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     assert sentences._downloaded()
+
+
+def test_the_server_that_is_looked_for_is_the_one_that_nltk_asks() -> None:
+    from nltk.downloader import Downloader
+
+    assert urlsplit(Downloader.DEFAULT_URL).hostname == sentences.NLTK_SERVER[0]
 
 
 def test_sentencex_splits_too_and_wants_a_language_it_can_name(tmp_path: Path) -> None:

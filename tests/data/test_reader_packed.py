@@ -216,9 +216,17 @@ def test_bins_give_the_examples_of_their_records_with_less_padding(corpus: Path)
     ("settings", "kind", "message"),
     [
         ({"max_sequences_per_pack": 0}, ConfigError, r"max_sequences_per_pack \(0\): must be 1"),
-        ({"bins": 0}, ConfigError, r"bins \(0\): must be 1"),
-        ({"bins": 2, "max_sequences_per_pack": 2}, ConfigError, "leave out one of the two"),
-        ({"bins": 2, "examples": 256}, DataError, "250 records .* fewer than a step's 256"),
+        ({"bins": 0}, ConfigError, r"length_bins \(0\): must be 1"),
+        (
+            {"bins": 2, "max_sequences_per_pack": 2},
+            ConfigError,
+            r"length_bins \(2\): .* leave out one of the two",
+        ),
+        (
+            {"bins": 2, "examples": 256},
+            DataError,
+            r"length_bins \(2\): the 250 records .* fewer than a step's 256",
+        ),
     ],
 )
 def test_packs_and_bins_that_cannot_be_are_refused(
@@ -232,7 +240,7 @@ def test_static_records_cannot_be_packed_or_binned_when_read(tmp_path: Path) -> 
     folder = make_corpus(tmp_path / "c", "static", [20])
     with pytest.raises(DataError, match=r"\(2\): .* static and not packed; .*`bert pack"):
         open_reader(folder, max_sequences_per_pack=2)
-    with pytest.raises(DataError, match=r"bins \(2\): .* static and padded"):
+    with pytest.raises(DataError, match=r"length_bins \(2\): .* static and padded"):
         open_reader(folder, bins=2)
     open_reader(folder, max_sequences_per_pack=1)
 

@@ -333,7 +333,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"needs the package {package}; .*bert-cli\[remote\]"):
+    with pytest.raises(ConfigError, match=rf"package {package} is not installed; .*'\.\[remote\]'"):
         local_copy("s3://bucket/records", tmp_path)
 
 

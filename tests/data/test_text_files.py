@@ -193,9 +193,9 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
     packed.write_bytes(zstandard_frames(b"One.\n"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"b.zst: .* `pip install bert-cli\[zstandard\]`"):
+    with pytest.raises(ConfigError, match=r"b.zst: .* needs the extra 'zstandard'; pip install"):
         recognise(packed, Reading())
-    with pytest.raises(ConfigError, match=r"a.parquet: .* `pip install bert-cli\[parquet\]`"):
+    with pytest.raises(ConfigError, match=r"a.parquet: .* needs the extra 'parquet'; pip install"):
         list(marked_lines(recognise(table, Reading()), Reading()))
 
 

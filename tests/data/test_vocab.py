@@ -74,7 +74,7 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_a_file_and_the_folder_that_holds_it_are_the_same_vocabulary(tmp_path, monkeypatch):
     path = write_vocab(tmp_path / "model")
     by_file = find_vocabulary(str(path), cased=False)
-    by_folder = find_vocabulary(str(path.parent), cased=True)
+    by_folder = find_vocabulary(str(path.parent), cased=False)
     assert by_file.path == by_folder.path == path
     assert by_file.sha256 == by_folder.sha256
     monkeypatch.setenv("MODELS", str(tmp_path))
@@ -112,6 +112,46 @@ def test_a_tokenizer_that_cuts_text_otherwise_is_refused(tmp_path, cased, config
         find_vocabulary(str(tmp_path), cased=cased)
 
 
+@pytest.mark.parametrize("config", [None, {"tokenizer_class": "BertTokenizer"}])
+def test_without_a_word_on_capitals_the_pieces_tell(tmp_path, config):
+    path = write_vocab(tmp_path, [*PIECES, "The", "Cat"], config)
+    with pytest.raises(ConfigError, match=r"--cased \(false.*: 2 of the 5 pieces .* give --cased"):
+        find_vocabulary(str(path), cased=False)
+    assert find_vocabulary(str(path), cased=True).pieces[-1] == "Cat"
+    write_vocab(tmp_path, config=config)
+    with pytest.raises(
+        ConfigError, match=r"--cased \(true.*: 0 of the 3 pieces .* leave out --cased"
+    ):
+        find_vocabulary(str(path), cased=True)
+    assert find_vocabulary(str(path), cased=False).pieces[0] == "the"
+    # What the file says counts, as where the text has no capitals at all.
+    write_vocab(tmp_path, config={"do_lower_case": False})
+    assert find_vocabulary(str(path), cased=True).pieces[0] == "the"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["字", "##典", "1990"],  # letters of one case
+        ["naïve"],  # keeps accents, so it is no uncased one
+        [*(f"word{number}" for number in range(40)), "X"],  # a capital by chance
+    ],
+)
+def test_pieces_that_tell_nothing_of_capitals_are_taken_as_is_asked(tmp_path, pieces):
+    special = [piece for piece in PIECES if piece.startswith("[")]
+    path = write_vocab(tmp_path, [*special, *pieces])
+    for cased in (False, True):
+        assert find_vocabulary(str(path), cased=cased).pieces[-1] == pieces[-1]
+
+
+def test_googles_vocabularies_tell_their_case_by_their_pieces(shared_data):
+    for kind, cased in (("cased", True), ("uncased", False)):
+        path = str(shared_data / "vocab" / f"bert-base-{kind}-vocab.txt")
+        assert len(find_vocabulary(path, cased=cased).pieces) > 28_000
+        with pytest.raises(ConfigError, match=f"{'give' if cased else 'leave out'} --cased"):
+            find_vocabulary(path, cased=not cased)
+
+
 def test_a_broken_tokenizer_config_is_refused(tmp_path):
     write_vocab(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -119,7 +159,9 @@ def test_a_broken_tokenizer_config_is_refused(tmp_path):
         find_vocabulary(str(tmp_path), cased=False)
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "/nowhere/at/all", "a/b/c", "~/no such/vocab"])
+@pytest.mark.parametrize(
+    "name", ["missing.txt", "/nowhere/at/all", "a/b/c", "~/no", "./vocab", "../vocab", "vocab/"]
+)
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="no such file or folder; give"):
@@ -213,6 +255,9 @@ def ask(tmp_path, endpoint, name, case="uncased", **settings):
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
+    asked = f"vocab: {name} is not here; asking the Hugging Face hub for it"
+    assert done.stderr.splitlines()[:1] == [asked]
+    assert "thrown while requesting" not in done.stderr
     return done.stdout.strip()
 
 
@@ -239,6 +284,14 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path):
     assert told.startswith("DataError --vocab (someone/model)")
     assert "give the path of a vocab.txt" in told
     assert "\n" not in told
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_without_noise(tmp_path, hub):
+    told = ask(tmp_path, "http://127.0.0.1:9", "data/vocab9k")
+    assert told.startswith("DataError --vocab (data/vocab9k): no such file or folder here")
+    assert "refused" in told
+    found = ask(tmp_path, hub, "someone/model", "cased")
+    assert ask(tmp_path, "http://127.0.0.1:9", "someone/model", "cased") == found
 
 
 # --- training
@@ -277,8 +330,14 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert manifest["counts"]["sentences"] == 80
     assert "tokenizers" in manifest["versions"]
     line = capsys.readouterr().out
-    assert line.startswith(f"vocab: {len(vocabulary.pieces)} pieces from 80 sentences")
-    assert line.count("\n") == 1
+    number = len(vocabulary.pieces)
+    assert number < 150
+    assert line.startswith(
+        f"vocab: {number} pieces are all that occur 2 times in this text, not the 150 of --size"
+    )
+    assert f"--bert-config.vocab-size {number}\n" in line
+    assert line.splitlines()[1].startswith(f"vocab: {number} pieces from 80 sentences")
+    assert line.count("\n") == 2
     leftovers = {path.name for path in out.iterdir() if path.name != ".done"}
     assert leftovers == {"vocab.txt", "tokenizer_config.json", "manifest.json"}
 
@@ -351,3 +410,30 @@ def test_the_folder_of_another_step_is_refused_and_left_as_it_is(tmp_path):
         run(VocabSettings(input=folder, out=folder, size=100))
     assert "a.txt" in (folder / "manifest.json").read_text()
     assert not (folder / "vocab.txt").exists()
+
+
+def test_a_folder_keeps_its_vocabulary_when_the_size_or_the_text_is_another(tmp_path, capsys):
+    sentences(tmp_path)
+    out = train(tmp_path)
+    before = (out / "vocab.txt").read_bytes()
+    capsys.readouterr()
+    assert train(tmp_path) == out
+    assert "vocab.txt is here, made so of this text (nothing to do)" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
+        run(VocabSettings(input=tmp_path / "sentences", out=out, size=120))
+    with pytest.raises(DataError, match="text_field was 'text', now 'body'"):
+        lines = tmp_path / "lines.jsonl"
+        lines.write_text('{"body": "One sentence."}\n')
+        run(VocabSettings(input=lines, out=out, size=150, text_field="body"))
+    sentences(tmp_path, SENTENCES[::-1])
+    with pytest.raises(
+        DataError, match=r"which has changed since; remove .*vocab or choose another"
+    ):
+        train(tmp_path)
+    assert (out / "vocab.txt").read_bytes() == before
+
+
+def test_of_a_vocabulary_as_large_as_asked_nothing_more_is_said(tmp_path, capsys):
+    run(VocabSettings(input=sentences(tmp_path), out=tmp_path / "vocab", size=100))
+    assert len(read_vocabulary(tmp_path / "vocab" / "vocab.txt").pieces) == 100
+    assert "are all that occur" not in capsys.readouterr().out

@@ -68,4 +68,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, write_run, monkeypatch,
         "bert_cli.tasks.plot.find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
     assert plot(write_run(tmp_path / "a", 3), "--output", tmp_path / "out") == 2
-    assert "needs the extra 'plot'; pip install 'bert-cli[plot]'" in capsys.readouterr().err
+    assert (
+        "needs the extra 'plot'; pip install -c requirements.lock -e '.[plot]'"
+        in capsys.readouterr().err
+    )
