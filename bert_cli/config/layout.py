@@ -256,8 +256,10 @@ def short(stage: Sequence[str]) -> list[str]:
 
 
 def count(number: int, what: str) -> str:
-    """1 device, 2 devices."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    """1 device, 2 devices, 1,000 micro-batches."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,} {what}{'es' if what.endswith('ch') else 's'}"
 
 
 def size(number: float) -> str:

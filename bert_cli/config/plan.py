@@ -8,6 +8,7 @@ own. A plan is also what a run prints first, so that a person sees what will hap
 import math
 from dataclasses import dataclass
 
+from bert_cli.config.layout import count
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 
@@ -111,17 +112,13 @@ def _default_examples(sequence_length: int) -> int:
     )
 
 
-def _counted(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"
-
-
 def describe(plan: Plan) -> str:
     """The plan in the words of a person, a fact a line."""
     packed = plan.sequences_per_example > 1
     lines = [
-        f"{_counted(plan.total_steps, 'step', 'steps')} of {plan.step_in_words} "
-        f"({_counted(plan.micro_batches_per_step, 'micro-batch', 'micro-batches')} of {plan.micro_batch_size})",
-        f"learning rate up to {plan.peak_learning_rate:g}, {_counted(plan.warmup_steps, 'step', 'steps')} of warm-up",
+        f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
+        f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
+        f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]
     if packed and not plan.rate_follows_batch:
         # Not by itself: how long the packs are is known only now, and a step is what was asked for.

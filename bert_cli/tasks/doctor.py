@@ -124,9 +124,9 @@ def told_processes(processes: Processes) -> str:
 def told_plan(plan: Plan) -> str:
     """The whole numbers of the run."""
     return (
-        f"{plan.total_steps:,} steps of {plan.step_in_words}, "
-        f"{plan.micro_batches_per_step:,} micro-batches of {plan.micro_batch_size}; learning rate up to "
-        f"{plan.peak_learning_rate:g}, {plan.warmup_steps:,} steps of warm-up"
+        f"{layout.count(plan.total_steps, 'step')} of {plan.step_in_words}, "
+        f"{layout.count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size}; learning rate up to "
+        f"{plan.peak_learning_rate:g}, {layout.count(plan.warmup_steps, 'step')} of warm-up"
     )
 
 

@@ -75,7 +75,7 @@ def tell(settings: PretrainSettings) -> None:
         f"{parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{describe(make_plan(settings, None))}\n"
         f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
-        f"{batch.grad_acc_steps_per_replica:,} micro-batches of {batch.micro_batch_size} a step, {again}\n\n"
+        f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} a step, {again}\n\n"
         f"{table(settings)}\n"
     )
     print(
