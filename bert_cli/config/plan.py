@@ -128,8 +128,9 @@ def describe(plan: Plan) -> str:
             "learning_rate.reference_batch_size"
         )
     if plan.corpus_examples is not None:
+        epochs = f"{plan.epochs:.3g}"
         lines.append(
             f"{plan.examples:,} {'packs' if packed else 'examples'} out of {plan.corpus_examples:,} "
-            f"({plan.epochs:.3g} epochs)"
+            f"({epochs} {'epoch' if epochs == '1' else 'epochs'})"
         )
     return "\n".join(f"  {line}" for line in lines)

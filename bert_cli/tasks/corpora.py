@@ -24,7 +24,7 @@ from bert_cli.data.vocab import VOCAB_FILE
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.train.step import Batch
 
-VALIDATION = "validation_dir"
+TRAINING, VALIDATION = "dataset_dir", "validation_dir"
 
 
 class Corpus(Protocol):
@@ -73,7 +73,7 @@ def open_reader(
         )
     readers = [
         open_corpus(
-            _folder_of(one.path, settings),
+            _folder_of(one.path, settings, TRAINING),
             settings,
             examples_per_step,
             part=part,
@@ -105,16 +105,12 @@ def open_corpus(
     parts: int = 1,
     most: int | None,
     bins: int | None,
-    name: str = "dataset_dir",
+    name: str = TRAINING,
 ) -> Reader:
     """A reader of a folder of records whose vocabulary is the model's, with packs of `most` sequences or bins.
 
     `name` is the setting that names the folder.
     """
-    if not folder.is_dir():
-        raise DataError(
-            f"{name} ({folder}): there is no such folder; give one that `bert tokenize` has made"
-        )
     reader = Reader(
         folder,
         seed=settings.seed,
@@ -142,11 +138,15 @@ def open_corpus(
     )
 
 
-def _folder_of(name: str, settings: PretrainSettings) -> Path:
-    """The folder that a path is, or a copy of what is at an address."""
-    if is_remote(name):
-        return local_copy(name, settings.dataset_cache.expanduser())
-    return Path(name)
+def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
+    """The folder that a path is, which the setting `name` gives, or a copy of what is at an address."""
+    if is_remote(path):
+        return local_copy(path, settings.dataset_cache.expanduser())
+    if not Path(path).is_dir():
+        raise DataError(
+            f"{name} ({path}): there is no such folder; give one that `bert tokenize` has made"
+        )
+    return Path(path)
 
 
 def _most_asked(settings: PretrainSettings) -> int | None:
@@ -159,7 +159,10 @@ def _refuse_masking_without_effect(settings: PretrainSettings, readers: Sequence
     if not is_said(settings, "masking") or any(reader.is_dynamic for reader in readers):
         return
     held_out = settings.validation_dir
-    if held_out is None or read_corpus(_folder_of(held_out, settings))["format"] != "dynamic":
+    if (
+        held_out is None
+        or read_corpus(_folder_of(held_out, settings, VALIDATION))["format"] != "dynamic"
+    ):
         folders = ", ".join(str(reader.folder) for reader in readers)
         raise ConfigError(
             f"masking: has no effect on {folders}, whose records are static and masked already; leave it out, or "
@@ -172,7 +175,7 @@ def open_held_out(settings: PretrainSettings) -> Reader | None:
     if settings.validation_dir is None:
         return None
     folder, size = (
-        _folder_of(settings.validation_dir, settings),
+        _folder_of(settings.validation_dir, settings, VALIDATION),
         settings.global_batch.micro_batch_size,
     )
     corpus = read_corpus(folder)

@@ -162,7 +162,7 @@ def test_weights_to_start_from_are_read_and_must_do_better_than_chance(trained, 
 
 
 def test_a_run_that_continues_is_judged_by_its_own_weights(trained, tmp_path):
-    loss = of("first loss", built(tmp_path, save_ckpt_path=trained / "run"))
+    loss = of("first loss", built(trained))
     assert "a fresh model" not in loss.found
     assert loss.level == "ok" and loss.figures["mlm_loss"] < math.log(WORDS) - 0.5
 
@@ -226,12 +226,12 @@ def test_the_examples_are_opened_and_their_epochs_told(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("change", "kind", "told"),
     [
-        ({"dataset_dir": "nowhere"}, DataError, "does not exist"),
+        ({"dataset_dir": "nowhere"}, DataError, "no such folder"),
         ({"dataset_dir": "$NO_SUCH_VARIABLE/x"}, ConfigError, "the variable is not set"),
         ({"dataset_dir": False}, ConfigError, "is not given"),
         ({"max_seq_length": 12}, DataError, "have 16 places"),
         ({"bert_config__vocab_size": 200}, ConfigError, "vocabulary of 300"),
-        ({"validation_dir": "nowhere"}, DataError, "does not exist"),
+        ({"validation_dir": "nowhere"}, DataError, "no such folder"),
     ],
 )
 def test_records_that_do_not_fit_the_run_are_errors(change, kind, told, corpus, tmp_path):

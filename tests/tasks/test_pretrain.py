@@ -219,7 +219,7 @@ def test_on_a_terminal_lines_are_printed_where_they_are_asked_for_above_the_foot
     told = on_a_terminal(arguments(tmp_path / "run", **many, **changes))
     assert f"run: writes into {tmp_path / 'run'}: checkpoints step_*/, metrics.jsonl" in told
     assert " % " in told and "/60 " in told and told.count("examples/s") > 0
-    lines = re.findall(r"step +(\d+)/60  mlm .* left", told)
+    lines = re.findall(r"step +(\d+)/60  mlm .* tokens/s", told)
     assert lines == ([] if not changes else ["1", *map(str, range(2, 61, 2))])
     assert "run: 60 steps done" in told.splitlines()[-1]
 
