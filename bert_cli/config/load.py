@@ -248,7 +248,11 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
             files = read_config(find_config(known.config))
     flags = parse_flags(settings, rest, program)
     given = merge(_default_groups(settings), merge(files.values, flags))
-    values = _expand_paths(given, getattr(settings, "OPENS_FILES", True))
+    unset: ConfigError | None = None
+    try:
+        values = _expand_paths(given, getattr(settings, "OPENS_FILES", True))
+    except ConfigError as error:
+        values, unset = given, error
     origins = dict(files.origins)
     for where, _ in leaves(flags):
         origins = {
@@ -256,7 +260,13 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         }
         origins[where] = "--" + where.replace("_", "-")
     loaded = Loaded(values, origins, files.no_effect)
-    return validate(settings, loaded), loaded
+    try:
+        validated = validate(settings, loaded)
+    except ConfigError as error:
+        raise error if unset is None else ConfigError(f"{unset}\n{error}") from None
+    if unset is not None:
+        raise unset
+    return validated, loaded
 
 
 def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:

@@ -206,8 +206,12 @@ def test_an_old_name_and_its_new_one_keep_their_origin(tmp_path):
 
 def test_a_variable_that_is_not_set_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
-    text = refusal("--config", write(tmp_path / "old.json", ORIGINAL))
-    assert "the variable is not set" in text
+    old = write(tmp_path / "old.json", ORIGINAL)
+    assert "the variable is not set" in refusal("--config", old)
+    # With every other mistake, not before them.
+    lines = refusal("--config", old, "--seed", "many", "--log-every-steps", "0").splitlines()
+    assert len(lines) == 3 and "the variable is not set" in lines[0]
+    assert "seed" in lines[1] + lines[2] and "log_every_steps" in lines[1] + lines[2]
 
 
 def test_a_flag_replaces_a_path_whose_variable_is_not_set(tmp_path, monkeypatch):
