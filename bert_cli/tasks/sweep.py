@@ -32,7 +32,7 @@ Figures = dict[str, Any]
 OUT_OF_MEMORY = re.compile(
     r"does not fit the device's memory|bad_alloc|MemoryError|Cannot allocate memory|out of memory"
     r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating|pthread_create\(\) failed"
-    r"|failed to map segment",
+    r"|failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
 KILLED = {signal.SIGKILL: "killed, as the kernel does when memory is short"}
