@@ -53,7 +53,8 @@ def _places_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
     places, stride = ops.reshape(first, [1] * len(shape)), 1
     for axis in reversed(range(len(shape))):
         along = ops.arange(shape[axis], dtype="int32") * _signed(stride)
-        places += ops.reshape(along, [-1 if other == axis else 1 for other in range(len(shape))])
+        # Not in place, which PyTorch does with the tensor that is too small.
+        places = places + ops.reshape(along, [-1 if n == axis else 1 for n in range(len(shape))])
         stride *= shape[axis]
     return places
 
