@@ -27,6 +27,12 @@ def masked_crc(data: bytes) -> bytes:
     return (((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
+def payload_bytes(head: bytes) -> int | None:
+    """Bytes of the payload behind a frame's head; None where the checksum says that it is no head."""
+    length, check = head[:8], head[8:]
+    return int.from_bytes(length, "little") if masked_crc(length) == check else None
+
+
 class RecordWriter:
     """Writes payloads to `path` in TFRecord frames, and their index beside it as `.index`.
 
@@ -91,21 +97,22 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
     Checks both checksums, so a shifted index or a flipped bit cannot pass for data; DataError names
     `name` and `offset`.
     """
-    head = bytes(buffer[offset : offset + 12])
-    if len(head) < 12:
+    begin = offset + HEAD_BYTES
+    head = bytes(buffer[offset:begin])
+    if len(head) < HEAD_BYTES:
         raise DataError(
             f"{name} (byte {offset}): the file ends before this record; rebuild it or "
             "run `bert index`"
         )
-    if masked_crc(head[:8]) != head[8:]:
+    size = payload_bytes(head)
+    if size is None:
         raise DataError(
             f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
             "if its .index is another file's, remove that and run `bert index`, else rebuild the file"
         )
-    end = offset + 12 + int.from_bytes(head[:8], "little")
-    payload = bytes(buffer[offset + 12 : end])
-    check = bytes(buffer[end : end + 4])
-    if end - offset - 12 != len(payload) or len(check) < 4:
+    end = begin + size
+    payload, check = bytes(buffer[begin:end]), bytes(buffer[end : end + CHECKSUM_BYTES])
+    if len(payload) < size or len(check) < CHECKSUM_BYTES:
         raise DataError(
             f"{name} (byte {offset}): the file is cut within this record; rebuild the file"
         )
@@ -123,12 +130,8 @@ def read_payloads(frames: Sequence[bytes]) -> list[bytes] | None:
     and checksums are compared all at once.
     """
     heads = [frame[:HEAD_BYTES] for frame in frames]
-    sizes = {
-        head: int.from_bytes(head[:8], "little") + FRAME_BYTES
-        for head in set(heads)
-        if len(head) == HEAD_BYTES and masked_crc(head[:8]) == head[8:]
-    }
-    if [sizes.get(head) for head in heads] != [len(frame) for frame in frames]:
+    sizes = {head: payload_bytes(head) for head in set(heads)}
+    if [sizes[head] for head in heads] != [len(frame) - FRAME_BYTES for frame in frames]:
         return None
     payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
     found = np.array([google_crc32c.value(payload) for payload in payloads], np.uint32)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from bert_cli.config.data import IndexSettings
 from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.checksums import Checksums, checksums
-from bert_cli.data.frames import FRAME_BYTES, masked_crc, read_payload
+from bert_cli.data.frames import FRAME_BYTES, HEAD_BYTES, payload_bytes, read_payload
 from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
 from bert_cli.data.ledger import Stats, recorded_step, versions_of, write_json_atomically
 from bert_cli.data.records import STATIC_FEATURES, parse_static, token_bytes
@@ -169,17 +169,17 @@ def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
         while offset < size:
-            head = file.read(12)
+            head = file.read(HEAD_BYTES)
             length = known.get(head)
             if length is None:
-                if len(head) == 12 and masked_crc(head[:8]) != head[8:]:
+                # A head that the file's end cuts is too long for what is left, too.
+                payload = payload_bytes(head) if len(head) == HEAD_BYTES else size
+                if payload is None:
                     raise DataError(
                         f"{path} (byte {offset}): no record starts here (wrong checksum of its "
                         "length); the file is corrupt, rebuild it"
                     )
-                # A head that the file's end cuts is too long for what is left, too.
-                length = int.from_bytes(head[:8], "little") + FRAME_BYTES
-                known[head] = length
+                length = known[head] = payload + FRAME_BYTES
             if offset + length > size:
                 raise DataError(
                     f"{path} (byte {offset}): the file of {size} bytes is cut within this record; "
@@ -187,7 +187,7 @@ def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
                 )
             yield offset, length
             offset += length
-            file.seek(length - 12, os.SEEK_CUR)
+            file.seek(length - HEAD_BYTES, os.SEEK_CUR)
 
 
 def _write_indexes(stale: list[Path], processes: int) -> int:

@@ -88,7 +88,7 @@ def run(settings: PreprocessSettings) -> None:
         needs=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
         scheduler=settings.scheduler,
     )
-    _say_paragraphs(len(parts), manifest["counts"]["documents"], parts, reading)
+    _say_paragraphs(parts, reading, manifest["counts"]["documents"])
 
 
 def _shards(
@@ -112,8 +112,9 @@ def _shards(
     return shards, [_told(duplicates, settings.near_duplicates)]
 
 
-def _say_paragraphs(files: int, documents: int, parts: Sequence[Part], reading: Reading) -> None:
+def _say_paragraphs(parts: Sequence[Part], reading: Reading, documents: int) -> None:
     """Files of plain text that hold many documents each may have meant their paragraphs."""
+    files = len(parts)
     plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if plain and files > 1 and documents >= MANY_DOCUMENTS * files:
         print(

@@ -216,9 +216,9 @@ class _Heads:
         self.lengths = np.array([len(head) for head in heads])
         self.used = np.where(np.arange(most) < self.lengths[:, None], 255, 0).astype(np.uint8)
         self.heads = np.array([list(head.ljust(most, b"\0")) for head in heads], np.uint8)
-        entries_ = [read_varint(head, 1)[0] for head in heads[1:]]
-        self.row_of_size = np.zeros(entries_[-1] + 2, np.intp)
-        self.row_of_size[entries_] = np.arange(1, len(heads))
+        sizes_of_entries = [read_varint(head, 1)[0] for head in heads[1:]]
+        self.row_of_size = np.zeros(sizes_of_entries[-1] + 2, np.intp)
+        self.row_of_size[sizes_of_entries] = np.arange(1, len(heads))
 
     @staticmethod
     @lru_cache(maxsize=64)
