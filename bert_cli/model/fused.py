@@ -24,6 +24,9 @@ if keras.config.backend() == "tensorflow":
 else:
     tf = None
 
+Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""Gradients of the first inputs of a chain, and what is summed over all axes but the last for the others."""
+
 _compiles = False
 
 
@@ -170,12 +173,21 @@ def _in_kernels(
     inputs: tuple[Tensor, ...],
     **fixed: float,
 ) -> Tensor:
-    """A chain of `inputs`, of variables their values, whose backward pass reads the same inputs again."""
+    """A chain of `inputs`, of variables their values, whose backward pass reads the same inputs again.
+
+    `backward` gives the gradients of the first inputs, and what sums up to those of the last: XLA sums
+    columns on a CPU one number at a time, 8.4 of 13.3 ms of GELU's backward pass for 1,024 x 3,072.
+    """
 
     @tf.custom_gradient
     def chain(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         given = (*constants, *inputs)
-        return _kernel(forward, **fixed)(*given), partial(_kernel(backward, **fixed), *given)
+
+        def pull(above: Tensor) -> tuple[Tensor, ...]:
+            gradients, rows = _kernel(backward, **fixed)(*given, above)
+            return (*gradients, *map(_summed, rows, inputs[len(gradients) :]))
+
+        return _kernel(forward, **fixed)(*given), pull
 
     return chain(*map(value_of, inputs))
 
@@ -185,11 +197,11 @@ def _gelu_forward(rows: Tensor, bias: Tensor) -> Tensor:
     return ops.cast(x * _normal_below(x), rows.dtype)
 
 
-def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> Gradients:
     x = wide(rows) + wide(bias)
     density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
     below = wide(above) * (_normal_below(x) + x * density)
-    return ops.cast(below, rows.dtype), _summed(below, bias)
+    return (ops.cast(below, rows.dtype),), (below,)
 
 
 def _normal_below(x: Tensor) -> Tensor:
@@ -223,7 +235,7 @@ def _added_backward(
     *,
     rate: float,
     epsilon: float,
-) -> tuple[Tensor, ...]:
+) -> Gradients:
     joined = _joined(rows, bias, residual, stream, rate=rate)
     centred = joined - ops.mean(joined, axis=-1, keepdims=True)
     spread = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
@@ -233,13 +245,8 @@ def _added_backward(
     along = ops.mean(inner * normal, axis=-1, keepdims=True)
     below = spread * (inner - mean - normal * along)
     dropped = dropout(below, rate, stream)
-    return (
-        ops.cast(dropped, rows.dtype),
-        ops.cast(below, residual.dtype),
-        _summed(dropped, bias),
-        _summed(above * normal, gamma),
-        _summed(above, beta),
-    )
+    gradients = ops.cast(dropped, rows.dtype), ops.cast(below, residual.dtype)
+    return gradients, (dropped, above * normal, above)
 
 
 def _shares_compiled(scores: Tensor, unread: Tensor, rate: float, stream: Tensor | None) -> Tensor:
