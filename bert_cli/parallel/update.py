@@ -25,6 +25,8 @@ MOVES_WORTH_COMPILING = 2**23
 them, some seconds; a model that is tried out starts sooner without."""
 LARGE = 2**18
 """Elements of a weight whose move is compiled then."""
+RESULTS = {"straight": (0, 2, 3), "along": (1, 2, 3), "moved": (0,)}
+"""Which of its arguments (weight, gradient, moments) each half of a move replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,29 +214,45 @@ class DeviceUpdate:
     def _move_whole(
         self, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        done: list[Any] = []
-        squares = []
-        for name, weight in self.weights.items():
+        squares: list[tf.Tensor] = []
+        for name in self.weights:
             # One weight after the other: all at once would hold several copies of the model.
-            with tf.control_dependencies(done):
-                gradient = tf.identity(self.accumulators[name][0])
-            first, second = self.moments[name]
-            with tf.device(first.device), tf.control_dependencies([gradient]):
-                key = self.optimizer.key(name, step)
-                state = tf.identity(weight), gradient, first, second, factor
-                if self.optimizer.rules[name].adapts:
-                    along, *moments = self._of_rule(self.optimizer.along, name)(*state, before)
-                    squared = squared_norm([state[0]]), squared_norm([along])
-                    moved = self._of_rule(self.optimizer.moved, name, 0)
-                    new = moved(state[0], along, squared, rate, key)
-                else:
-                    straight = self._of_rule(self.optimizer.straight, name)
-                    new, *moments = straight(*state, rate, before, key)
-                squares.append(squared_norm([new]))
-            done = [weight.assign(new), first.assign(moments[0]), second.assign(moments[1])]
-        with tf.control_dependencies(done):
+            with tf.control_dependencies(squares[-1:]):
+                squares.append(self._move_weight(name, factor, rate, before, step))
+        with tf.control_dependencies(squares):
             self._zero_accumulators()
         return tf.add_n(squares)
+
+    def _move_weight(
+        self, name: str, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        """Move a weight, its moments beside it or in host memory; the new weight's squared norm.
+
+        Beside it everything is replaced where it lies, the gradient by the direction. As results they
+        would be new memory, for which a processor reads what it will overwrite: the move of 110 million
+        weights took 0.28 s instead of 0.17, LAMB's 0.38 instead of 0.28.
+        """
+        weight, gradient = self.weights[name], self.accumulators[name][0]
+        first, second = self.moments[name]
+        with tf.device(first.device):
+            key = self.optimizer.key(name, step)
+            given: Any = weight, gradient
+            if self.keeping.offloaded:
+                given = tf.identity(weight), tf.identity(gradient)
+            if self.optimizer.rules[name].adapts:
+                act = self._of_rule(self.optimizer.along, name)
+                found = act(*given, first, second, factor, before)
+                along = gradient.read_value() if found is None else found
+                squared = squared_norm([given[0]]), squared_norm([along])
+                new = self._of_rule(self.optimizer.moved, name, 0)(
+                    given[0], along, squared, rate, key
+                )
+            else:
+                act = self._of_rule(self.optimizer.straight, name)
+                new = act(*given, first, second, factor, rate, before, key)
+        if new is not None:
+            weight.assign(new)
+        return squared_norm([weight.read_value()])
 
     def _directions_of_shares(
         self, factor: tf.Tensor, before: tf.Tensor
@@ -247,11 +265,11 @@ class DeviceUpdate:
                 gradient = self._share(self.accumulators[name][0].read_value())
             first, second = self.moments[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
-                along, *moments = self._of_rule(self.optimizer.along, name)(
+                along = self._of_rule(self.optimizer.along, name)(
                     self._share(weight.read_value()), gradient, first, second, factor, before
                 )
                 squares.append(squared_norm([along]))
-            done = [first.assign(moments[0]), second.assign(moments[1])]
+            done = [along]
             directions[name] = along
         return directions, tf.stack(squares)
 
@@ -294,7 +312,8 @@ class DeviceUpdate:
         compiled = self._compiles and _size(self.weights[name]) >= LARGE
         found = move.__name__, rule, compiled, *more
         if found not in self._moves:
-            self._moves[found] = traced(partial(move, rule, *more), compiled)
+            act = partial(_in_place, partial(move, rule, *more), RESULTS[move.__name__])
+            self._moves[found] = traced(act, compiled)
         return self._moves[found]
 
     def _cut(self, whole: tf.Tensor) -> tf.Tensor:
@@ -312,6 +331,15 @@ class DeviceUpdate:
 
     def _kept_shape(self, name: str) -> list[int]:
         return [self._share_length(name)] if self.sharded else list(self.weights[name].shape)
+
+
+def _in_place(act: Callable[..., Any], targets: Sequence[int], *given: Any) -> Any:
+    """Put what `act` finds into the variables among these arguments; return it where that is a tensor."""
+    found = tf.nest.flatten(act(*tf.nest.map_structure(tf.convert_to_tensor, given)))
+    for result, target in zip(found, targets, strict=True):
+        if isinstance(given[target], tf.Variable):
+            given[target].assign(result)
+    return None if isinstance(given[targets[0]], tf.Variable) else found[0]
 
 
 def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
