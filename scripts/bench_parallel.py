@@ -6,7 +6,7 @@
     scripts/bench_parallel.py moments      # memory that sharded and offloaded moments save
     scripts/bench_parallel.py overhead     # the engine on one device beside a bare step
     scripts/bench_parallel.py pipeline     # two stages of one core each beside one stage on one core
-    scripts/bench_parallel.py processes    # two processes of one core beside one of one core
+    scripts/bench_parallel.py processes    # two processes of one core, of one run and of two, beside one
 
 Every measurement is a process of its own on made-up examples; what is compared runs in turn, A B A B,
 and figures are medians. Peak memory is what the process has grown by since its runtime was up.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,8 @@ def pipeline() -> None:
     """Two stages of a core's worth of threads each, beside one stage on one core."""
     halves = {"pipeline_stages": HALVES, "pipeline_device_mapping": [0, 1]}
     for micro_batches in (2, 4, 8, 16):
-        one, two = [], []
+        one: list[float] = []
+        two: list[float] = []
         for _ in range(ROUNDS):
             for taken, cores, parallel in ((one, "0", {}), (two, "0-1", halves)):
                 taken.append(seconds_of_squad(micro_batches, parallel, cores))
@@ -320,17 +322,31 @@ def pipeline() -> None:
         )
 
 
+def side_by_side(settings: dict[str, Any]) -> float:
+    """Seconds of a step of two unrelated processes, each on a core: what the machine itself takes."""
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda core: in_a_process("measure", dict(settings), core)["step"], "01")
+        return statistics.mean(found)
+
+
 def processes() -> None:
     """Two processes of one core each do twice the work of one process of one core, or less."""
-    one, two = [], []
-    for _ in range(ROUNDS):
-        one.append(in_a_process("measure", {**settings_of(8), "steps": 5}, cores="0")["step"])
-        two.append(together({**settings_of(16, replicas=2), "steps": 5}, 2)[0]["step"])
-    alone, spread = statistics.median(one), statistics.median(two)
-    print(
-        f"one process: {alone:.3f} s for 64 examples; two: {spread:.3f} s for 128; efficiency "
-        f"{alone / spread:.3f}"
-    )
+    for micro_batches in (8, 32):
+        alone: list[float] = []
+        unrelated: list[float] = []
+        one_run: list[float] = []
+        settings = settings_of(micro_batches) | {"steps": 5}
+        spread = settings_of(2 * micro_batches, replicas=2) | {"steps": 5}
+        for _ in range(ROUNDS):
+            alone.append(in_a_process("measure", settings, cores="0")["step"])
+            unrelated.append(side_by_side(settings))
+            one_run.append(together(spread, 2)[0]["step"])
+        one, two, both = map(statistics.median, (alone, unrelated, one_run))
+        print(
+            f"{8 * micro_batches} examples each: one process {one:.3f} s, two of one run {both:.3f} s, efficiency "
+            f"{one / both:.3f}; two unrelated ones {two:.3f} s, {one / two:.3f}",
+            flush=True,
+        )
 
 
 WORK = {"measure": work_measure, "overhead": work_overhead}

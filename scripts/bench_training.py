@@ -6,16 +6,20 @@
     scripts/bench_training.py scores --examples 64 --places 853
 
 `micro-batch` is forward and backward pass of one micro-batch on made-up examples, beside Hugging Face's
-BertForPreTraining in PyTorch, eager and with `--compiled` by torch.compile too; 15 % of the places are
-masked on both sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm, clipping,
-the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global norm, as a
-graph. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32 chunks of
-the vocabulary, in float32, beyond what the process had. Told are medians over all rounds, of seconds by
-the clock and of the processor's own time, which others on the machine disturb less.
+BertForPreTraining in PyTorch, and whatever else `--beside` names: `pytorch-compiled` is torch.compile,
+`tensorflow` and `tensorflow-compiled` (XLA) TFBertForPreTraining, in an environment of its own, whose
+Python `--tensorflow-python` is (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). 15 % of the
+places are masked on all sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm,
+clipping, the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global
+norm, as a graph, and with `--beside memory` beside what AdamW reads and writes, in one pass. `scores` is
+the memory that the masked-LM loss and its gradients take in 1, 8 and 32 chunks of the vocabulary, in
+float32, beyond what the process had. Told are medians over all rounds, of seconds by the clock and of the
+processor's own time, which others on the machine disturb less.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,6 +30,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # of the TensorFlow peer; ours does not ask
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 Times = list[tuple[float, float]]
@@ -137,16 +142,54 @@ def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Times:
     return micro_batch_of_pytorch(given, compiled=True)
 
 
+def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = False) -> Times:
+    import tensorflow as tf
+    import tf_keras
+    from transformers import BertConfig, TFBertForPreTraining  # type: ignore[attr-defined]
+
+    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
+    tf_keras.mixed_precision.set_global_policy(given.precision)
+    model = TFBertForPreTraining(BertConfig(num_hidden_layers=given.layers))
+    shape = given.examples, given.places
+    ids = tf.random.uniform(shape, 1000, 30000, tf.int32)
+    masked = tf.range(given.places) < masked_of(given.places)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": tf.ones(shape, tf.int32),
+        "labels": tf.where(masked[None, :], ids, -100),
+        "next_sentence_label": tf.zeros(given.examples, tf.int32),
+    }
+    model(**inputs)
+
+    @tf.function(jit_compile=compiled)
+    def both_ways() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(**inputs, training=True).loss)
+        return loss, [
+            tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)
+        ]
+
+    return timed(lambda: float(both_ways()[0]), given.repetitions)
+
+
+def micro_batch_of_compiled_tensorflow(given: argparse.Namespace) -> Times:
+    return micro_batch_of_tensorflow(given, compiled=True)
+
+
+def weights_of_bert(given: argparse.Namespace) -> list[Any]:
+    from bert_cli.config.schema import BertConfig
+    from bert_cli.model.bert import build_blocks, named_weights
+
+    blocks = build_blocks(BertConfig(num_hidden_layers=given.layers), seed=1, policy="float32")
+    return list(named_weights(blocks).values())
+
+
 def update_of_keras(given: argparse.Namespace) -> Times:
     import keras
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(given.cores)
-    from bert_cli.config.schema import BertConfig
-    from bert_cli.model.bert import build_blocks, named_weights
-
-    blocks = build_blocks(BertConfig(num_hidden_layers=given.layers), seed=1, policy="float32")
-    weights = list(named_weights(blocks).values())
+    weights = weights_of_bert(given)
     gradients = [tf.Variable(tf.fill(weight.shape, 1e-3)) for weight in weights]
     optimizer = keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
     optimizer.build(weights)
@@ -162,14 +205,38 @@ def update_of_keras(given: argparse.Namespace) -> Times:
     return timed(update, given.repetitions)
 
 
+def memory_of_an_update(given: argparse.Namespace) -> Times:
+    """Read four numbers of each weight and write three of them, which AdamW cannot do without."""
+    import numpy as np
+
+    weights = sum(math.prod(weight.shape) for weight in weights_of_bert(given))
+    gradient, *state = (np.ones(weights, np.float32) for _ in range(4))
+
+    def one_pass() -> None:
+        np.max(gradient)
+        for array in state:
+            np.multiply(array, np.float32(0.999), out=array)
+
+    return timed(one_pass, given.repetitions)
+
+
 SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Times]]] = {
     "micro-batch": {
         "bert": micro_batch_of_bert,
         "pytorch": micro_batch_of_pytorch,
-        "pytorch compiled": micro_batch_of_compiled_pytorch,
+        "pytorch-compiled": micro_batch_of_compiled_pytorch,
+        "tensorflow": micro_batch_of_tensorflow,
+        "tensorflow-compiled": micro_batch_of_compiled_tensorflow,
     },
-    "update": {"bert": update_of_bert, "keras": update_of_keras},
+    "update": {
+        "bert": update_of_bert,
+        "keras": update_of_keras,
+        "memory": memory_of_an_update,
+    },
 }
+
+
+PEERS = [side for sides in SIDES.values() for side in sides if side != "bert"]
 
 
 def growth_by_scores(given: argparse.Namespace) -> int:
@@ -212,13 +279,12 @@ def scores(given: argparse.Namespace) -> None:
         print(f"{rows} masked places, {chunks} chunks: grew by {grown:.0f} MB", flush=True)
 
 
-def side_in_a_process(words: list[str], side: str, cores: str) -> Times:
-    told = subprocess.run(
-        ["taskset", "--cpu-list", cores, sys.executable, __file__, *words, "--side", side],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def side_in_a_process(given: argparse.Namespace, side: str, cores: str) -> Times:
+    python = given.tensorflow_python if side.startswith("tensorflow") else sys.executable
+    words = ["taskset", "--cpu-list", cores, python, __file__, *sys.argv[1:], "--side", side]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    if told.returncode:
+        sys.exit(f"{side}: {told.stderr}")
     found: Times = json.loads(told.stdout.strip().splitlines()[-1])
     return found
 
@@ -235,7 +301,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--optimizer", default="AdamW", choices=("AdamW", "LAMB"))
     parser.add_argument("--compile", default="auto", help="that of `bert`")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile as a third side")
+    parser.add_argument(
+        "--beside", nargs="+", choices=PEERS, help="peers; the first of each by default"
+    )
+    parser.add_argument("--tensorflow-python", help="of an environment with TFBertForPreTraining")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
@@ -248,13 +317,12 @@ def main() -> None:
     if given.side:
         print(json.dumps(SIDES[given.what][given.side](given)))
         return
-    taken: dict[str, Times] = {
-        side: [] for side in SIDES[given.what] if given.compiled or not side.endswith("compiled")
-    }
+    peers = given.beside or [name for name in SIDES[given.what] if name != "bert"][:1]
+    taken: dict[str, Times] = {side: [] for side in ("bert", *peers)}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: given.cores]))
     for number in range(given.rounds):
         for side, times in taken.items():
-            times += side_in_a_process(sys.argv[1:], side, cores)
+            times += side_in_a_process(given, side, cores)
             clock, processor = (statistics.median(column) for column in zip(*times, strict=True))
             told = f"round {number + 1}, {side}: {clock:.3f} s, processor {processor:.3f} s"
             print(told, flush=True)

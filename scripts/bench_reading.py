@@ -1,0 +1,119 @@
+#!/usr/bin/env python
+"""Examples a second that one core reads from a folder of static records, beside TensorFlow's parser.
+
+`bert` is what a run does in its reading thread: records of random places of the folder are fetched from
+their files, both checksums of each are looked at, and they become the columns of a step. `parser` is
+`tf.io.parse_example` alone, on the same records in batches of 256 that lie in memory already. The sides
+take turns, each a process of its own on one core; told are medians, by the clock and by seconds of the
+processor. What a step of `bert pretrain` waits for its batch is `input_wait_share` of `bert bench`.
+
+    scripts/bench_reading.py data/records/128
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+STEP = 16_384
+"""Examples of a step, fetched in the order in which they lie on disk."""
+AT_ONCE = 256
+"""Examples that the parser is given at once, as many as the record's readers usually give it."""
+
+Rates = list[tuple[float, float]]
+
+
+def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Rates:
+    """Examples a second of the clock and of the processor, of each part but the first."""
+    next(parts)
+    found = []
+    for _ in range(repetitions):
+        clock, processor = time.perf_counter(), time.process_time()
+        next(parts)
+        found.append(
+            (
+                examples / (time.perf_counter() - clock),
+                examples / (time.process_time() - processor),
+            )
+        )
+    return found
+
+
+def reader_of_bert(folder: Path) -> Any:
+    from bert_cli.data.reader import Reader
+
+    return Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
+
+
+def read_by_bert(folder: Path) -> Iterator[Any]:
+    reader = reader_of_bert(folder)
+    return (reader[step] for step in itertools.count())
+
+
+def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
+    import numpy as np
+    import tensorflow as tf
+
+    from bert_cli.data.index import read_corpus
+    from bert_cli.data.record_files import RecordFiles
+    from bert_cli.data.records import STATIC_FEATURES
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    corpus = read_corpus(folder)
+    chosen = np.random.default_rng(1).integers(0, corpus["records"], STEP)
+    payloads = RecordFiles(folder, corpus).payloads(chosen)
+    lengths = {"input_ids": corpus["sequence_length"], "next_sentence_labels": 1}
+    lengths |= dict.fromkeys(("input_mask", "segment_ids"), corpus["sequence_length"])
+    kinds = {"int64": tf.int64, "float": tf.float32}
+    features = {
+        name: tf.io.FixedLenFeature([lengths.get(name, corpus["mask_tokens"])], kinds[kind])
+        for name, kind in STATIC_FEATURES.items()
+    }
+    parse = tf.function(lambda texts: tf.io.parse_example(texts, features))
+    batches = [tf.constant(payloads[start : start + AT_ONCE]) for start in range(0, STEP, AT_ONCE)]
+    return ([parse(batch) for batch in batches] for _ in itertools.count())
+
+
+SIDES: dict[str, Callable[[Path], Iterator[Any]]] = {
+    "bert": read_by_bert,
+    "parser": parse_by_tensorflow,
+}
+
+
+def main() -> None:
+    """Run the sides in turn and print their medians."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="static records that `bert tokenize` wrote")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        print(json.dumps(rates(SIDES[given.side](given.folder), STEP, given.repetitions)))
+        return
+    core = str(min(os.sched_getaffinity(0)))
+    taken: dict[str, Rates] = {side: [] for side in SIDES}
+    for number, (side, found) in itertools.product(range(given.rounds), taken.items()):
+        words = ["taskset", "--cpu-list", core, sys.executable, *sys.argv, "--side", side]
+        told = subprocess.run(words, capture_output=True, text=True, check=False)
+        if told.returncode:
+            sys.exit(f"{side}: {told.stderr}")
+        found += json.loads(told.stdout.strip().splitlines()[-1])
+        clock, processor = (statistics.median(column) for column in zip(*found, strict=True))
+        print(
+            f"round {number + 1}, {side}: {clock:,.0f} examples/s, {processor:,.0f} of the "
+            "processor's seconds",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
