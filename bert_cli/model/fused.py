@@ -4,8 +4,8 @@ One idea: a matrix product may run in 16 bits, everything between two products r
 chain: bias and GELU; bias, dropout, residual and LayerNorm; scores to shares. Each chain has a plain form
 in `keras.ops`, and for TensorFlow, once `compile_chains` asked for it, a form in which XLA makes one
 kernel of the forward pass and one of the backward pass. That one keeps only its inputs, in the compute
-dtype, and draws dropout again; the products stay with TensorFlow, whose library is the faster one for
-them on CPUs (of 16 bits four times).
+dtype, and draws dropout again; products and sums of columns stay with TensorFlow, whose library is the
+faster one for them on CPUs (for products of 16 bits four times).
 """
 
 import math
@@ -24,7 +24,7 @@ if keras.config.backend() == "tensorflow":
 else:
     tf = None
 
-Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+Pulled = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the first inputs of a chain, and what is summed over all axes but the last for the others."""
 
 _compiles = False
@@ -197,7 +197,7 @@ def _gelu_forward(rows: Tensor, bias: Tensor) -> Tensor:
     return ops.cast(x * _normal_below(x), rows.dtype)
 
 
-def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> Gradients:
+def _gelu_backward(rows: Tensor, bias: Tensor, above: Tensor) -> Pulled:
     x = wide(rows) + wide(bias)
     density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
     below = wide(above) * (_normal_below(x) + x * density)
@@ -235,7 +235,7 @@ def _added_backward(
     *,
     rate: float,
     epsilon: float,
-) -> Gradients:
+) -> Pulled:
     joined = _joined(rows, bias, residual, stream, rate=rate)
     centred = joined - ops.mean(joined, axis=-1, keepdims=True)
     spread = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
