@@ -6,7 +6,7 @@
     scripts/bench_parallel.py moments      # memory that sharded and offloaded moments save
     scripts/bench_parallel.py overhead     # the engine on one device beside a bare step
     scripts/bench_parallel.py pipeline     # two stages of one core each beside one stage on one core
-    scripts/bench_parallel.py processes    # two processes of one core, of one run and of two, beside one
+    scripts/bench_parallel.py processes    # two processes of a core each, in one run or unrelated, beside one
 
 Every measurement is a process of its own on made-up examples; what is compared runs in turn, A B A B,
 and figures are medians. Peak memory is what the process has grown by since its runtime was up.
@@ -325,7 +325,7 @@ def pipeline() -> None:
 def side_by_side(settings: dict[str, Any]) -> float:
     """Seconds of a step of two unrelated processes, each on a core: what the machine itself takes."""
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda core: in_a_process("measure", dict(settings), core)["step"], "01")
+        found = pool.map(lambda core: in_a_process("measure", settings, core)["step"], ("0", "1"))
         return statistics.mean(found)
 
 
@@ -335,16 +335,17 @@ def processes() -> None:
         alone: list[float] = []
         unrelated: list[float] = []
         one_run: list[float] = []
-        settings = settings_of(micro_batches) | {"steps": 5}
-        spread = settings_of(2 * micro_batches, replicas=2) | {"steps": 5}
+        # Long enough for a process that starts later than the other.
+        settings = settings_of(micro_batches) | {"steps": 128 // micro_batches}
+        spread = settings_of(2 * micro_batches, replicas=2) | {"steps": 128 // micro_batches}
         for _ in range(ROUNDS):
             alone.append(in_a_process("measure", settings, cores="0")["step"])
             unrelated.append(side_by_side(settings))
             one_run.append(together(spread, 2)[0]["step"])
-        one, two, both = map(statistics.median, (alone, unrelated, one_run))
+        one, apart, both = map(statistics.median, (alone, unrelated, one_run))
         print(
             f"{8 * micro_batches} examples each: one process {one:.3f} s, two of one run {both:.3f} s, efficiency "
-            f"{one / both:.3f}; two unrelated ones {two:.3f} s, {one / two:.3f}",
+            f"{one / both:.3f}; two unrelated ones {apart:.3f} s, {one / apart:.3f}",
             flush=True,
         )
 

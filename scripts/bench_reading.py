@@ -2,10 +2,11 @@
 """Examples a second that one core reads from a folder of static records, beside TensorFlow's parser.
 
 `bert` is what a run does in its reading thread: records of random places of the folder are fetched from
-their files, both checksums of each are looked at, and they become the columns of a step. `parser` is
-`tf.io.parse_example` alone, on the same records in batches of 256 that lie in memory already. The sides
-take turns, each a process of its own on one core; told are medians, by the clock and by seconds of the
-processor. What a step of `bert pretrain` waits for its batch is `input_wait_share` of `bert bench`.
+their files (which the system may hold in memory), both checksums of each are looked at, and they become
+the columns of a step. `parser` is `tf.io.parse_example` alone, on records of the folder that lie in memory,
+in batches of 256. The sides take turns, each a process of its own on one core; told are medians of all
+rounds so far, by the clock and by seconds of the processor. What a step of `bert pretrain` waits for its
+batch is `input_wait_share` of `bert bench`.
 
     scripts/bench_reading.py data/records/128
 """
@@ -26,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 STEP = 16_384
 """Examples of a step, fetched in the order in which they lie on disk."""
 AT_ONCE = 256
-"""Examples that the parser is given at once, as many as the record's readers usually give it."""
+"""Examples that the parser is given at once."""
 
 Rates = list[tuple[float, float]]
 
@@ -47,14 +48,12 @@ def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Rates:
     return found
 
 
-def reader_of_bert(folder: Path) -> Any:
-    from bert_cli.data.reader import Reader
-
-    return Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
-
-
 def read_by_bert(folder: Path) -> Iterator[Any]:
-    reader = reader_of_bert(folder)
+    from bert_cli.data.reader import Reader
+    from bert_cli.parallel.mesh import keep_freed_memory
+
+    keep_freed_memory()  # as a run does
+    reader = Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
     return (reader[step] for step in itertools.count())
 
 
@@ -68,6 +67,8 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     corpus = read_corpus(folder)
+    if corpus["format"] != "static":
+        sys.exit(f"{folder}: has {corpus['format']} records; make some with --masking static")
     chosen = np.random.default_rng(1).integers(0, corpus["records"], STEP)
     payloads = RecordFiles(folder, corpus).payloads(chosen)
     lengths = {"input_ids": corpus["sequence_length"], "next_sentence_labels": 1}

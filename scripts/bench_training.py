@@ -11,9 +11,10 @@ BertForPreTraining in PyTorch, and whatever else `--beside` names: `pytorch-comp
 Python `--tensorflow-python` is (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). 15 % of the
 places are masked on all sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm,
 clipping, the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global
-norm, as a graph, and with `--beside memory` beside what AdamW reads and writes, in one pass. `scores` is
+norm, as a graph, and with `--beside memory` beside memory: each array that AdamW needs read
+and written once, on one thread. `scores` is
 the memory that the masked-LM loss and its gradients take in 1, 8 and 32 chunks of the vocabulary, in
-float32, beyond what the process had. Told are medians over all rounds, of seconds by the clock and of the
+float32, beyond what the process had. Told are medians, of all rounds so far, of seconds by the clock and of the
 processor's own time, which others on the machine disturb less.
 """
 
@@ -30,7 +31,6 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # of the TensorFlow peer; ours does not ask
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 Times = list[tuple[float, float]]
@@ -145,7 +145,7 @@ def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Times:
 def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = False) -> Times:
     import tensorflow as tf
     import tf_keras
-    from transformers import BertConfig, TFBertForPreTraining  # type: ignore[attr-defined]
+    from transformers import BertConfig, TFBertForPreTraining
 
     tf.config.threading.set_intra_op_parallelism_threads(given.cores)
     tf_keras.mixed_precision.set_global_policy(given.precision)
@@ -206,7 +206,7 @@ def update_of_keras(given: argparse.Namespace) -> Times:
 
 
 def memory_of_an_update(given: argparse.Namespace) -> Times:
-    """Read four numbers of each weight and write three of them, which AdamW cannot do without."""
+    """Read four numbers of each weight and write three of them, each array once, on one thread."""
     import numpy as np
 
     weights = sum(math.prod(weight.shape) for weight in weights_of_bert(given))
@@ -280,9 +280,11 @@ def scores(given: argparse.Namespace) -> None:
 
 
 def side_in_a_process(given: argparse.Namespace, side: str, cores: str) -> Times:
-    python = given.tensorflow_python if side.startswith("tensorflow") else sys.executable
+    is_tensorflow = side.startswith("tensorflow")
+    python = given.tensorflow_python if is_tensorflow else sys.executable
     words = ["taskset", "--cpu-list", cores, python, __file__, *sys.argv[1:], "--side", side]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"} if is_tensorflow else None
+    told = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if told.returncode:
         sys.exit(f"{side}: {told.stderr}")
     found: Times = json.loads(told.stdout.strip().splitlines()[-1])
@@ -318,6 +320,12 @@ def main() -> None:
         print(json.dumps(SIDES[given.what][given.side](given)))
         return
     peers = given.beside or [name for name in SIDES[given.what] if name != "bert"][:1]
+    for peer in peers:
+        if peer not in SIDES[given.what]:
+            others = [side for side in SIDES[given.what] if side != "bert"]
+            parser.error(f"--beside {peer}: {given.what} has {', '.join(others)}")
+        if peer.startswith("tensorflow") and not given.tensorflow_python:
+            parser.error(f"--beside {peer}: needs --tensorflow-python, see above")
     taken: dict[str, Times] = {side: [] for side in ("bert", *peers)}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: given.cores]))
     for number in range(given.rounds):

@@ -105,7 +105,7 @@ def open_mesh(
         )
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
-        _keep_freed_memory()
+        keep_freed_memory()
         _set_up(settings, bool(gpus), threads=2 + local * len(mapping))
         if processes.count > 1:
             call_the_roll(processes, settings.cluster.say_waiting_after_seconds, asked_to_stop)
@@ -168,7 +168,7 @@ def _take_devices(gpus: Sequence[Any], logical: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [one] * logical)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have the C library keep what is freed instead of giving it back to the kernel each time.
 
     Temporaries of megabytes come and go by the thousand in a step, and each new page of each is zeroed
