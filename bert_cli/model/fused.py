@@ -185,7 +185,9 @@ def _in_kernels(
 
         def pull(above: Tensor) -> tuple[Tensor, ...]:
             gradients, rows = _kernel(backward, **fixed)(*given, above)
-            return (*gradients, *map(_summed, rows, inputs[len(gradients) :]))
+            sums = list(map(_summed, rows, inputs[len(gradients) :]))
+            # What is summed is float32 and as large as the activations: gone before the layer below.
+            return (*(after(gradient, sums) for gradient in gradients), *sums)
 
         return _kernel(forward, **fixed)(*given), pull
 
