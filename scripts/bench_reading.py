@@ -63,7 +63,7 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
 
     from bert_cli.data.index import read_corpus
     from bert_cli.data.record_files import RecordFiles
-    from bert_cli.data.records import STATIC_FEATURES
+    from bert_cli.data.records import STATIC_FEATURES, static_lengths
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     corpus = read_corpus(folder)
@@ -71,12 +71,10 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
         sys.exit(f"{folder}: has {corpus['format']} records; make some with --masking static")
     chosen = np.random.default_rng(1).integers(0, corpus["records"], STEP)
     payloads = RecordFiles(folder, corpus).payloads(chosen)
-    lengths = {"input_ids": corpus["sequence_length"], "next_sentence_labels": 1}
-    lengths |= dict.fromkeys(("input_mask", "segment_ids"), corpus["sequence_length"])
     kinds = {"int64": tf.int64, "float": tf.float32}
     features = {
-        name: tf.io.FixedLenFeature([lengths.get(name, corpus["mask_tokens"])], kinds[kind])
-        for name, kind in STATIC_FEATURES.items()
+        name: tf.io.FixedLenFeature([length], kinds[STATIC_FEATURES[name]])
+        for name, length in static_lengths(corpus["sequence_length"], corpus["mask_tokens"]).items()
     }
     parse = tf.function(lambda texts: tf.io.parse_example(texts, features))
     batches = [tf.constant(payloads[start : start + AT_ONCE]) for start in range(0, STEP, AT_ONCE)]

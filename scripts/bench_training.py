@@ -11,11 +11,10 @@ BertForPreTraining in PyTorch, and whatever else `--beside` names: `pytorch-comp
 Python `--tensorflow-python` is (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). 15 % of the
 places are masked on all sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm,
 clipping, the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global
-norm, as a graph, and with `--beside memory` beside memory: each array that AdamW needs read
-and written once, on one thread. `scores` is
-the memory that the masked-LM loss and its gradients take in 1, 8 and 32 chunks of the vocabulary, in
-float32, beyond what the process had. Told are medians, of all rounds so far, of seconds by the clock and of the
-processor's own time, which others on the machine disturb less.
+norm, as a graph, and with `--beside memory` beside memory: each array that AdamW needs read and written
+once, on one thread. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32
+chunks of the vocabulary, in float32, beyond what the process had. Told are medians, of all rounds so far,
+of seconds by the clock and of the processor's own time, which others on the machine disturb less.
 """
 
 import argparse

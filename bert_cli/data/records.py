@@ -177,6 +177,15 @@ def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
 # --- reading
 
 
+def static_lengths(
+    sequence_length: int, predictions: int, sequences: int | None = None
+) -> dict[str, int]:
+    """Numbers in each feature of a static record, or of a packed one of at most `sequences`."""
+    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
+    count = {"masked_lm": predictions, "next_sentence": sequences or 1}
+    return {name: count.get(name.rpartition("_")[0], sequence_length) for name in kinds}
+
+
 def parse_static(
     payloads: Sequence[bytes],
     sequence_length: int,
@@ -191,8 +200,7 @@ def parse_static(
     or of another length.
     """
     kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
-    count = {"masked_lm": predictions, "next_sentence": sequences or 1}
-    lengths = {name: count.get(name.rpartition("_")[0], sequence_length) for name in kinds}
+    lengths = static_lengths(sequence_length, predictions, sequences)
     arrays = columns_of(payloads, [(name, kind, lengths[name]) for name, kind in kinds.items()])
     if arrays is None:
         arrays = _parsed_by_tensorflow(payloads, kinds, lengths)
