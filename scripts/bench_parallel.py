@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from turns import in_a_process
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -64,24 +66,9 @@ def settings_of(
     }
 
 
-def in_a_process(
-    work: str, settings: dict[str, Any], cores: str = "0-1", **environment: str
-) -> Any:
+def work_in_a_process(work: str, settings: dict[str, Any], cores: str = "0-1") -> Any:
     """What this script's function `work` finds in a process of its own."""
-    words = [
-        "taskset",
-        "--cpu-list",
-        cores,
-        sys.executable,
-        __file__,
-        "--work",
-        work,
-        json.dumps(settings),
-    ]
-    told = subprocess.run(
-        words, capture_output=True, text=True, check=True, env={**os.environ, **environment}
-    )
-    return json.loads(told.stdout.strip().splitlines()[-1])
+    return in_a_process([sys.executable, __file__, "--work", work, json.dumps(settings)], cores)
 
 
 def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -208,7 +195,7 @@ def trace() -> None:
     """Trace time does not depend on the accumulation."""
     for micro_batches in (8, 64, 510):
         runs = [
-            in_a_process("measure", {**settings_of(micro_batches, 1, stages=True), "steps": 1})
+            work_in_a_process("measure", {**settings_of(micro_batches, 1, stages=True), "steps": 1})
             for _ in range(ROUNDS)
         ]
         seconds = statistics.median(run["traced"] for run in runs)
@@ -227,7 +214,7 @@ LAYOUTS = {
 def memory() -> None:
     """Peak memory of 16 micro-batches through four stages."""
     for name, parallel in LAYOUTS.items():
-        run = in_a_process("measure", settings_of(16, stages=True, **parallel))
+        run = work_in_a_process("measure", settings_of(16, stages=True, **parallel))
         print(f"{name}: {run['grown'] / 1e6:.0f} MB, kept at most {run['kept']}", flush=True)
 
 
@@ -275,7 +262,7 @@ def together(settings: dict[str, Any], number: int) -> list[Any]:
 def overhead() -> None:
     """The engine's step on one device beside a bare one."""
     for micro_batches, size in ((1, 8), (8, 8), (8, 1)):
-        taken = in_a_process("overhead", settings_of(micro_batches, size))
+        taken = work_in_a_process("overhead", settings_of(micro_batches, size))
         middle = {name: statistics.median(values) for name, values in taken.items()}
         print(
             f"{micro_batches} micro-batches of {size}: bare {middle['bare']:.3f} s, engine {middle['engine']:.3f} s, "
@@ -325,7 +312,9 @@ def pipeline() -> None:
 def side_by_side(settings: dict[str, Any]) -> float:
     """Seconds of a step of two unrelated processes, each on a core: what the machine itself takes."""
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda core: in_a_process("measure", settings, core)["step"], ("0", "1"))
+        found = pool.map(
+            lambda core: work_in_a_process("measure", settings, core)["step"], ("0", "1")
+        )
         return statistics.mean(found)
 
 
@@ -339,7 +328,7 @@ def processes() -> None:
         settings = settings_of(micro_batches) | {"steps": 128 // micro_batches}
         spread = settings_of(2 * micro_batches, replicas=2) | {"steps": 128 // micro_batches}
         for _ in range(ROUNDS):
-            alone.append(in_a_process("measure", settings, cores="0")["step"])
+            alone.append(work_in_a_process("measure", settings, cores="0")["step"])
             unrelated.append(side_by_side(settings))
             one_run.append(together(spread, 2)[0]["step"])
         one, apart, both = map(statistics.median, (alone, unrelated, one_run))

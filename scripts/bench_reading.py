@@ -15,13 +15,14 @@ import argparse
 import itertools
 import json
 import os
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from turns import Pairs, first_cores, in_a_process, in_turn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 STEP = 16_384
@@ -29,10 +30,8 @@ STEP = 16_384
 AT_ONCE = 256
 """Examples that the parser is given at once."""
 
-Rates = list[tuple[float, float]]
 
-
-def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Rates:
+def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Pairs:
     """Examples a second of the clock and of the processor, of each part but the first."""
     next(parts)
     found = []
@@ -50,9 +49,7 @@ def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Rates:
 
 def read_by_bert(folder: Path) -> Iterator[Any]:
     from bert_cli.data.reader import Reader
-    from bert_cli.parallel.mesh import keep_freed_memory
 
-    keep_freed_memory()  # as a run does
     reader = Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
     return (reader[step] for step in itertools.count())
 
@@ -96,22 +93,14 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
+        from bert_cli.parallel.mesh import keep_freed_memory
+
+        keep_freed_memory()  # as a run does
         print(json.dumps(rates(SIDES[given.side](given.folder), STEP, given.repetitions)))
         return
-    core = str(min(os.sched_getaffinity(0)))
-    taken: dict[str, Rates] = {side: [] for side in SIDES}
-    for number, (side, found) in itertools.product(range(given.rounds), taken.items()):
-        words = ["taskset", "--cpu-list", core, sys.executable, *sys.argv, "--side", side]
-        told = subprocess.run(words, capture_output=True, text=True, check=False)
-        if told.returncode:
-            sys.exit(f"{side}: {told.stderr}")
-        found += json.loads(told.stdout.strip().splitlines()[-1])
-        clock, processor = (statistics.median(column) for column in zip(*found, strict=True))
-        print(
-            f"round {number + 1}, {side}: {clock:,.0f} examples/s, {processor:,.0f} of the "
-            "processor's seconds",
-            flush=True,
-        )
+    words = [sys.executable, *sys.argv, "--side"]
+    sides = {side: partial(in_a_process, [*words, side], first_cores(1)) for side in SIDES}
+    in_turn(sides, given.rounds, "{:,.0f} examples/s, {:,.0f} of the processor's seconds".format)
 
 
 if __name__ == "__main__":

@@ -21,23 +21,22 @@ import argparse
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from turns import Pairs, first_cores, in_a_process, in_turn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-Times = list[tuple[float, float]]
-"""Seconds by the clock and of the processor, of each repetition."""
 
-
-def timed(act: Callable[[], Any], repetitions: int) -> Times:
-    """Times of an action, after it was done twice for nothing."""
+def timed(act: Callable[[], Any], repetitions: int) -> Pairs:
+    """Seconds of an action, after it was done twice for nothing."""
     act()
     act()
     found = []
@@ -87,7 +86,7 @@ def build_ours(given: argparse.Namespace) -> Any:
     return parts.engine, corpora.open_reader(settings, plan.examples_per_step, 0, 1)[0]
 
 
-def micro_batch_of_bert(given: argparse.Namespace) -> Times:
+def micro_batch_of_bert(given: argparse.Namespace) -> Pairs:
     from bert_cli.train.step import count
 
     engine, batch = build_ours(given)
@@ -95,7 +94,7 @@ def micro_batch_of_bert(given: argparse.Namespace) -> Times:
     return timed(lambda: engine.play(batch, 0, counts, 1.0), given.repetitions)
 
 
-def update_of_bert(given: argparse.Namespace) -> Times:
+def update_of_bert(given: argparse.Namespace) -> Pairs:
     engine, _ = build_ours(given)
     for stage in engine.replicas[0]:
         for accumulator in stage.accumulators.values():
@@ -108,7 +107,7 @@ def update_of_bert(given: argparse.Namespace) -> Times:
     return timed(update, given.repetitions)
 
 
-def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False) -> Times:
+def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False) -> Pairs:
     import torch
     from transformers import BertConfig, BertForPreTraining
 
@@ -137,11 +136,11 @@ def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False)
     return timed(both_ways, given.repetitions)
 
 
-def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Times:
+def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Pairs:
     return micro_batch_of_pytorch(given, compiled=True)
 
 
-def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = False) -> Times:
+def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = False) -> Pairs:
     import tensorflow as tf
     import tf_keras
     from transformers import BertConfig, TFBertForPreTraining
@@ -171,7 +170,7 @@ def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = Fal
     return timed(lambda: float(both_ways()[0]), given.repetitions)
 
 
-def micro_batch_of_compiled_tensorflow(given: argparse.Namespace) -> Times:
+def micro_batch_of_compiled_tensorflow(given: argparse.Namespace) -> Pairs:
     return micro_batch_of_tensorflow(given, compiled=True)
 
 
@@ -183,7 +182,7 @@ def weights_of_bert(given: argparse.Namespace) -> list[Any]:
     return list(named_weights(blocks).values())
 
 
-def update_of_keras(given: argparse.Namespace) -> Times:
+def update_of_keras(given: argparse.Namespace) -> Pairs:
     import keras
     import tensorflow as tf
 
@@ -204,7 +203,7 @@ def update_of_keras(given: argparse.Namespace) -> Times:
     return timed(update, given.repetitions)
 
 
-def memory_of_an_update(given: argparse.Namespace) -> Times:
+def memory_of_an_update(given: argparse.Namespace) -> Pairs:
     """Read four numbers of each weight and write three of them, each array once, on one thread."""
     import numpy as np
 
@@ -219,7 +218,7 @@ def memory_of_an_update(given: argparse.Namespace) -> Times:
     return timed(one_pass, given.repetitions)
 
 
-SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Times]]] = {
+SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "micro-batch": {
         "bert": micro_batch_of_bert,
         "pytorch": micro_batch_of_pytorch,
@@ -278,15 +277,12 @@ def scores(given: argparse.Namespace) -> None:
         print(f"{rows} masked places, {chunks} chunks: grew by {grown:.0f} MB", flush=True)
 
 
-def side_in_a_process(given: argparse.Namespace, side: str, cores: str) -> Times:
+def side_in_a_process(given: argparse.Namespace, side: str) -> Pairs:
     is_tensorflow = side.startswith("tensorflow")
     python = given.tensorflow_python if is_tensorflow else sys.executable
-    words = ["taskset", "--cpu-list", cores, python, __file__, *sys.argv[1:], "--side", side]
-    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"} if is_tensorflow else None
-    told = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    if told.returncode:
-        sys.exit(f"{side}: {told.stderr}")
-    found: Times = json.loads(told.stdout.strip().splitlines()[-1])
+    environment = {"TF_USE_LEGACY_KERAS": "1"} if is_tensorflow else {}
+    words = [python, __file__, *sys.argv[1:], "--side", side]
+    found: Pairs = in_a_process(words, first_cores(given.cores), **environment)
     return found
 
 
@@ -325,19 +321,12 @@ def main() -> None:
             parser.error(f"--beside {peer}: {given.what} has {', '.join(others)}")
         if peer.startswith("tensorflow") and not given.tensorflow_python:
             parser.error(f"--beside {peer}: needs --tensorflow-python, see above")
-    taken: dict[str, Times] = {side: [] for side in ("bert", *peers)}
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: given.cores]))
-    for number in range(given.rounds):
-        for side, times in taken.items():
-            times += side_in_a_process(given, side, cores)
-            clock, processor = (statistics.median(column) for column in zip(*times, strict=True))
-            told = f"round {number + 1}, {side}: {clock:.3f} s, processor {processor:.3f} s"
-            print(told, flush=True)
-    ours = [statistics.median(column) for column in zip(*taken.pop("bert"), strict=True)]
-    for side, times in taken.items():
-        theirs = [statistics.median(column) for column in zip(*times, strict=True)]
+    sides = {side: partial(side_in_a_process, given, side) for side in ("bert", *peers)}
+    medians = in_turn(sides, given.rounds, "{:.3f} s, processor {:.3f} s".format)
+    clock, processor = medians.pop("bert")
+    for side, theirs in medians.items():
         print(
-            f"{side} takes {theirs[0] / ours[0]:.2f} times bert's seconds, {theirs[1] / ours[1]:.2f} times "
+            f"{side} takes {theirs[0] / clock:.2f} times bert's seconds, {theirs[1] / processor:.2f} times "
             "its processor's"
         )
 

@@ -163,10 +163,9 @@ def columns_of(
     """
     if not payloads:
         return None
-    joined = b"".join(payloads)
     # Words and rows are cut out from any byte on, also from the last one.
-    room = max(_Heads.of(*feature).heads.shape[1] for feature in features) + 4
-    data = np.frombuffer(joined + bytes(room), np.uint8)
+    room = max(_Heads.of(*feature).heads.shape[1] + 4 * feature[2] for feature in features) + 4
+    data = np.frombuffer(b"".join([*payloads, bytes(room)]), np.uint8)
     words: Words = np.ndarray(len(data) - 3, "<u4", data, strides=(1,))
     ends = np.cumsum([len(payload) for payload in payloads])
     starts = np.concatenate(([0], ends[:-1]))
@@ -177,10 +176,8 @@ def columns_of(
     columns: dict[str, npt.NDArray[Any]] = {}
     for name, kind, length in features:
         heads = _Heads.of(name, kind, length)
-        size, _ = _varints_at(words, places + 1)
-        row = heads.row_of_size[np.minimum(size, len(heads.row_of_size) - 1)]
-        found = _rows(data, places, heads.heads.shape[1]) & heads.used[row]
-        if np.any(row == heads.NONE) or not np.array_equal(found, heads.heads[row]):
+        row = heads.rows_at(data, words, places)
+        if row is None:
             return None
         begins = places + heads.lengths[row]
         stops = begins + heads.values[row]
@@ -191,8 +188,7 @@ def columns_of(
         elif np.all(stops - begins == length):
             column = _numbers_of_one_byte(data, begins, length)
         else:
-            pieces = zip(begins.tolist(), stops.tolist(), strict=True)
-            column = _numbers([joined[begin:stop] for begin, stop in pieces], length)
+            column = _numbers(data, begins, stops - begins, length)
         if column is None:
             return None
         columns[name], places = column, stops
@@ -219,6 +215,22 @@ class _Heads:
         sizes_of_entries = [read_varint(head, 1)[0] for head in heads[1:]]
         self.row_of_size = np.zeros(sizes_of_entries[-1] + 2, np.intp)
         self.row_of_size[sizes_of_entries] = np.arange(1, len(heads))
+
+    def rows_at(self, data: Bytes2D, words: "Words", places: Ints) -> Ints | None:
+        """Which head begins at each of these places; None where another one or none does."""
+        # Lists of as many bytes in every record, five of seven, need no look at their sizes.
+        first = int(self._row_of(_varints_at(words, places[:1] + 1)[0])[0])
+        head = self.heads[first, : self.lengths[first]]
+        if first != self.NONE and np.all(_rows(data, places, len(head)) == head):
+            return np.array([first])
+        row = self._row_of(_varints_at(words, places + 1)[0])
+        found = _rows(data, places, self.heads.shape[1]) & self.used[row]
+        if np.any(row == self.NONE) or not np.array_equal(found, self.heads[row]):
+            return None
+        return row
+
+    def _row_of(self, sizes: Ints) -> Ints:
+        return self.row_of_size[np.minimum(sizes, len(self.row_of_size) - 1)]
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -262,25 +274,27 @@ def _rows(data: Bytes2D, places: Ints, width: int) -> Bytes2D:
 
 def _numbers_of_one_byte(data: Bytes2D, places: Ints, length: int) -> npt.NDArray[np.int32] | None:
     rows = _rows(data, places, length)
-    return None if np.any(rows & 0x80) else rows.astype(np.int32)
+    return None if rows.max() > 0x7F else rows.astype(np.int32)
 
 
-def _numbers(lists: Sequence[bytes], length: int) -> npt.NDArray[np.int32] | None:
-    """Varints [B, length]; None where a list has another number of them, or a longer one."""
-    joined = b"".join(lists)
-    data = np.frombuffer(joined + bytes(3), np.uint8)
-    ends = np.flatnonzero(data[: len(joined)] < 0x80)
-    if len(ends) != len(lists) * length:
+def _numbers(data: Bytes2D, places: Ints, sizes: Ints, length: int) -> npt.NDArray[np.int32] | None:
+    """Varints [B, length], which fill so many bytes; None where they do not, or are of over 3 bytes."""
+    width = int(sizes.max()) + 3  # a word goes on behind its number
+    rows = _rows(data, places, width)
+    is_last = rows < 0x80
+    is_last &= np.arange(width, dtype=np.int32) < sizes.astype(np.int32)[:, None]
+    ends = np.flatnonzero(is_last)
+    begins = np.arange(len(places)) * width
+    if len(ends) != len(places) * length:
         return None
-    sizes = np.cumsum([len(one) for one in lists])
-    if not np.array_equal(ends[length - 1 :: length] + 1, sizes):
+    if not np.array_equal(ends[length - 1 :: length] + 1, begins + sizes):
         return None
     starts = np.empty_like(ends)
-    starts[0] = 0
     np.add(ends[:-1], 1, out=starts[1:])
+    starts[::length] = begins
     ends -= starts
     extra = ends
     if int(extra.max()) >= WIDEST:
         return None
-    words: Words = np.ndarray(len(data) - 3, "<u4", data, strides=(1,))
+    words: Words = np.ndarray(rows.size - 3, "<u4", rows, strides=(1,))
     return _numbers_of(words.take(starts), extra).view(np.int32).reshape(-1, length)
