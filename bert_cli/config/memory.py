@@ -92,8 +92,13 @@ PASSING = (("BSF", 3), ("BSD", 2))
 # Copies of the logits in float32, measured: the scores, log-softmax, and the gradient's way through
 # it. Deterministic operations make more.
 LOGITS = {True: 5, False: 4}
-# Float32 temporaries of the update at its most, measured: of the largest weight, and of all others.
-UPDATE_LARGEST, UPDATE_OTHERS = 8, 0.3
+MOVES_WORTH_COMPILING = 2**23
+"""Weights of a device from which on compiled moves save in a few hundred steps what it takes to compile
+them, some seconds; a model that is tried out starts sooner without."""
+# Float32 temporaries of the update at its most, of the largest weight and of all others, where compiled
+# moves replace what lies there, and where plain ones or those of shares make new memory. Measured as
+# growth of the process over the first update, compiling included, of 39 and of 110 million weights.
+UPDATE_IN_PLACE, UPDATE_ANEW = (3, 0.5), (8, 0.3)
 # Copies of a bucket on its way: packed, added up, cut into weights again.
 BUCKETS = 3
 # What the allocator takes for all that comes and goes, over what of it is alive: measured 1.05 to 1.3.
@@ -173,7 +178,9 @@ def on_device(
     moved = math.ceil(count / shares), math.ceil(min(largest, count) / shares)
     bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * moved[1])
     reduced = BUCKETS * min(bucket, FLOAT32 * count) if replicas > 1 else 0
-    moving = FLOAT32 * (UPDATE_LARGEST * moved[1] + UPDATE_OTHERS * (moved[0] - moved[1]))
+    in_place = settings.compile != "nothing" and count >= MOVES_WORTH_COMPILING and shares == 1
+    of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ANEW
+    moving = FLOAT32 * (of_largest * moved[1] + of_others * (moved[0] - moved[1]))
     if parallel.optimizer_state_offload:
         # Only the gradient passes on the device; the rest is the host's.
         moving = FLOAT32 * moved[0]

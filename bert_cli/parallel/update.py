@@ -16,13 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from bert_cli.config.memory import MOVES_WORTH_COMPILING
 from bert_cli.optim.optimizer import Optimizer, squared_norm
 from bert_cli.parallel.collectives import Group
 from bert_cli.parallel.stages import Stage, traced
 
-MOVES_WORTH_COMPILING = 2**23
-"""Weights of a device from which on compiled moves save in a few hundred steps what it takes to compile
-them, some seconds; a model that is tried out starts sooner without."""
 LARGE = 2**18
 """Elements of a weight whose move is compiled then."""
 REPLACES = {"straight": (0, 2, 3), "along": (1, 2, 3), "moved": (0,)}
