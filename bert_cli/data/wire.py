@@ -180,15 +180,16 @@ def columns_of(
         if row is None:
             return None
         begins = places + heads.lengths[row]
-        stops = begins + heads.values[row]
+        sizes = heads.values[row]
+        stops = begins + sizes
         if np.any(stops > ends):
             return None
         if kind == "float":
             column: npt.NDArray[Any] | None = _rows(data, begins, 4 * length).view("<f4")
-        elif np.all(stops - begins == length):
+        elif np.all(sizes == length):
             column = _numbers_of_one_byte(data, begins, length)
         else:
-            column = _numbers(data, begins, stops - begins, length)
+            column = _numbers(data, begins, sizes, length)
         if column is None:
             return None
         columns[name], places = column, stops
