@@ -33,6 +33,13 @@ def stream_of(key: Tensor | None, site: int) -> Tensor | None:
     return _mix(_mix(key[0] + _signed(site * _SITE_STRIDE)) ^ key[1])
 
 
+def moved_key(key: Tensor | None, sites: int) -> Tensor | None:
+    """The key with which each site draws what the site so many further on draws with this one."""
+    if key is None:
+        return None
+    return ops.stack([key[0] + _signed(sites * _SITE_STRIDE), key[1]])
+
+
 def keep_mask(shape: tuple[Any, ...], rate: float, stream: Tensor) -> Tensor:
     """Bool tensor, False with probability `rate`: a function of its arguments and nothing else.
 

@@ -12,7 +12,7 @@ Shapes: B examples, S places, P masked places, C sequences of a pack (1 without 
 width, D model width, F inner width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import keras
 from keras import ops
@@ -252,6 +252,11 @@ class EncoderLayer(keras.layers.Layer):
         config, policy, site = self.config, self.dtype_policy, self.site
         self.attention = SelfAttention(config, name="attention", policy=policy, site=site)
         self.feed_forward = FeedForward(config, name="feed_forward", policy=policy, site=site + 2)
+
+    @property
+    def kind(self) -> Hashable:
+        """What layers have in common that differ by their weights and `site` alone."""
+        return EncoderLayer, self.config.model_dump_json(), self.dtype_policy.name
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""

@@ -96,10 +96,10 @@ class Optimizer:
             return ops.cast(value, weight.dtype)
         return round_stochastically(value, _bits(key, value.shape, start), "float16")
 
-    def key(self, name: str, step: Array) -> Array:
-        """int32 [2], from which the random rounding of a weight in a step is drawn."""
+    def number(self, name: str) -> int:
+        """With that of the step the key, int32 [2], from which a weight's random rounding is drawn."""
         digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
-        return tf.stack([tf.constant(int.from_bytes(digest, "little") % 2**31, tf.int32), step])
+        return int.from_bytes(digest, "little") % 2**31
 
 
 def squared_norm(tensors: Iterable[Array]) -> Array:
@@ -109,8 +109,8 @@ def squared_norm(tensors: Iterable[Array]) -> Array:
     of rows are six times slower on a CPU; its partial sums keep it right to a few float32 roundings
     (of 23 million elements 3e-8, a dot product of theirs 2e-3).
     """
-    squares = [2.0 * tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
-    return tf.add_n([tf.zeros([]), *squares])
+    halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
+    return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
 
 def _bits(key: Array, shape: tuple[int, ...], start: int) -> Any:

@@ -9,9 +9,8 @@ and the moved shares are gathered.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -19,13 +18,8 @@ import tensorflow as tf
 from bert_cli.config.memory import MOVES_WORTH_COMPILING
 from bert_cli.optim.optimizer import Optimizer, squared_norm
 from bert_cli.parallel.collectives import Group
+from bert_cli.parallel.moves import Held, Moves, size_of
 from bert_cli.parallel.stages import Stage, traced
-
-LARGE = 2**18
-"""Elements of a weight whose move is compiled then."""
-REPLACES = {"straight": (0, 2, 3), "along": (1, 2, 3), "moved": (0,)}
-"""By the optimizer's function: which arguments (weight, gradient, first and second moment) its results
-replace, in their order, where these are variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,34 +67,40 @@ class DeviceUpdate:
                 name: (_zeros(self._kept_shape(name)), _zeros(self._kept_shape(name)))
                 for name in self.weights
             }
-        sizes = {name: 4 * _size(weight) for name, weight in self.weights.items()}
+        sizes = {name: 4 * size_of(weight) for name, weight in self.weights.items()}
         self.buckets = [
             self._bucket(number, names)
             for number, names in enumerate(buckets(sizes, keeping.bucket_bytes))
         ]
         # The buckets have taken the first numbers, two each.
         self._sum_squares = group.summing(2 * len(self.buckets))
-        self._moves: dict[Any, Any] = {}
-        elements = sum(map(_size, self.weights.values()))
-        self._compiles = keeping.compiled and elements >= MOVES_WORTH_COMPILING
+        elements = sum(map(size_of, self.weights.values()))
+        self.moves = Moves(
+            optimizer,
+            device=keeping.host if keeping.offloaded else self.device,
+            beside=not keeping.offloaded,
+            compiled=keeping.compiled and elements >= MOVES_WORTH_COMPILING,
+        )
         self._share = traced(self._cut)
         self._join = traced(self._join_stages)
         self._squared = traced(self._squared_gradient)
         self._clear = traced(self._zero_accumulators)
         self._move_all = traced(self._move_whole)
         self._directions = traced(self._directions_of_shares)
-        self._measure = traced(lambda: squared_norm(self._values()))
+        self._measure = traced(lambda: self._squares_of(self.weights))
+        self._squares = traced(_squares_of_variables)
 
     def compile(self) -> None:
         """Trace all functions; nothing is computed and nothing is exchanged."""
         number, whole = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
         with tf.device(self.device):
-            for function in (self._join, self._squared, self._clear, self._measure):
+            for function in (self._join, self._squared, self._measure):
                 function.get_concrete_function()
             if self.group.size > 1:
                 for bucket in self.buckets:
                     self._compile_bucket(bucket, number, whole)
             if self.sharded:
+                self._clear.get_concrete_function()
                 self._directions.get_concrete_function(number, whole)
                 self._sum_squares.get_concrete_function(_vector(len(self.weights), tf.float32))
             else:
@@ -108,7 +108,7 @@ class DeviceUpdate:
 
     def _compile_bucket(self, bucket: Bucket, number: Any, whole: Any) -> None:
         travels = tf.as_dtype(self.keeping.reduce_precision)
-        packed = _vector(sum(_size(self.weights[name]) for name in bucket.names), travels)
+        packed = _vector(sum(size_of(self.weights[name]) for name in bucket.names), travels)
         bucket.pack.get_concrete_function(number)
         bucket.sum.get_concrete_function(packed)
         bucket.unpack.get_concrete_function(packed, number)
@@ -164,7 +164,7 @@ class DeviceUpdate:
 
         def unpack(packed: tf.Tensor, shrink: tf.Tensor) -> None:
             flat = self._from_travel(packed, shrink)
-            parts = tf.split(flat, [_size(self.weights[name]) for name in names])
+            parts = tf.split(flat, [size_of(self.weights[name]) for name in names])
             for name, part in zip(names, parts, strict=True):
                 accumulator = self.accumulators[name][0]
                 accumulator.assign(tf.reshape(part, accumulator.shape))
@@ -200,58 +200,37 @@ class DeviceUpdate:
                     other.assign(tf.zeros_like(other))
 
     def _squared_gradient(self) -> tf.Tensor:
-        return squared_norm([held[0].read_value() for held in self.accumulators.values()])
+        return self._squares_of({name: held[0] for name, held in self.accumulators.items()})
 
     def _zero_accumulators(self) -> None:
         for held in self.accumulators.values():
             for accumulator in held:
                 accumulator.assign(tf.zeros_like(accumulator))
 
-    def _values(self) -> list[tf.Tensor]:
-        return [weight.read_value() for weight in self.weights.values()]
+    def _squares_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """The squared norm of variables named as the weights; blocks alike are traced once."""
+        blocks = [[variables[name] for name in names] for names in self._blocks()]
+        return tf.add_n([self._squares(block) for block in blocks])
 
     def _move_whole(
         self, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
         squares: list[tf.Tensor] = []
-        for name in self.weights:
-            # One weight after the other: all at once would hold several copies of the model.
+        for names in self._blocks():
+            held = [
+                Held(self.weights[name], self.accumulators[name][0], *self.moments[name])
+                for name in names
+            ]
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self._move_weight(name, factor, rate, before, step))
-        with tf.control_dependencies(squares):
-            self._zero_accumulators()
+                squares.append(self.moves.block(names, held, factor, rate, before, step))
         return tf.add_n(squares)
 
-    def _move_weight(
-        self, name: str, factor: tf.Tensor, rate: tf.Tensor, before: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Move a weight, its moments beside it or in host memory; the new weight's squared norm.
-
-        Beside it a compiled move replaces everything where it lies, LAMB's also the gradient by the
-        direction. As results they would be new memory, for which a processor reads what it will
-        overwrite: the update of 110 million weights took 0.28 s instead of 0.19, LAMB's 0.38 and 0.29.
-        """
-        weight, gradient = self.weights[name], self.accumulators[name][0]
-        first, second = self.moments[name]
-        with tf.device(first.device):
-            key = self.optimizer.key(name, step)
-            given: Any = weight, gradient
-            if self.keeping.offloaded:
-                given = tf.identity(weight), tf.identity(gradient)
-            if self.optimizer.rules[name].adapts:
-                act = self._of_rule(self.optimizer.along, name)
-                found = act(*given, first, second, factor, before)
-                along = gradient.read_value() if found is None else found
-                squared = squared_norm([given[0]]), squared_norm([along])
-                new = self._of_rule(self.optimizer.moved, name, 0)(
-                    given[0], along, squared, rate, key
-                )
-            else:
-                act = self._of_rule(self.optimizer.straight, name)
-                new = act(*given, first, second, factor, rate, before, key)
-        if new is not None:
-            weight.assign(new)
-        return squared_norm([weight.read_value()])
+    def _blocks(self) -> list[list[str]]:
+        """The weights' names, block by block."""
+        found: dict[str, list[str]] = {}
+        for name in self.weights:
+            found.setdefault(name.partition("/")[0], []).append(name)
+        return list(found.values())
 
     def _directions_of_shares(
         self, factor: tf.Tensor, before: tf.Tensor
@@ -264,9 +243,9 @@ class DeviceUpdate:
                 gradient = self._share(self.accumulators[name][0].read_value())
             first, second = self.moments[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
-                along = self._of_rule(self.optimizer.along, name)(
-                    self._share(weight.read_value()), gradient, first, second, factor, before
-                )
+                along = self.moves.of_rule(
+                    self.optimizer.along, self.optimizer.rules[name], weight
+                )(self._share(weight.read_value()), gradient, first, second, factor, before)
                 squares.append(squared_norm([along]))
             done = [along]
             directions[name] = along
@@ -288,9 +267,10 @@ class DeviceUpdate:
             with tf.device(self.moments[name][0].device):
                 value = self._share(weight.read_value())
                 squared = squared_norm([weight]), squares[order.index(name)]
-                key = self.optimizer.key(name, step)
+                key = tf.stack([self.optimizer.number(name), step])
                 start = self.group.place * self._share_length(name)
-                moved = self._of_rule(self.optimizer.moved, name, start)
+                rule = self.optimizer.rules[name]
+                moved = self.moves.of_rule(self.optimizer.moved, rule, weight, start)
                 shares.append(moved(value, directions[name], squared, rate, key))
         return tf.concat(shares, axis=0)
 
@@ -299,26 +279,11 @@ class DeviceUpdate:
         parts = tf.split(tf.reshape(gathered, [self.group.size, sum(lengths)]), lengths, axis=1)
         for name, part in zip(names, parts, strict=True):
             weight = self.weights[name]
-            weight.assign(tf.reshape(tf.reshape(part, [-1])[: _size(weight)], weight.shape))
-
-    def _of_rule(self, move: Callable[..., Any], name: str, *more: Any) -> Any:
-        """A function of the optimizer, which then replaces what REPLACES says.
-
-        It is traced once for all weights that have the same rule and shape.
-        BERT-base has 199 weights of nine shapes: traced for each weight, the update took more than
-        a third of the time that a run needs to start.
-        """
-        rule = self.optimizer.rules[name]
-        compiled = self._compiles and _size(self.weights[name]) >= LARGE
-        found = move.__name__, rule, compiled, *more
-        if found not in self._moves:
-            act = partial(_in_place, partial(move, rule, *more), REPLACES[move.__name__])
-            self._moves[found] = traced(act, compiled)
-        return self._moves[found]
+            weight.assign(tf.reshape(tf.reshape(part, [-1])[: size_of(weight)], weight.shape))
 
     def _cut(self, whole: tf.Tensor) -> tf.Tensor:
         """Return this replica's part of a weight or gradient, flat, with zeros behind the last element."""
-        size = _size(whole)
+        size = size_of(whole)
         length = math.ceil(size / self.group.size)
         start, end = (
             min(place * length, size) for place in (self.group.place, self.group.place + 1)
@@ -327,22 +292,14 @@ class DeviceUpdate:
         return tf.reshape(tf.pad(part, [[0, length - (end - start)]]), [length])
 
     def _share_length(self, name: str) -> int:
-        return math.ceil(_size(self.weights[name]) / self.group.size)
+        return math.ceil(size_of(self.weights[name]) / self.group.size)
 
     def _kept_shape(self, name: str) -> list[int]:
         return [self._share_length(name)] if self.sharded else list(self.weights[name].shape)
 
 
-def _in_place(act: Callable[..., Any], replaced: Sequence[int], *given: Any) -> Any:
-    """Put what `act` finds into those of its arguments; the first, where its own is a tensor, is returned.
-
-    Else nothing is: a result is new memory, whatever else becomes of it.
-    """
-    found = tf.nest.flatten(act(*tf.nest.map_structure(tf.convert_to_tensor, given)))
-    for result, place in zip(found, replaced, strict=True):
-        if isinstance(given[place], tf.Variable):
-            given[place].assign(result)
-    return None if isinstance(given[replaced[0]], tf.Variable) else found[0]
+def _squares_of_variables(variables: Sequence[tf.Variable]) -> tf.Tensor:
+    return squared_norm([variable.read_value() for variable in variables])
 
 
 def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -364,7 +321,3 @@ def _vector(length: int, dtype: Any) -> tf.TensorSpec:
 
 def _zeros(shape: Sequence[int]) -> tf.Variable:
     return tf.Variable(tf.zeros(shape, tf.float32), trainable=False)
-
-
-def _size(variable: Any) -> int:
-    return int(math.prod(variable.shape))

@@ -81,3 +81,12 @@ def test_no_key_or_a_rate_of_zero_is_no_dropout():
 def test_a_rate_of_one_is_refused():
     with pytest.raises(ValueError, match=r"dropout rate \(1.0\)"):
         mask(rate=1.0)
+
+
+def test_a_moved_key_gives_the_masks_of_the_sites_so_many_further_on():
+    key = tf.constant([7, 3], tf.int32)
+    for sites in (1, 6, 69, -3):
+        moved = dropout.moved_key(key, sites)
+        for site in (5, 100):
+            assert int(dropout.stream_of(moved, site)) == int(dropout.stream_of(key, site + sites))
+    assert dropout.moved_key(None, 3) is None
