@@ -51,12 +51,16 @@ def keep_mask(shape: tuple[Any, ...], rate: float, stream: Tensor) -> Tensor:
 
 
 def _places_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
-    """Number of each place, counted row by row from `first`, int32 that wraps, in a static shape.
+    """Number of each place, counted row by row from `first`, int32 that wraps.
+
+    Raises ValueError for a shape that is not known before: a mask would be that of other places.
 
     A sum of one short range an axis, the first of which is not known beforehand: a range of all places
     is written out as numbers before XLA sees it, 6 MB in a kernel for the attention of 8 examples of
     128 places, and 100 MB for 512.
     """
+    if not all(isinstance(size, int) for size in shape):
+        raise ValueError(f"dropout of shape {shape}: has to be known when the graph is made")
     places, stride = ops.reshape(first, [1] * len(shape)), 1
     for axis in reversed(range(len(shape))):
         along = ops.arange(shape[axis], dtype="int32") * _signed(stride)

@@ -256,7 +256,7 @@ class EncoderLayer(keras.layers.Layer):
     @property
     def kind(self) -> Hashable:
         """What layers have in common that differ by their weights and `site` alone."""
-        return EncoderLayer, self.config.model_dump_json(), self.dtype_policy.name
+        return type(self), self.config, self.dtype_policy.name
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""

@@ -97,9 +97,14 @@ class Optimizer:
         return round_stochastically(value, _bits(key, value.shape, start), "float16")
 
     def number(self, name: str) -> int:
-        """With that of the step the key, int32 [2], from which a weight's random rounding is drawn."""
+        """A number of the weight's own, for `key`: a hash of the run's seed and its name."""
         digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little") % 2**31
+
+    @staticmethod
+    def key(number: Array, step: Array) -> Array:
+        """int32 [2], from which the random rounding of the weight with this number is drawn in a step."""
+        return tf.stack([number, step])
 
 
 def squared_norm(tensors: Iterable[Array]) -> Array:

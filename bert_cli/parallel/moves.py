@@ -1,9 +1,8 @@
 """How the weights of a block move, in functions that TensorFlow traces once for all blocks alike.
 
-BERT-base has 199 weights in fifteen blocks, twelve of which differ by nothing but their values. Traced
-weight by weight, the update took a third of the time that a run needed to start; as functions of
-variables there is one for each kind of block, and in it one for each rule and shape of a weight, which
-XLA compiles where that is worth it.
+BERT-base has 206 weights in fifteen blocks, twelve of which differ by nothing but their values. A
+function of a block's variables is traced once for all blocks with the same rules and shapes, and in it
+one of a weight's once for all with its rule and shape, which XLA compiles where that is worth it.
 """
 
 import math
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from bert_cli.optim.adam import Rule
 from bert_cli.optim.optimizer import Optimizer, squared_norm
-from bert_cli.parallel.stages import traced
+from bert_cli.parallel.alike import traced
 
 LARGE = 2**18
 """Elements of a weight whose move is compiled then."""
@@ -38,16 +37,13 @@ class Moves:
 
     def __init__(self, optimizer: Optimizer, *, device: str, beside: bool, compiled: bool) -> None:
         """`device` is where moments lie and moves are computed, `beside` whether the weights do too."""
-        self.optimizer, self.device, self.beside, self.compiled = (
-            optimizer,
-            device,
-            beside,
-            compiled,
-        )
+        self.optimizer, self.device = optimizer, device
+        self.beside, self.compiled = beside, compiled
         self._of_blocks: dict[Any, Any] = {}
-        self._of_rules: dict[Any, Any] = {}
+        self.functions: dict[Any, Any] = {}
+        """Those of the optimizer that are traced, by their name, rule and whether XLA compiles them."""
 
-    def block(
+    def move_block(
         self,
         names: Sequence[str],
         held: Sequence[Held],
@@ -58,21 +54,22 @@ class Moves:
     ) -> tf.Tensor:
         """Move weights by their gradients times `factor`, forget these; the weights' squared norm."""
         rules = tuple(self.optimizer.rules[name] for name in names)
-        kind = rules, *(tuple(one.weight.shape) for one in held)
-        if kind not in self._of_blocks:
-            self._of_blocks[kind] = traced(partial(self._move_all, rules))
+        shapes = (tuple(one.weight.shape) for one in held)
+        alike = rules, *shapes
+        if alike not in self._of_blocks:
+            self._of_blocks[alike] = traced(partial(self._move_all, rules))
         numbers = tf.constant([self.optimizer.number(name) for name in names])
-        moved: tf.Tensor = self._of_blocks[kind](list(held), numbers, factor, rate, before, step)
+        moved: tf.Tensor = self._of_blocks[alike](list(held), numbers, factor, rate, before, step)
         return moved
 
     def of_rule(self, move: Callable[..., Any], rule: Rule, weight: Any, *more: Any) -> Any:
         """A function of the optimizer, which then replaces what REPLACES says."""
         compiled = self.compiled and size_of(weight) >= LARGE
-        found = move.__name__, rule, compiled, *more
-        if found not in self._of_rules:
+        function = move.__name__, rule, compiled, *more
+        if function not in self.functions:
             act = partial(_in_place, partial(move, rule, *more), REPLACES[move.__name__])
-            self._of_rules[found] = traced(act, compiled)
-        return self._of_rules[found]
+            self.functions[function] = traced(act, compiled)
+        return self.functions[function]
 
     def _move_all(
         self, rules: Sequence[Rule], held: Sequence[Held], numbers: tf.Tensor, *told: tf.Tensor
@@ -81,10 +78,10 @@ class Moves:
         for place, (rule, one) in enumerate(zip(rules, held, strict=True)):
             # One weight after the other: all at once would hold several copies of the model.
             with tf.control_dependencies(squares[-1:]):
-                squared = self._move(rule, one, numbers[place], *told)
-            with tf.control_dependencies([squared]):
+                squares.append(self._move(rule, one, numbers[place], *told))
+        with tf.control_dependencies(squares):
+            for one in held:
                 one.gradient.assign(tf.zeros_like(one.gradient))
-            squares.append(squared)
         return tf.add_n(squares)
 
     def _move(
@@ -106,7 +103,7 @@ class Moves:
         """
         weight, gradient, *moments = held
         with tf.device(self.device):
-            key = tf.stack([number, step])
+            key = self.optimizer.key(number, step)
             given = held[:2] if self.beside else (tf.identity(weight), tf.identity(gradient))
             if rule.adapts:
                 found = self.of_rule(self.optimizer.along, rule, weight)(

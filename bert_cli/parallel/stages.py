@@ -8,14 +8,13 @@ micro-batches. Kept is either everything (a tape), or only inputs, of each block
 which the backward pass computes the rest again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.parallel.alike import Runner
+from bert_cli.parallel.alike import AlikeBlocks, traced
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Tensors = dict[str, tf.Tensor]
@@ -34,15 +33,6 @@ def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str
     if [name.split("_")[0] if name.startswith("hid") else name for name in blocks] != asked:
         raise ValueError(f"stages ({stages}): do not list the blocks {', '.join(blocks)} in order")
     return found
-
-
-def traced(method: Callable[..., Any], compiled: bool = False) -> Any:
-    """A function of TensorFlow's own for one object's method; `compiled` by XLA, or run as a graph.
-
-    As a partial, because TensorFlow takes the methods of two objects for one function and warns that
-    it is traced often.
-    """
-    return tf.function(partial(method), autograph=False, jit_compile=compiled)
 
 
 class Stage:
@@ -76,7 +66,7 @@ class Stage:
         # What is run again under one tape.
         self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
         self.sum_names: list[str] = []
-        self._run = Runner(self.body)
+        self._run = AlikeBlocks(self.body).run
         self._forward_only = traced(self._run_body, compiled)
         self._forward_inputs = traced(self._forward_and_inputs, compiled)
         self._backward_again = traced(self._compute_again, compiled)
@@ -84,7 +74,7 @@ class Stage:
         self._turn = traced(self._forward_and_backward, compiled)
         self._sums = traced(self._evaluate_head)
         # Batches of many lengths come one after another: one trace for all of them, not one for each.
-        self._scores = tf.function(partial(self._score), autograph=False, reduce_retracing=True)
+        self._scores = traced(self._score, any_length=True)
 
     def columns(self, micro_batch: Columns) -> Tensors:
         """The columns that this stage reads, those there are, on its device: a test set has no labels."""

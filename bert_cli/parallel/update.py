@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from bert_cli.config.memory import MOVES_WORTH_COMPILING
 from bert_cli.optim.optimizer import Optimizer, squared_norm
+from bert_cli.parallel.alike import traced
 from bert_cli.parallel.collectives import Group
 from bert_cli.parallel.moves import Held, Moves, size_of
-from bert_cli.parallel.stages import Stage, traced
+from bert_cli.parallel.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,7 @@ class DeviceUpdate:
                 for name in names
             ]
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self.moves.block(names, held, factor, rate, before, step))
+                squares.append(self.moves.move_block(names, held, factor, rate, before, step))
         return tf.add_n(squares)
 
     def _blocks(self) -> list[list[str]]:
@@ -267,7 +268,7 @@ class DeviceUpdate:
             with tf.device(self.moments[name][0].device):
                 value = self._share(weight.read_value())
                 squared = squared_norm([weight]), squares[order.index(name)]
-                key = tf.stack([self.optimizer.number(name), step])
+                key = self.optimizer.key(self.optimizer.number(name), step)
                 start = self.group.place * self._share_length(name)
                 rule = self.optimizer.rules[name]
                 moved = self.moves.of_rule(self.optimizer.moved, rule, weight, start)

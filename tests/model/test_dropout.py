@@ -90,3 +90,12 @@ def test_a_moved_key_gives_the_masks_of_the_sites_so_many_further_on():
         for site in (5, 100):
             assert int(dropout.stream_of(moved, site)) == int(dropout.stream_of(key, site + sites))
     assert dropout.moved_key(None, 3) is None
+
+
+def test_a_shape_that_is_not_known_beforehand_is_refused():
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
+    def dropped(x):
+        return dropout.dropout(x, 0.1, dropout.stream_of(tf.constant([7, 3]), 5))
+
+    with pytest.raises(ValueError, match="dropout of shape"):
+        dropped(tf.ones([2, 4]))

@@ -44,7 +44,7 @@ def update(w, g, m, v, step, rate, *, adam, rule):
     along, m, v = optimizer.along(rule, w, g, m, v, 1.0, step)
     wide = tf.cast(w, tf.float32)
     squared = squared_norm([wide]), squared_norm([along])
-    key = tf.constant([optimizer.number("w"), 0])
+    key = optimizer.key(optimizer.number("w"), 0)
     return optimizer.moved(rule, 0, wide, along, squared, rate, key), m, v
 
 

@@ -35,7 +35,7 @@ def test_a_weight_moves_by_its_share_of_the_rate(optimizer):
     for rate in (1.0, 0.25):
         rule = Rule(decays=False, adapts=optimizer == "LAMB", rate=rate)
         made = Optimizer(numbers=Adam(), rules={"w": rule}, seed=0)
-        new = made.moved(rule, 0, weight, along, squared, 0.1, np.array([made.number("w"), 0]))
+        new = made.moved(rule, 0, weight, along, squared, 0.1, made.key(made.number("w"), 0))
         moved.append(keras.ops.convert_to_numpy(new) - weight)
     # The move is the difference of two float32 numbers of up to 2: each is rounded.
     np.testing.assert_allclose(moved[1], 0.25 * moved[0], rtol=1e-5, atol=3e-7)

@@ -15,8 +15,8 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
 from bert_cli.model.heads import PretrainingHeads
+from bert_cli.parallel.alike import traced
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
-from bert_cli.parallel.stages import traced
 from bert_cli.parallel.trace import Trace, seconds_together
 from bert_cli.train.step import count, raised
 

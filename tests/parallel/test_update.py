@@ -47,7 +47,7 @@ def test_compiled_moves_are_the_plain_ones_and_leave_no_gradient(
     monkeypatch.setattr(moves, "LARGE", 500)
     engine, weights, moments = some_steps(layout, optimizer, parallel)
     devices = [device for replica in engine.updates for device in replica]
-    assert all(any(compiled for _, _, compiled, *_ in device.moves._of_rules) for device in devices)
+    assert all(any(compiled for _, _, compiled, *_ in device.moves.functions) for device in devices)
     assert_weights_close(weights, plain, 1e-5, 2 * STEPS * 0.01)
     for name, moment in moments.items():
         if KEY_BIAS in name:
@@ -80,7 +80,7 @@ def test_each_moment_is_that_of_the_gradient_and_a_move_is_traced_once_for_each_
             second.numpy(), 0.001 * found[name] ** 2, rtol=1e-4, atol=1e-30, err_msg=name
         )
     (device,) = engine.updates[0]
-    for (_, rule, *_), move in device.moves._of_rules.items():
+    for (_, rule, *_), move in device.moves.functions.items():
         shapes = {
             tuple(weight.shape)
             for name, weight in device.weights.items()

@@ -59,6 +59,9 @@ class Descent:
     def number(self, name):
         return 0
 
+    def key(self, number, step):
+        return tf.stack([number, step])
+
     def straight(self, rule, weight, gradient, first, second, factor, rate, before, key):
         new = weight - rate * factor * gradient
         return new, first + 1.0, second + tf.cast(before, tf.float32)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -225,6 +226,9 @@ def command(
     return done, time.monotonic() - began
 
 
+DOWN = ("refuses", "hangs")
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> float:
     """How long the run takes that nobody is told of."""
@@ -238,16 +242,28 @@ def steps_of(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
-@pytest.mark.parametrize("kind", ["refuses", "hangs"])
-def test_a_server_that_is_down_neither_stops_a_run_nor_holds_it_up(kind, tmp_path, alone):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        if kind == "hangs":
-            held.listen()  # takes connections and never answers
-        server = f"http://127.0.0.1:{held.getsockname()[1]}"
-        done, seconds = command(tmp_path / "run", "--wandb.enabled", WANDB_BASE_URL=server)
+@pytest.fixture(scope="module")
+def unanswered(tmp_path_factory):
+    """Runs whose server is down in one way and the other, and how long they took: both wait, so at once."""
+
+    def run(kind: str):
+        folder = tmp_path_factory.mktemp(kind) / "run"
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            if kind == "hangs":
+                held.listen()  # takes connections and never answers
+            server = f"http://127.0.0.1:{held.getsockname()[1]}"
+            return folder, *command(folder, "--wandb.enabled", WANDB_BASE_URL=server)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(DOWN, pool.map(run, DOWN), strict=True))
+
+
+@pytest.mark.parametrize("kind", DOWN)
+def test_a_server_that_is_down_neither_stops_a_run_nor_holds_it_up(kind, alone, unanswered):
+    folder, done, seconds = unanswered[kind]
     assert done.returncode == 0, done.stderr
-    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    assert steps_of(folder) == [1, 2, 3, 4]
     assert "4 steps done" in done.stdout and "wandb: " in done.stdout + done.stderr
     # A run so short ends before wandb has given up, which then is waited for; the machine may be busy otherwise.
     assert seconds < 2 * alone + trackers.START_SECONDS + 20.0
