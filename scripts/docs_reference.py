@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import LEVELS, in_width
-from bert_cli.config.load import NO_EFFECT, RENAMES, read_config, runs_configured
+from bert_cli.config.load import NO_EFFECT, RENAMES, read_config
 from bert_cli.config.options import (
     Option,
     Section,
@@ -28,6 +28,7 @@ from bert_cli.config.options import (
     purpose_of,
     sections_of,
 )
+from bert_cli.config.shipped import runs_configured
 
 ROOT = Path(__file__).parents[1]
 # Commands that belong together, in the order of the pages.

@@ -24,8 +24,9 @@ from bert_cli.config import schema
 from bert_cli.config import shell as shell_settings
 from bert_cli.config import trackers as tracker_settings
 from bert_cli.config import use as use_settings
-from bert_cli.config.load import load, runs_configured, shipped_configs
+from bert_cli.config.load import load
 from bert_cli.config.plan import plan_of
+from bert_cli.config.shipped import runs_configured, shipped_configs
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bert_cli.config.bench import KINDS
-from bert_cli.config.load import BENCHMARKS, shipped_configs
 from bert_cli.config.parallel import Settings
+from bert_cli.config.shipped import BENCHMARKS, shipped_configs
 from bert_cli.errors import ConfigError
 
 

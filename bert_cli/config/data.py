@@ -239,7 +239,7 @@ class TokenizeSettings(TextSettings, ExecutorSettings):
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128 --mask-tokens 20
     Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512
     --mask-tokens 76 --masking dynamic
-    Example: bert tokenize notes.txt.gz data/128 --vocab vocab.txt --no-nsp
+    Example: bert tokenize notes.txt.gz data/128 --vocab vocab.txt --masking dynamic --no-nsp
     """
 
     input: CliPositionalArg[Path]

@@ -1,13 +1,12 @@
 """From JSON files and flags to settings, knowing where each value came from.
 
-A file may extend another (`"extends": "other.json"`, relative to itself) and then says only what
+A file may extend another (`"extends": "other.json"`, beside it or shipped) and then says only what
 differs; flags are dotted paths in kebab case and win over files. Old files load as they are: `RENAMES`
 turns the original's keys into ours, `NO_EFFECT` names what only its hardware had. All mistakes are
 reported at once, each with its origin and the nearest valid name.
 """
 
 import argparse
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from bert_cli.config.mistakes import (
     origin_of,
     worth_saying,
 )
+from bert_cli.config.shipped import find_config
 from bert_cli.config.terminal import tell
 from bert_cli.errors import ConfigError
 
@@ -55,8 +55,6 @@ NO_EFFECT = {
     "fp_exceptions": "only the original's hardware has it",
     "show_accuracy": "accuracy is always shown",
 }
-BENCHMARKS = "benchmarks.json"
-"""What lies among the shipped configs and is none: command lines of them with names."""
 PATH_KEYS = (
     "dataset_dir",
     "validation_dir",
@@ -133,12 +131,11 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        origin = f" (extended by {extending[-1]})" if extending else ""
-        raise ConfigError(
-            f"{path}{origin}: cannot be read ({error.strerror}); check the path"
-        ) from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: is not JSON ({error}); mend that line") from error
+        raise ConfigError(
+            f"{path}: is not JSON, which a config is ({error}); mend that line"
+        ) from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: holds a {type(raw).__name__}; a config is one JSON object {{...}}"
@@ -146,7 +143,9 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
     parent = raw.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise ConfigError(f"extends ({path}): got {parent!r}; give the name of one JSON file")
-    below = _read_config(path.parent / parent, chain) if parent is not None else Loaded({}, {})
+    below = Loaded({}, {})
+    if parent is not None:
+        below = _read_config(find_config(parent, f"extends in {path}", path.parent), chain)
     renamed, no_effect = _in_our_names(raw)
     # What the other file says of itself is not true of this one.
     under = {name: one for name, one in below.values.items() if name != "about" or name in renamed}
@@ -196,34 +195,6 @@ def _nested(where: str, value: Any) -> dict[str, Any]:
     for name in reversed(where.split(".")):
         value = {name: value}
     return dict(value)
-
-
-def shipped_configs() -> Path:
-    """The folder of the configs that come with the tool, in a checkout or an installed wheel."""
-    package = Path(__file__).parents[1]
-    installed = package / "_configs"
-    return installed if installed.is_dir() else package.parent / "configs"
-
-
-def runs_configured() -> dict[str, Path]:
-    """The shipped configs of runs by name; the list of benchmarks beside them is none."""
-    return {p.stem: p for p in sorted(shipped_configs().glob("*.json")) if p.name != BENCHMARKS}
-
-
-def find_config(name: str) -> Path:
-    """A path as it is; else a shipped config of that name.
-
-    Raises ConfigError that lists the shipped ones.
-    """
-    path = Path(os.path.expandvars(name)).expanduser()
-    if path.is_file():
-        return path
-    known = runs_configured()
-    if name.removesuffix(".json") in known:
-        return known[name.removesuffix(".json")]
-    near = difflib.get_close_matches(Path(name).stem, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped configs: {', '.join(known)}"
-    raise ConfigError(f"--config ({name}): no such file; {hint}")
 
 
 def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple[Model, Loaded]:
@@ -305,7 +276,19 @@ def parse_flags(
         given = source()
     except SettingsError as error:
         raise ConfigError(flag_mistake(settings, str(error), program)) from error
-    return dict(given)
+    return _without_null_lists(given)
+
+
+def _without_null_lists(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags give; `null` for a list is none, as in a file, and no list that holds it."""
+    return {
+        name: _without_null_lists(value)
+        if isinstance(value, Mapping)
+        else None
+        if value == [None]
+        else value
+        for name, value in given.items()
+    }
 
 
 def log_level_of(arguments: Sequence[str]) -> tuple[str, list[str]]:

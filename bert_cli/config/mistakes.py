@@ -36,6 +36,26 @@ def field_paths(settings: type[BaseModel], above: str = "", *, in_lists: bool = 
     return paths
 
 
+def required_paths(settings: type[BaseModel], group: str) -> list[str]:
+    """Dotted path of every setting of a group that has no default; none where it is no group."""
+    inside: Any = settings
+    for name in group.split("."):
+        about = inside.model_fields.get(name)
+        kinds = [about.annotation, *get_args(about.annotation)] if about else []
+        groups = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not groups:
+            return []
+        inside = groups[0]
+    needed = [
+        f"{group}.{name}" for name, about in inside.model_fields.items() if about.is_required()
+    ]
+    return [leaf for path in needed for leaf in required_paths(settings, path) or [path]]
+
+
+def _flag(path: str) -> str:
+    return "--" + path.replace("_", "-")
+
+
 def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
     """What to say of flags that could not be read: a line for each, with the nearest flag."""
     message = message.removeprefix("error parsing CLI: ")
@@ -51,7 +71,7 @@ def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
     if not unknown:
         return f"{program}: {message}; see {program} --help"
     flags = ["--config"] if "about" in settings.model_fields else []
-    flags += ["--" + where.replace("_", "-") for where in field_paths(settings)]
+    flags += [_flag(where) for where in field_paths(settings)]
     named = [word for word in unknown if word.startswith("-")]
     if not named:  # else what is no flag is the value of one that is not known
         return f"{program} ({' '.join(unknown)}): too many arguments; {_meant(unknown, flags, program)}"
@@ -117,10 +137,11 @@ def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping
         )
         return f"{place}: no such setting; {hint}"
     if item["type"] == "missing":
-        flag = where if is_positional(settings, where) else "--" + where.replace("_", "-")
+        needed = required_paths(settings, where) or [where]
+        flags = [where if is_positional(settings, one) else _flag(one) for one in needed]
         if any(step.isdigit() for step in steps):
             return f"{place}: is not given; set it there"
-        return f"{where}: is not given; give {flag}" + (
+        return f"{where}: is not given; give {' and '.join(flags)}" + (
             " or set it in the config" if "about" in valid else ""
         )
     message = item["msg"].removeprefix("Value error, ")

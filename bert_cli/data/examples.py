@@ -151,16 +151,16 @@ def missing_column(where: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a column that is not there: what there is, and the nearest name."""
     there = list(columns)
     return DataError(
-        f"{where}: has no column '{name}'{nearest(name, there)}; it has {listed(there)}"
+        f"{where}: has no column '{name}'; {nearest(name, there)}it has {listed(there)}"
     )
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """`, did you mean 'x'?` when some known name resembles this one, else nothing."""
+    """`did you mean 'x'? ` when some known name resembles this one, else nothing."""
     folded = {word.casefold().strip(): word for word in known}
     # 0.85: a slip of a long word, or another case; B-GPE is not meant for B-PER (0.8).
     near = get_close_matches(name.casefold().strip(), folded, n=1, cutoff=0.85)
-    return f", did you mean '{folded[near[0]]}'?" if near else ""
+    return f"did you mean '{folded[near[0]]}'? " if near else ""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -181,7 +181,7 @@ def label_numbers(
     for line, word in rows:
         if word not in numbers:
             raise DataError(
-                f"{path} ({unit} {line}): label '{word}' is unknown{nearest(word, list(names))}; "
+                f"{path} ({unit} {line}): label '{word}' is unknown; {nearest(word, list(names))}"
                 f"the labels are {listed(list(names))}"
             )
         found.append(numbers[word])

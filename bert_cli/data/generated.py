@@ -29,6 +29,8 @@ CONTINUES = 4
 class GeneratedReader:
     """Is asked as a `Reader` is."""
 
+    has_next_sentences = True
+
     def __init__(
         self,
         *,

@@ -256,8 +256,10 @@ def read_corpus(folder: Path) -> dict[str, Any]:
         if not isinstance(corpus, dict):
             raise ValueError(f"a {type(corpus).__name__}, no object")
     except (FileNotFoundError, NotADirectoryError):
+        is_run = any(folder.glob("step_*/"))
+        told = f"{folder} is a run, see `bert runs {folder.parent}`; " if is_run else ""
         raise DataError(
-            f"{path}: does not exist; give a folder of records that `bert tokenize` or `bert index` "
+            f"{path}: does not exist; {told}give a folder of records that `bert tokenize` or `bert index` "
             "has finished"
         ) from None
     except ValueError as error:

@@ -6,6 +6,7 @@ the files themselves tell (records by shard, bytes) is of the whole folder. A fi
 is said to be missing. `LIMITS` says where a figure becomes a warning.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 ENOUGH = {
     "masked_share_of_tokens": ("tokens", 1000),
     "masks_shown_as_mask": ("predictions", 1000),
-    "random_next_share": ("next_sentence_labels", 200),
+    "random_next_share": ("next_sentence_labels", 20),
     "unknown_share_of_tokens": ("tokens", 1000),
     "pieces_per_word": ("tokens", 1000),
     "equals_per_example": ("equal_pairs", 5),
@@ -168,6 +169,13 @@ def what_hurts(figures: Mapping[str, Any]) -> Iterator[Hurt]:
     for name, (least, most) in LIMITS.items():
         value = figures[name]
         counted, enough = ENOUGH.get(name, ("records", 1))
+        if name == "random_next_share" and figures[counted]:
+            # Of few pairs another share is chance: three standard deviations of a half.
+            chance = 1.5 / math.sqrt(figures[counted])
+            least, most = min(least, 0.5 - chance), max(most, 0.5 + chance)
+        if name == "equals_per_example" and not figures["next_sentence_labels"]:
+            # Without pairs every copy of the text has the same sequences, with other masks.
+            most += (figures["copies"] or 1) - 1
         if value is None or figures[counted] < enough or least <= value <= most:
             continue
         if name == "largest_shard_share" and figures["files"] == 1:

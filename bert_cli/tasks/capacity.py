@@ -36,6 +36,9 @@ FLEETING = {
     "overlay": "a container's own, gone with it",
 }
 
+MOST_IDLE = 1 / 3
+"""Share of a step for which devices may wait for one another before it is warned of."""
+
 
 def devices(processes: Processes) -> Found[tuple[str, int, int] | None]:
     """Kind and number of this process' devices, and the memory of each."""
@@ -96,6 +99,15 @@ def the_layout(
             "layout",
             f"{told} needs {replicas // processes.count * stretch} GPUs in this process, and there are {number}",
             "give --parallel.layout auto to choose one that fits, with the same numbers",
+            figures,
+        )
+    elif layout.idle(settings) > MOST_IDLE:
+        yield Finding(
+            "warning",
+            "layout",
+            f"{told}, idle for {layout.idle(settings):.1%} of a step",
+            "give it more micro-batches a step (global_batch.grad_acc_steps_per_replica), or fewer stages; "
+            "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device",
             figures,
         )
     else:

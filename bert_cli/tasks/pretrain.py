@@ -33,6 +33,11 @@ def run(settings: PretrainSettings) -> None:
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         held_out = corpora.open_held_out(settings)
+        if held_out is not None and reader.has_next_sentences and not held_out.has_next_sentences:
+            say(
+                f"validation_dir ({settings.validation_dir}): has no pairs, so no next-sentence score; "
+                "make it without --no-nsp to have one"
+            )
         plan = make_plan(settings, *corpora.size_of(reader))
         if isinstance(reader, Mixture):
             say("\n".join(reader.describe(plan.examples)))

@@ -5,6 +5,7 @@ Hugging Face folder or name, a TensorFlow 1 checkpoint of Google's), else new we
 Also what a model looks like on disk, since whatever is started is saved one day.
 """
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,18 +113,23 @@ def find_folder(name: str, flag: str) -> Path:
                 f"{flag} ({name}): is no folder; give a checkpoint or a model's name"
             )
         # A name on the hub is a word, or an owner's and a word.
-        if name.count("/") > 1:
+        if len(name.split()) != 1 or "[" in name:
             raise CheckpointError(
-                f"{flag} ({name}): no such folder, and no model's name either; check the path"
+                f"{flag} ({name}): is no model's name; the model is given first, then the text"
             )
+        if name.count("/") > 1 or (name.count("/") == 1 and path.parent.is_dir()):
+            there = [folder.name for folder in path.parent.glob("*/")]
+            near = difflib.get_close_matches(path.name, there, n=1)
+            hint = f"did you mean {str(path.with_name(near[0]))!r}?" if near else "check the path"
+            raise CheckpointError(f"{flag} ({name}): no such folder; {hint}")
         return _from_hub(name, flag)
     if (path / "config.json").is_file():
         return path
     best, whole = checkpoint.best_of(path), checkpoint.whole_checkpoints(path)
     if best is not None or whole:
         return best or whole[-1]
-    seeds = sorted(run.name for run in path.glob("seed_*") if checkpoint.whole_checkpoints(run))
-    told = f"has a run of each seed; give one of them, as {path / seeds[0]}" if seeds else NO_MODEL
+    runs = sorted(run for run in path.glob("*/") if checkpoint.whole_checkpoints(run))
+    told = f"is a folder of runs; give one of them, as {runs[0]}" if runs else NO_MODEL
     raise CheckpointError(f"{flag} ({path}): {told}")
 
 
@@ -194,8 +200,7 @@ def _from_hub(name: str, flag: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", checkpoint.MODEL]))
     except Exception as error:  # the hub's client raises a dozen kinds; all mean the same here
         raise CheckpointError(
-            f"{flag} ({name}): is neither a folder nor to be had from the hub "
-            f"({type(error).__name__}); check the name and the network"
+            f"{flag} ({name}): is neither a folder nor to be had from the hub; check the name and the network"
         ) from error
 
 

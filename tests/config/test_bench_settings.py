@@ -14,7 +14,8 @@ from bert_cli.config.bench import (
 )
 from bert_cli.config.benchmarks import benchmarks, written_out
 from bert_cli.config.commands import COMMANDS, taken_apart
-from bert_cli.config.load import find_config, load
+from bert_cli.config.load import load
+from bert_cli.config.shipped import find_config
 from bert_cli.errors import ConfigError
 
 CONFIG = ["--config", "pretrain_tiny_128_phase1"]

@@ -15,8 +15,9 @@ from bert_cli.config.data import (
     PreprocessSettings,
     TokenizeSettings,
 )
-from bert_cli.config.load import describe, find_config, load, read_config
+from bert_cli.config.load import describe, load, read_config
 from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.shipped import find_config
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 
@@ -162,6 +163,38 @@ def test_a_setting_of_another_group_is_pointed_to(tmp_path):
 def test_a_missing_setting_is_named_with_its_flag(tmp_path):
     text = refusal("--config", write(tmp_path / "c.json", {}))
     assert "max_seq_length: is not given; give --max-seq-length or set it in the config" in text
+
+
+def test_a_missing_group_is_named_with_the_flags_of_what_it_needs():
+    text = refusal("--generated-dataset")
+    assert "global_batch: is not given; give --global-batch.micro-batch-size or set it" in text
+    needed = "--optimizer-opts.name and --optimizer-opts.learning-rate.max-learning-rate"
+    assert f"optimizer_opts: is not given; give {needed} or set" in text
+
+
+def test_null_unsets_a_list_of_the_config_as_it_does_in_a_file(tmp_path):
+    config = write(
+        tmp_path / "c.json",
+        {**SMALL, "parallel": {"pipeline_stages": [["emb", "hid*2", "enc_out", "pool", "heads"]]}},
+    )
+    settings, _ = pretrain("--config", config, "--parallel.pipeline-stages", "null")
+    assert settings.parallel.pipeline_stages is None
+
+
+def test_a_config_extends_a_shipped_one_by_name_unless_one_lies_beside_it(tmp_path):
+    mine = write(tmp_path / "mine.json", {"extends": "pretrain_tiny_128_phase1.json", "seed": 5})
+    assert read_config(Path(mine)).values["max_seq_length"] == 128
+    write(tmp_path / "pretrain_tiny_128_phase1.json", {"max_seq_length": 7})
+    assert read_config(Path(mine)).values == {"max_seq_length": 7, "seed": 5}
+
+
+def test_an_extended_config_that_is_not_there_is_answered_with_the_nearest_beside_it(tmp_path):
+    write(tmp_path / "base.json", SMALL)
+    mine = write(tmp_path / "mine.json", {"extends": "bose.json"})
+    text = refusal("--config", mine)
+    assert f"extends in {mine} (bose.json): no such file; did you mean 'base.json'?" in text
+    text = refusal("--config", str(tmp_path / "mine.jsn"))
+    assert f"did you mean '{mine}'?" in text
 
 
 def test_an_unknown_flag_is_answered_with_the_nearest_one():

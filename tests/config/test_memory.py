@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.load import load
 from bert_cli.config.memory import KEPT, KEPT_COMPILED, estimate, on_device, stages_of, weights_of
 from bert_cli.config.schema import BertConfig, PretrainSettings
+from bert_cli.config.shipped import shipped_configs
 
 TINY = BertConfig(
     vocab_size=1009,

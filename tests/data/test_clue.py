@@ -93,7 +93,7 @@ def test_an_unknown_label_of_the_development_file_is_told_with_file_and_line(tmp
     put(tmp_path, "train.json", [{"label": n, "sentence": "x"} for n in ("100", "101")])
     put(tmp_path, "dev.json", [{"label": n, "sentence": "x"} for n in ("100", "1001")])
     with pytest.raises(
-        DataError, match=r"dev\.json \(line 2\): label '1001' is unknown, did you mean"
+        DataError, match=r"dev\.json \(line 2\): label '1001' is unknown; did you mean"
     ):
         read_clue(tmp_path, "tnews", "validation")
 
@@ -138,7 +138,7 @@ def test_a_span_that_is_not_where_it_is_said_to_be_is_refused(tmp_path, changes,
         ('{"sentence1": "a"', "is no JSON"), (afqmc(None), "the label is null"),
         ({"sentence1": "a", "sentence2": "b"}, "has no column 'label'"),
         (afqmc("1", sentence1=3), "'sentence1' is a number"),
-        ({"sentence1": "a", "sentence_2": "b", "label": "1"}, "no column 'sentence2', did you mean 'sentence_2'"),
+        ({"sentence1": "a", "sentence_2": "b", "label": "1"}, "no column 'sentence2'; did you mean 'sentence_2'"),
         (afqmc("2"), "label '2' is unknown"),
     ],
 )  # fmt: skip

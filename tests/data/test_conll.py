@@ -114,7 +114,7 @@ def test_given_label_names_keep_their_numbers(tmp_path):
         ("a O\nb E-PER\n", r"\(line 2\): label 'E-PER' is neither .*; convert the file to BIO"),
         ("a O\nb B-\n", r"\(line 2\): label 'B-' is neither .*; mend it"),
         ("a O\nb PER\n", r"\(line 2\): label 'PER' is neither .*; mend it"),
-        ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown, did you mean 'B-PER'\?"),
+        ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown; did you mean 'B-PER'\?"),
         ("", "is empty"), ("-DOCSTART- -X- O O\n", "holds no sentences"),
         (b"a O\n\xff O\n", r"\(line 2\): byte 0xFF"),
     ],

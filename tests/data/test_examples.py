@@ -120,7 +120,7 @@ def test_a_missing_column_is_told_with_those_there_are_and_the_nearest():
     told = str(missing_column("f.csv (line 1)", "text", ["Text ", "label"]))
     assert (
         told
-        == "f.csv (line 1): has no column 'text', did you mean 'Text '?; it has 'Text ', 'label'"
+        == "f.csv (line 1): has no column 'text'; did you mean 'Text '? it has 'Text ', 'label'"
     )
     assert nearest("zzz", ["Text", "label"]) == ""
     many = str(missing_column("f", "x", [f"column {n}" for n in range(30)]))
@@ -132,7 +132,7 @@ def test_labels_become_their_numbers_and_an_unknown_one_is_told_with_its_line(tm
     numbers = label_numbers(tmp_path, rows, ("no", "yes"))
     assert numbers.tolist() == [1, 0] and numbers.dtype == np.int32
     with pytest.raises(
-        DataError, match=r"dev \(line 7\): label 'Yes' is unknown, did you mean 'yes'\?"
+        DataError, match=r"dev \(line 7\): label 'Yes' is unknown; did you mean 'yes'\?"
     ):
         label_numbers(tmp_path / "dev", [*rows, (7, "Yes")], ("no", "yes"))
 

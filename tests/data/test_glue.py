@@ -138,7 +138,7 @@ def test_a_row_with_more_columns_than_the_header_is_counted(tmp_path):
 def test_an_unknown_label_is_told_with_its_file_line_and_the_nearest(tmp_path):
     folder = rte(tmp_path, "0\tOne.\tTwo.\tentailment\n1\tOne.\tTwo.\tnot_entailement\n")
     told = (
-        r"dev\.tsv \(line 3\): label 'not_entailement' is unknown, did you mean 'not_entailment'\?"
+        r"dev\.tsv \(line 3\): label 'not_entailement' is unknown; did you mean 'not_entailment'\?"
     )
     with pytest.raises(DataError, match=told):
         read_glue(folder, "rte", "validation")
@@ -146,7 +146,7 @@ def test_an_unknown_label_is_told_with_its_file_line_and_the_nearest(tmp_path):
 
 def test_a_missing_column_is_told_with_those_there_are(tmp_path):
     put(tmp_path, "dev.tsv", "index\tsentence 1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
-    told = r"dev\.tsv \(line 1\): has no column 'sentence1', did you mean 'sentence 1'\?; it has 'index'"
+    told = r"dev\.tsv \(line 1\): has no column 'sentence1'; did you mean 'sentence 1'\? it has 'index'"
     with pytest.raises(DataError, match=told):
         read_glue(tmp_path, "rte", "validation")
 

@@ -227,6 +227,16 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
         ),
         ({"masks_shown_as_mask": 1.0}, "100.0% of what is to be predicted", "bert tokenize"),
         ({"random_next_share": 0.9}, "90.0% of the pairs are random", "documents"),
+        (
+            {"random_next_share": 1.0, "next_sentence_labels": 40},
+            "100.0% of the pairs are random",
+            "documents",
+        ),
+        (
+            {"equals_per_example": 5.0, "random_next_share": None, "next_sentence_labels": 0},
+            "5.00 times more",
+            "--deduplicate",
+        ),
         ({"real_token_share": 0.3}, "70.0% of the places are padding", "bert pack"),
         (
             {"real_token_share": 0.3, "max_sequences_per_pack": 2},
@@ -249,6 +259,8 @@ def test_what_hurts_is_warned_of_with_its_number_and_a_remedy(change, told, reme
     [
         {"random_next_share": 0.9, "next_sentence_labels": 10},
         {"random_next_share": None, "next_sentence_labels": 0},
+        {"random_next_share": 0.65, "next_sentence_labels": 50},
+        {"equals_per_example": 4.0, "random_next_share": None, "next_sentence_labels": 0},
         {"pieces_per_word": 4.0, "tokens": 30},
         {"equals_per_example": 1.5, "equal_pairs": 2},
         {"largest_shard_share": 1.0, "files": 1},
@@ -408,3 +420,10 @@ def test_records_at_an_address_are_looked_at_through_a_copy(tmp_path, capsys):
     assert list((tmp_path / "cache").rglob("corpus.json"))
     with pytest.raises(ConfigError, match=r"dataset_cache .* has no effect on a folder of this"):
         looked_at(capsys, folder, *cache)
+
+
+def test_a_run_is_not_a_folder_of_records_and_is_told_so(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    (run / "step_00000010").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"mine is a run, see `bert runs .*runs`; give a folder"):
+        inspect.run(load(InspectSettings, [str(run)], "bert inspect")[0])

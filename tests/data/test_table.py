@@ -89,7 +89,7 @@ def test_a_long_text_is_read_and_python_s_limit_is_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("Text,label\na,1\n", r"\(line 1\): has no column 'text', did you mean 'Text'\?; it has 'Text', 'label'"),
+        ("Text,label\na,1\n", r"\(line 1\): has no column 'text'; did you mean 'Text'\? it has 'Text', 'label'"),
         ("text;label\na;1\n", r"\(line 1\): has no column 'text'.* it has 'text;label'"),
         ("text,label,text\na,1,b\n", r"\(line 1\): has two columns 'text'"),
         ("text,label\na,1\nb\n", r"\(line 3\): has 1 cells for 2 columns"),
@@ -110,7 +110,7 @@ def test_a_broken_csv_file_is_told_with_its_place(tmp_path, text, told):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"text": "b"}', "has no column 'label'"), ('{"label": 1, "txt": "b"}', "'text', did you mean 'txt'"),
+        ('{"text": "b"}', "has no column 'label'"), ('{"label": 1, "txt": "b"}', "'text'; did you mean 'txt'"),
         ('{"text": 3, "label": 1}', "'text' is a number"), ('{"text": "b", "label": null}', "the label is null"),
         ('{"text": "b", "label": ""}', "'label' is empty"), ('{"text"', "is no JSON"), ("", "is no JSON"),
     ],
@@ -127,7 +127,7 @@ def test_given_labels_keep_their_numbers_and_an_unknown_one_is_told(tmp_path):
     assert found.label_names == ("pos", "neg")
     assert found.labels is not None and found.labels.tolist() == [0, 0]
     with pytest.raises(
-        DataError, match=r"dev\.csv \(line 2\): label 'pos' is unknown, did you mean 'Pos'\?"
+        DataError, match=r"dev\.csv \(line 2\): label 'pos' is unknown; did you mean 'Pos'\?"
     ):
         read(path, names=("Pos", "neg"))
 

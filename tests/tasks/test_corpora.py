@@ -233,6 +233,20 @@ def test_settings_of_dynamic_records_go_with_static_ones_that_are_held_out(
     assert scored, metrics(tmp_path / "run")[-1]
 
 
+def test_held_out_records_without_pairs_are_told_to_give_no_next_sentence_score(
+    place, tmp_path, capsys
+):
+    words = ["tokenize", str(place / "one_text"), str(tmp_path / "single"), "--no-nsp"]
+    words += ["--vocab", str(place / "model"), "--masking", "dynamic", "--sequence-length", "48"]
+    assert main([*words, "--mask-tokens", "7", "--processes", "1"]) == 0
+    told = "has no pairs, so no next-sentence score"
+    for records in ("single", place / "one"):
+        held_out = str(tmp_path / records)
+        words = ["--dataset-dir", str(place / "one"), "--validation-dir", held_out, "--dry-run"]
+        assert main(arguments(place, tmp_path / "run", *words)) == 0
+        assert (told in capsys.readouterr().out) == (records == "single")
+
+
 def test_a_way_of_masking_is_for_the_dynamic_records_of_a_mixture(place, static, tmp_path):
     words = ["--dataset-dir", str(place / "one"), "--dataset-dir", str(static)]
     assert main(arguments(place, tmp_path / "run", *words, "--masking.unit", "word")) == 0

@@ -394,3 +394,19 @@ def test_a_tensorflow_that_cannot_be_loaded_is_a_finding(tmp_path, monkeypatch):
     found = examined(tmp_path)
     assert found[-1].level == "error" and "libcudart" in found[-1].found
     assert of("processor", found).level == "ok"
+
+
+@pytest.mark.parametrize(("micro_batches", "level"), [(1, "warning"), (64, "ok")])
+def test_stages_that_wait_for_one_another_are_warned_of(tmp_path, micro_batches, level):
+    found = of(
+        "layout",
+        examined(
+            tmp_path,
+            global_batch__grad_acc_steps_per_replica=micro_batches,
+            bert_config__num_hidden_layers=2,
+            parallel__pipeline_stages='[["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]]',
+            parallel__pipeline_device_mapping="[0, 1, 0]",
+        ),
+    )
+    assert found.level == level
+    assert ("--parallel.pipeline-stages null" in found.remedy) == (level == "warning")

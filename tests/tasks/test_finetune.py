@@ -278,9 +278,7 @@ def test_several_seeds_tell_mean_and_spread(place, capsys):
     assert f"accuracy: {np.mean(each):.4f} +- {np.std(each, ddof=1):.4f}" in told
     assert json.loads(told.splitlines()[-1]) == scores_of(run)
     assert main(["predict", str(run), "good"]) == 4
-    assert (
-        f"has a run of each seed; give one of them, as {run / 'seed_5'}" in capsys.readouterr().err
-    )
+    assert f"is a folder of runs; give one of them, as {run / 'seed_5'}" in capsys.readouterr().err
 
 
 def test_a_classifier_for_other_labels_is_left_behind(place, whole, tmp_path, capsys):

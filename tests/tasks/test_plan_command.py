@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.load import load
 from bert_cli.config.memory import estimate
 from bert_cli.config.schema import PretrainSettings, bytes_of
+from bert_cli.config.shipped import shipped_configs
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]
 SHIPPED = sorted(path.stem for path in shipped_configs().glob("pretrain_*.json"))

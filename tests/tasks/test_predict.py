@@ -488,3 +488,23 @@ def test_a_fresh_pretraining_checkpoint_shows_its_words(tmp_path, capsys):
     assert len(row["masks"][0]) == 5
     assert sum(word["probability"] for word in row["masks"][0]) < 1.0
     assert {word["word"] for word in row["masks"][0]} <= set(PIECES)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("The capital of France is [MASK].", "is no model's name; the model is given first"),
+        ("[MASK]", "is no model's name; the model is given first"),
+        ("runs/min", "no such folder; did you mean 'runs/mine'?"),
+        ("runs/other", "no such folder; check the path"),
+        ("runs", "is a folder of runs; give one of them, as runs/mine"),
+    ],
+)
+def test_what_was_meant_for_a_model_is_told(model, told, models, tmp_path, monkeypatch, capsys):
+    step = tmp_path / "runs" / "mine" / "step_00000001"
+    step.mkdir(parents=True)
+    for name in ("state.json", "model.safetensors", "optimizer.safetensors", "config.json"):
+        (step / name).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", model, "a text"]) == 4
+    assert f"MODEL ({model}): {told}" in capsys.readouterr().err

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.load import load, shipped_configs
+from bert_cli.config.load import load
 from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.shipped import shipped_configs
 
 NARROW = {
     "bert-config.hidden-size": 32,
