@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import google_crc32c
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from bert_cli.errors import DataError
 
@@ -25,6 +26,12 @@ def masked_crc(data: bytes) -> bytes:
     """TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
     crc: int = google_crc32c.value(data)
     return (((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def _head(size: int) -> bytes:
+    """What stands before a payload of so many bytes."""
+    length = size.to_bytes(8, "little")
+    return length + masked_crc(length)
 
 
 def payload_bytes(head: bytes) -> int | None:
@@ -61,8 +68,7 @@ class RecordWriter:
             size = len(payload)
             head = heads.get(size)
             if head is None:
-                length = size.to_bytes(8, "little")
-                head = heads[size] = length + masked_crc(length)
+                head = heads[size] = _head(size)
             frames += (head, payload, masked_crc(payload))
             size += FRAME_BYTES
             lines.append(b"%d %d\n" % (offset, size))
@@ -126,15 +132,22 @@ def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> byte
 def read_payloads(frames: Sequence[bytes]) -> list[bytes] | None:
     """Payloads of frames [n], or None where one is wrong; `read_payload` says then which and why.
 
-    Takes a third of the time of asking for one after the other: heads are as many as there are sizes,
-    and checksums are compared all at once.
+    Heads and checksums are compared all at once, and there are as few different heads as sizes.
     """
-    heads = [frame[:HEAD_BYTES] for frame in frames]
-    sizes = {head: payload_bytes(head) for head in set(heads)}
-    if [sizes[head] for head in heads] != [len(frame) - FRAME_BYTES for frame in frames]:
+    if not frames:
+        return []
+    sizes = np.fromiter(map(len, frames), np.int64, len(frames))
+    if sizes.min() < FRAME_BYTES:
+        return None
+    data = np.frombuffer(b"".join(frames), np.uint8)
+    ends = np.cumsum(sizes)
+    different, which = np.unique(sizes, return_inverse=True)
+    heads = b"".join([_head(size - FRAME_BYTES) for size in different.tolist()])
+    wanted = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
+    if not np.array_equal(sliding_window_view(data, HEAD_BYTES)[ends - sizes], wanted):
         return None
     payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
-    found = np.array([google_crc32c.value(payload) for payload in payloads], np.uint32)
-    said = np.frombuffer(b"".join([frame[-CHECKSUM_BYTES:] for frame in frames]), "<u4")
+    found = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
     masked = ((found >> np.uint32(15)) | (found << np.uint32(17))) + np.uint32(MASK)
+    said = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
     return payloads if np.array_equal(masked, said) else None

@@ -148,9 +148,12 @@ class Reader:
             counts = (chosen >= 0).sum(axis=1)
             epochs, records = np.repeat(epochs, counts), chosen[chosen >= 0]
         payloads = self._files.payloads(records)
+        names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
+        if not self.is_dynamic:
+            static = self._static(payloads)
+            return {name: static[name] for name in names}
         ends = np.cumsum(counts)
         step = max(1, BLOCK // self.max_sequences_per_pack)
-        names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
         columns: Batch = {}
         for start in range(0, len(counts), step):
             chunk = counts[start : start + step]
@@ -167,9 +170,7 @@ class Reader:
     def _read(
         self, payloads: Sequence[bytes], epochs: Ints, records: Ints, counts: Ints, width: int
     ) -> Batch:
-        """A block of examples from their records, of which each has so many."""
-        if not self.is_dynamic:
-            return self._static(payloads)
+        """A block of examples from their dynamic records, of which each has so many."""
         if self.is_packed:
             packs = parse_packs(payloads, self.corpus["token_bytes"])
             epochs = np.repeat(epochs, packs.counts)

@@ -6,6 +6,7 @@ alone tell, the lengths of dynamic records, is told without reading any.
 """
 
 import os
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from bert_cli.errors import DataError
 Ints = npt.NDArray[np.integer[Any]]
 Numbers = npt.NDArray[np.int64]
 
+BLOCK = 1024
+"""Records that are read and then checked, while a processor still holds them."""
 AT_ONCE = 1 << 20
 """Records whose lengths are worked out at once, in some 40 MB."""
 
@@ -38,7 +41,7 @@ class RecordFiles:
         self._check_files()
 
     def payloads(self, records: Ints) -> list[bytes]:
-        """Fetch records [n], each file opened once and read from front to back."""
+        """Fetch records [n], each file read from front to back."""
         order = np.argsort(records, kind="stable")
         numbers = records[order]
         files, starts, stops = self._places(numbers)
@@ -49,30 +52,32 @@ class RecordFiles:
             path, start, stop = self._paths[files[first]], int(starts[first]), int(stops[first])
             raise self._damaged(int(numbers[first]), path, start, stop)
         payloads: list[bytes] = []
-        first_of_file = np.flatnonzero(np.diff(files, prepend=-1))
-        for begin, end in zip(first_of_file, [*first_of_file[1:], len(numbers)], strict=True):
-            places = starts[begin:end].tolist(), (stops - starts)[begin:end].tolist()
-            payloads += self._read(self._paths[files[begin]], *places)
+        for begin in range(0, len(numbers), BLOCK):
+            part = slice(begin, begin + BLOCK)
+            payloads += self._read(files[part], starts[part], (stops - starts)[part])
         # From the order on disk back into the order that was asked for.
         places_of = np.empty_like(order)
         places_of[order] = np.arange(len(order))
         return list(map(payloads.__getitem__, places_of.tolist()))
 
-    def _read(self, path: Path, starts: list[int], sizes: list[int]) -> list[bytes]:
-        """Payloads of frames of a file. By pread, since a map of a file that shrinks kills the process."""
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            pread = os.pread
-            frames = [pread(opened, *place) for place in zip(sizes, starts, strict=True)]
-        finally:
-            os.close(opened)
+    def _read(self, files: Ints, starts: Numbers, sizes: Numbers) -> list[bytes]:
+        """Payloads of frames. By pread, since a map of a file that shrinks kills the process."""
+        frames: list[bytes] = []
+        places, lengths = starts.tolist(), sizes.tolist()
+        first_of_file = np.flatnonzero(np.diff(files, prepend=-1)).tolist()
+        for begin, end in zip(first_of_file, [*first_of_file[1:], len(files)], strict=True):
+            opened = os.open(self._paths[files[begin]], os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                frames += map(os.pread, repeat(opened), lengths[begin:end], places[begin:end])
+            finally:
+                os.close(opened)
         payloads = read_payloads(frames)
         if payloads is not None:
             return payloads
         # One of them is wrong: which?
         return [
-            self._payload(_Frame(frame, start), start, path)
-            for frame, start in zip(frames, starts, strict=True)
+            self._payload(_Frame(frame, place), place, self._paths[file])
+            for frame, place, file in zip(frames, places, files, strict=True)
         ]
 
     def _payload(self, frame: "_Frame", start: int, path: Path) -> bytes:

@@ -18,7 +18,6 @@ from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.frames import FRAME_BYTES
 from bert_cli.data.wire import (
     Column,
-    columns_of,
     cut,
     entries,
     example_bytes,
@@ -26,6 +25,7 @@ from bert_cli.data.wire import (
     packed,
     varints,
 )
+from bert_cli.data.wire_reader import columns_of
 from bert_cli.errors import DataError
 
 # Features of a static record, as they are written (by name), and the type of their lists.

@@ -67,6 +67,7 @@ def test_every_flipped_byte_and_every_cut_is_refused_with_its_place(tmp_path):
     data = path.read_bytes()
     assert first == 0
     assert read_payloads([data[second:], data[:second]]) == payloads[::-1]
+    assert read_payloads([]) == []
     for place in range(second):
         flipped = bytearray(data)
         flipped[place] ^= 1 << (place % 8)

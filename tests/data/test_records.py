@@ -18,7 +18,7 @@ from bert_cli.data.records import (
     static_payloads,
     token_bytes,
 )
-from bert_cli.data.wire import columns_of
+from bert_cli.data.wire_reader import columns_of
 from bert_cli.errors import DataError
 
 
@@ -145,6 +145,10 @@ def test_records_of_ours_are_read_without_tensorflow_and_others_are_left_to_it()
     assert without_tensorflow(payloads, 128, 19) is None
     assert without_tensorflow([*payloads, payloads[0][:-1]], 128, 20) is None
     assert without_tensorflow([*payloads, payloads[0] + b"\0"], 128, 20) is None
+    # A size of more than three bytes, which is none.
+    endless = bytearray(payloads[0])
+    endless[4:8] = b"\xff" * 4
+    assert without_tensorflow([bytes(endless)], 128, 20) is None
     # More words than three bytes can number.
     assert without_tensorflow(list(static_payloads(static_block(9, vocab=2**22))), 128, 20) is None
     # A number of two bytes more in one list, and one less in the next one.
@@ -155,6 +159,19 @@ def test_records_of_ours_are_read_without_tensorflow_and_others_are_left_to_it()
     assert without_tensorflow([longer, shorter], 128, 20) is not None
     joined = longer.replace(bytes([200, 1]) * 128, bytes([5, 200]) * 127 + bytes([5, 1]))
     assert without_tensorflow([joined, shorter], 128, 20) is None
+
+
+@pytest.mark.parametrize("length", [100, 128, 129, 300])
+def test_many_records_are_read_in_blocks_where_the_first_or_another_has_shorter_lists(length):
+    """Places of 128 and more are of two bytes, so lists of places have many sizes, or one in a block."""
+    block = static_block(2500, length, 4)
+    block["masked_lm_positions"][:1500:2] %= min(length, 128)
+    block["masked_lm_positions"][1024:2048] %= 100
+    block["input_ids"][2048:] %= 128
+    columns = without_tensorflow(list(static_payloads(block)), length, 4)
+    assert columns is not None
+    for name, column in columns.items():
+        assert np.array_equal(column.reshape(block[name].shape), block[name]), name
 
 
 def test_no_byte_of_a_record_is_read_as_another_than_tensorflow_reads():
