@@ -68,7 +68,7 @@ class Optimizer:
         `before` counts the updates that were made before this one.
         """
         return direction(
-            weight, gradient * factor, first, second, before, adam=self.numbers, rule=rule
+            weight, gradient, first, second, before, adam=self.numbers, rule=rule, factor=factor
         )
 
     def moved(
