@@ -55,7 +55,7 @@ class Moves:
         before: tf.Tensor,
         step: tf.Tensor,
     ) -> tf.Tensor:
-        """Move weights by their gradients times `factor`, forget these; the weights' squared norm."""
+        """Move weights by their gradients times `factor`, which LAMB replaces; the squared norm of all."""
         rules = tuple(self.optimizer.rules[name] for name in names)
         shapes = (tuple(one.weight.shape) for one in held)
         alike = rules, *shapes
@@ -85,9 +85,6 @@ class Moves:
             # One weight after the other: all at once would hold several copies of the model.
             with tf.control_dependencies(squares[-1:]):
                 squares.append(self._move(rule, one, numbers[place], *told))
-        with tf.control_dependencies(squares):
-            for one in held:
-                one.gradient.assign(tf.zeros_like(one.gradient))
         return tf.add_n(squares)
 
     def _move(

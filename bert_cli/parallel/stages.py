@@ -8,7 +8,7 @@ micro-batches. Kept is either everything (a tape), or only inputs, of each block
 which the backward pass computes the rest again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -62,6 +62,8 @@ class Stage:
                 name: tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False)
                 for name, weight in self.weights.items()
             }
+        self.empty = True
+        """Whether what the accumulators hold is of no use: the next gradient is put there, not added."""
         self.keeps = keeps
         # What is run again under one tape.
         self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
@@ -99,10 +101,10 @@ class Stage:
         with tf.device(self.device):
             above = _here(above)
             if self.keeps != "all":
-                return self._backward_again(kept, columns, key, above)
+                return self._backward_again(kept, columns, key, above, self._takes_the_first())
             tape, hidden, onward = kept
             below, found = self._pull(tape, onward, hidden, above)
-            self._add(found)
+            self._add(found, self._takes_the_first())
             return below
 
     def turn(
@@ -110,7 +112,7 @@ class Stage:
     ) -> tuple[Any, tf.Tensor]:
         """Forward, loss and backward of the last stage; the gradient below and the head's sums."""
         with tf.device(self.device):
-            return self._turn(_here(hidden), columns, key, counts, scale)
+            return self._turn(_here(hidden), columns, key, counts, scale, self._takes_the_first())
 
     def look(self, hidden: Any, columns: Tensors) -> Any:
         """Forward without dropout and gradients: hidden values, or in the last stage the sums."""
@@ -127,8 +129,11 @@ class Stage:
 
     def clear(self) -> None:
         """Forget all gradients."""
-        for accumulator in self.accumulators.values():
-            accumulator.assign(tf.zeros_like(accumulator))
+        self.empty = True
+
+    def _takes_the_first(self) -> tf.Tensor:
+        first, self.empty = tf.constant(self.empty), False
+        return first
 
     def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:
         for block in self.body:
@@ -147,7 +152,16 @@ class Stage:
                 hidden = self._run(block, hidden, columns, own)
         return hidden, inputs
 
-    def _compute_again(self, inputs: Sequence[Any], columns: Tensors, key: Any, above: Any) -> Any:
+    def _compute_again(
+        self,
+        inputs: Sequence[Any],
+        columns: Tensors,
+        key: Any,
+        above: Any,
+        is_first: tf.Tensor,
+        summed: Set[str] = frozenset(),
+    ) -> Any:
+        """`summed` are the names of weights that the micro-batch already has a gradient for."""
         for segment, given in zip(reversed(self.segments), reversed(inputs), strict=True):
             # Without the dependency all segments would be run again at once, and within a turn the
             # graph optimizer would see that this is the forward pass once more: either way every
@@ -164,11 +178,17 @@ class Stage:
                 for block in segment:
                     hidden = self._run(block, hidden, held, own)
             above, found = self._pull(tape, hidden, given, above)
-            self._add_to_accumulators(found)
+            summed = summed | self._add_to_accumulators(found, is_first, summed)
         return above
 
     def _forward_and_backward(
-        self, hidden: Any, columns: Tensors, key: Any, counts: Tensors, scale: Any
+        self,
+        hidden: Any,
+        columns: Tensors,
+        key: Any,
+        counts: Tensors,
+        scale: Any,
+        is_first: tf.Tensor,
     ) -> tuple[Any, tf.Tensor]:
         again = self.keeps == "layer" and bool(self.body)
         inputs: list[Any] = []
@@ -181,9 +201,9 @@ class Stage:
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
             scaled = loss * scale
         below, found = self._pull(tape, scaled, hidden, None)
-        self._add_to_accumulators(found)
+        summed = self._add_to_accumulators(found, is_first)
         if again:
-            below = self._compute_again(inputs, columns, key, below)
+            below = self._compute_again(inputs, columns, key, below, is_first, summed)
         return below, self._stacked(sums)
 
     def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
@@ -206,10 +226,30 @@ class Stage:
         found = tape.gradient(target, sources, output_gradients=above)
         return (None, found) if source is None else (found[0], found[1:])
 
-    def _add_to_accumulators(self, found: Sequence[Any]) -> None:
-        for accumulator, gradient in zip(self.accumulators.values(), found, strict=True):
-            if gradient is not None:
-                accumulator.assign_add(tf.cast(tf.convert_to_tensor(gradient), tf.float32))
+    def _add_to_accumulators(
+        self, found: Sequence[Any], is_first: tf.Tensor, summed: Set[str] = frozenset()
+    ) -> Set[str]:
+        """Add gradients, or put the first of a step; the names of the weights that have one.
+
+        Putting it there takes over its memory. To forget by zeros and to add to them costs the memory
+        once more, since TensorFlow keeps zeros of a known shape as a constant, and a pass to copy them.
+        """
+        sums = {
+            name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
+            for (name, accumulator), gradient in zip(self.accumulators.items(), found, strict=True)
+            if gradient is not None
+        }
+
+        def put() -> None:
+            for name, (accumulator, gradient) in sums.items():
+                (accumulator.assign_add if name in summed else accumulator.assign)(gradient)
+
+        def add() -> None:
+            for accumulator, gradient in sums.values():
+                accumulator.assign_add(gradient)
+
+        tf.cond(is_first, put, add)
+        return sums.keys()
 
 
 def _tensorflow_variable(weight: Any) -> tf.Variable:

@@ -55,7 +55,7 @@ class DeviceUpdate:
         self, stages: Sequence[Stage], group: Group, optimizer: Optimizer, keeping: Keeping
     ) -> None:
         self.group, self.optimizer, self.keeping = group, optimizer, keeping
-        self.device = group.device
+        self.device, self.stages = group.device, stages
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
@@ -85,7 +85,6 @@ class DeviceUpdate:
         self._share = traced(self._cut)
         self._join = traced(self._join_stages)
         self._squared = traced(self._squared_gradient)
-        self._clear = traced(self._zero_accumulators)
         self._move_all = traced(self._move_whole)
         self._directions = traced(self._directions_of_shares)
         self._measure = traced(lambda: self._squares_of(self.weights))
@@ -101,7 +100,6 @@ class DeviceUpdate:
                 for bucket in self.buckets:
                     self._compile_bucket(bucket, number, whole)
             if self.sharded:
-                self._clear.get_concrete_function()
                 self._directions.get_concrete_function(number, whole)
                 self._sum_squares.get_concrete_function(_vector(len(self.weights), tf.float32))
             else:
@@ -143,6 +141,8 @@ class DeviceUpdate:
             gradient_factor = tf.constant(factor, tf.float32)
             rate = tf.constant(learning_rate, tf.float32)
             updates, now = tf.constant(before, tf.int32), tf.constant(step, tf.int32)
+            for stage in self.stages:
+                stage.clear()
             if not self.sharded:
                 return self._move_all(gradient_factor, rate, updates, now)
             directions, squares = self._directions(gradient_factor, updates)
@@ -150,7 +150,6 @@ class DeviceUpdate:
             for bucket in self.buckets:
                 parts = {name: directions[name] for name in bucket.names}
                 bucket.take(bucket.gather(bucket.move(parts, squares, rate, now)))
-            self._clear()
             return self._measure()
 
     def measure(self) -> tf.Tensor:
@@ -197,16 +196,10 @@ class DeviceUpdate:
         """Add up what stages on this device found for a weight that they share."""
         for first, *others in self.accumulators.values():
             for other in others:
-                with tf.control_dependencies([first.assign_add(other.read_value())]):
-                    other.assign(tf.zeros_like(other))
+                first.assign_add(other.read_value())
 
     def _squared_gradient(self) -> tf.Tensor:
         return self._squares_of({name: held[0] for name, held in self.accumulators.items()})
-
-    def _zero_accumulators(self) -> None:
-        for held in self.accumulators.values():
-            for accumulator in held:
-                accumulator.assign(tf.zeros_like(accumulator))
 
     def _squares_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
         """The squared norm of variables named as the weights; blocks alike are traced once."""

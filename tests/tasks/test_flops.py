@@ -64,9 +64,8 @@ def of_a_step(kind, asked):
     stage._run = lambda block, *given: block(*given)
     micro = {column: values[0] for column, values in job.sample.items()}
     counts = {name: tf.constant(1.0) for name in count(job.sample, parts.engine.head.COUNTS)}
-    traced = stage._turn.get_concrete_function(
-        None, stage.columns(micro), tf.constant([1, 0]), counts, tf.constant(1.0)
-    )
+    given = None, stage.columns(micro), tf.constant([1, 0]), counts, tf.constant(1.0)
+    traced = stage._turn.get_concrete_function(*given, tf.constant(True))
     return of_products(traced.graph), settings, shape_of(job.sample)
 
 
