@@ -98,7 +98,7 @@ them, some seconds; a model that is tried out starts sooner without."""
 # Float32 temporaries of the update at its most, of the largest weight and of all others, where compiled
 # moves replace what lies there, and where plain ones or those of shares make new memory. Measured as
 # growth of the process over the first update, compiling included, of 39 and of 110 million weights.
-UPDATE_IN_PLACE, UPDATE_ANEW = (3, 0.5), (8, 0.3)
+UPDATE_IN_PLACE, UPDATE_ANEW = (1, 0.4), (8, 0.3)
 # Copies of a bucket on its way: packed, added up, cut into weights again.
 BUCKETS = 3
 # What the allocator takes for all that comes and goes, over what of it is alive: measured 1.05 to 1.3.
