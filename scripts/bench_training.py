@@ -10,9 +10,9 @@ BertForPreTraining in PyTorch, and whatever else `--beside` names: `pytorch-comp
 `tensorflow` and `tensorflow-compiled` (XLA) TFBertForPreTraining, in an environment of its own, whose
 Python `--tensorflow-python` is (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). 15 % of the
 places are masked on all sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm,
-clipping, the move, forgetting the gradient) of 110 million weights beside Keras' AdamW with a global
-norm, as a graph, and with `--beside memory` beside memory: each array that AdamW needs read and written
-once, on one thread. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32
+clipping, the move) of 110 million weights beside Keras' AdamW with a global norm, as a graph; with
+`--beside lamb` beside ours by LAMB, with `--beside memory` beside memory: each array that AdamW needs read
+and written once, on one thread. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32
 chunks of the vocabulary, in float32, beyond what the process had. Told are medians, of all rounds so far,
 of seconds by the clock and of the processor's own time, which others on the machine disturb less.
 """
@@ -105,6 +105,11 @@ def update_of_bert(given: argparse.Namespace) -> Pairs:
         engine.move(min(1.0, squared**-0.5) if squared else 1.0, 1e-4, 3, 3)
 
     return timed(update, given.repetitions)
+
+
+def update_by_lamb(given: argparse.Namespace) -> Pairs:
+    given.optimizer = "LAMB"
+    return update_of_bert(given)
 
 
 def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False) -> Pairs:
@@ -229,6 +234,7 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "update": {
         "bert": update_of_bert,
         "keras": update_of_keras,
+        "lamb": update_by_lamb,
         "memory": memory_of_an_update,
     },
 }
