@@ -161,6 +161,8 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
             for name, value in count(batch, PretrainingHeads.COUNTS).items()
         }
         losses = []
+        for accumulator in stage.accumulators.values():
+            accumulator.assign(tf.zeros_like(accumulator))
         for micro_batch in range(len(batch["input_ids"])):
             key = tf.constant(np.array([1984, micro_batch], np.int32))
             arrays = [tf.convert_to_tensor(column[micro_batch]) for column in batch.values()]

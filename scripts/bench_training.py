@@ -102,7 +102,7 @@ def update_of_bert(given: argparse.Namespace) -> Pairs:
 
     def update() -> None:
         squared = engine.reduce(1.0)
-        engine.move(min(1.0, squared**-0.5) if squared else 1.0, 1e-4, 3, 3)
+        engine.move(min(1.0, squared**-0.5), 1e-4, 3, 3)
 
     return timed(update, given.repetitions)
 

@@ -32,7 +32,7 @@ from bert_cli.data.vocab import read_vocabulary
 from bert_cli.errors import ConfigError, DataError
 
 BLOCK = 1024
-"""Sequences parsed and masked at once; at 512 places that takes 15 MB, whatever the size of a step."""
+"""Dynamic sequences parsed and masked at once; at 512 places that takes 15 MB, whatever the size of a step."""
 
 
 class Reader:

@@ -25,7 +25,7 @@ from bert_cli.data.wire import (
     packed,
     varints,
 )
-from bert_cli.data.wire_reader import columns_of
+from bert_cli.data.wire_reader import BLOCK, columns_of
 from bert_cli.errors import DataError
 
 # Features of a static record, as they are written (by name), and the type of their lists.
@@ -203,7 +203,12 @@ def parse_static(
     lengths = static_lengths(sequence_length, predictions, sequences)
     arrays = columns_of(payloads, [(name, kind, lengths[name]) for name, kind in kinds.items()])
     if arrays is None:
-        arrays = _parsed_by_tensorflow(payloads, kinds, lengths)
+        # Some at a time: TensorFlow's parser makes int64 of all numbers.
+        parts = [
+            _parsed_by_tensorflow(payloads[start : start + BLOCK], kinds, lengths)
+            for start in range(0, max(len(payloads), 1), BLOCK)
+        ]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in kinds}
     if sequences is None:
         arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
     return arrays

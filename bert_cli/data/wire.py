@@ -40,7 +40,7 @@ def feature_head(name: str, kind: str, size: int) -> bytes:
 
 
 @lru_cache(maxsize=1 << 14)
-def _examplefeature_head(size: int) -> bytes:
+def _example_head(size: int) -> bytes:
     return b"\x0a" + varint(size)
 
 
@@ -98,13 +98,13 @@ def examples(features: Sequence[tuple[str, str, Column]], rows: int) -> Iterator
             fixed += [np.broadcast_to(head, (rows, len(head))), data]
     close_fixed()
     for body in map(b"".join, zip(*columns, strict=True)):
-        yield _examplefeature_head(len(body)) + body
+        yield _example_head(len(body)) + body
 
 
 def example_bytes(features: Iterable[tuple[str, str, int]]) -> int:
     """Bytes of an Example of which names, kinds of list and bytes of packed values are known."""
     body = sum(len(feature_head(name, kind, size)) + size for name, kind, size in features)
-    return len(_examplefeature_head(body)) + body
+    return len(_example_head(body)) + body
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:

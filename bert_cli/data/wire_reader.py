@@ -21,7 +21,7 @@ Features = tuple[tuple[str, str, int], ...]
 """Name, kind of list and its length."""
 Into = Mapping[str, npt.NDArray[Any]]
 BLOCK = 1024
-"""Examples taken apart at once: their arrays stay within a core's cache."""
+"""Examples taken apart at once: at 128 places their arrays stay within a core's cache."""
 WIDEST = 3
 """Bytes of the varints that are read: numbers below 2**21, of which there are no more words."""
 
@@ -60,9 +60,9 @@ def _take_apart(payloads: Sequence[bytes], features: Features, into: Into) -> bo
         return False
     left = features
     while left:
-        run = _run_at(data, int(places[0]), left)
-        stops = run.put(data, places, into) if run else None
-        done = len(run.columns) if run else 1
+        stretch = _stretch_at(data, int(places[0]), left)
+        stops = stretch.put(data, places, into) if stretch else None
+        done = len(stretch.columns) if stretch else 1
         if stops is None:
             stops, done = _put_one(data, words, places, left[0], into), 1
         if stops is None or np.any(stops > ends):
@@ -76,15 +76,17 @@ def _put_one(
 ) -> Ints | None:
     """Put a feature's numbers that begin at these places into its array; the places after them."""
     name, kind, length = feature
+    if kind == "float":
+        return _Stretch.of((feature,)).put(data, places, into)
     heads = _Heads.of(name, kind, length)
     row = heads.rows_at(data, words, places)
-    if row is None or kind == "float":
-        return None  # floats are always a run
+    if row is None:
+        return None
     begins, sizes = places + heads.lengths[row], heads.values[row]
     return begins + sizes if _put_numbers(data, begins, sizes, into[name]) else None
 
 
-def _run_at(data: Bytes2D, place: int, features: Features) -> "_Run | None":
+def _stretch_at(data: Bytes2D, place: int, features: Features) -> "_Stretch | None":
     """As many of these features as are floats or have, from this place on, one byte a number."""
     count = 0
     for feature in features:
@@ -93,21 +95,21 @@ def _run_at(data: Bytes2D, place: int, features: Features) -> "_Run | None":
             break
         place += int(heads.lengths[heads.NARROWEST] + heads.values[heads.NARROWEST])
         count += 1
-    return _Run.of(features[:count]) if count else None
+    return _Stretch.of(features[:count]) if count else None
 
 
-class _Run:
+class _Stretch:
     """Features one after another of which all lists have as many bytes in every record.
 
-    Of the seven of a static record five are such, the last four in a row: cut out and compared at once
-    they take half the time.
+    Of the seven of a static record of up to 128 places five are such, the last four in a row: cut out and
+    compared at once they take half the time.
     """
 
     def __init__(self, features: Features) -> None:
         self.columns: list[tuple[str, str, slice]] = []
         wanted: list[bytes] = []
         self.bytes = 0
-        """Of all of the run in a record."""
+        """Of the whole stretch in a record."""
         for name, kind, length in features:
             size = 4 * length if kind == "float" else length
             head = feature_head(name, kind, size)
@@ -137,9 +139,9 @@ class _Run:
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def of(features: Features) -> "_Run":
+    def of(features: Features) -> "_Stretch":
         """That of some features, worked out once."""
-        return _Run(features)
+        return _Stretch(features)
 
 
 class _Heads:

@@ -129,11 +129,10 @@ def direction(
 ) -> tuple[Array, Array, Array]:
     """Return (where the weight moves, new first moment, new second moment), all float32.
 
-    Of the gradient times `factor`, by which the moments' own factors are multiplied: a product of its own
-    would be one more array for XLA. Element by element, so a part of a weight gives that part of the
-    result. `step` counts the
-    updates before this one: the first sees 0, and the papers' t is step + 1; it may be a number or a
-    scalar tensor. With m and v corrected for their start at zero, the direction is
+    Of the gradient times `factor`, which goes into the moments' own factors: a product by itself would
+    be one more array for XLA. Element by element, so a part of a weight gives that part of the result.
+    `step` counts the updates before this one: the first sees 0, and the papers' t is step + 1; it may be
+    a number or a scalar tensor. With m and v corrected for their start at zero, the direction is
     r = m / (sqrt(v) + epsilon) + weight_decay_rate * weight (Loshchilov & Hutter 2019, "Decoupled
     Weight Decay Regularization", Algorithm 2, with the learning rate also multiplying the decay, as
     PyTorch and Google's BERT have it).
@@ -142,7 +141,7 @@ def direction(
     g = ops.cast(gradient, "float32")
     t = ops.cast(step, "float32") + 1.0
     m = adam.beta_1 * moment_1 + (1.0 - adam.beta_1) * factor * g
-    v = adam.beta_2 * moment_2 + (1.0 - adam.beta_2) * factor * factor * ops.square(g)
+    v = adam.beta_2 * moment_2 + ops.square(math.sqrt(1.0 - adam.beta_2) * factor * g)
     r = (m / _one_minus_power(adam.beta_1, t)) / (
         ops.sqrt(v / _one_minus_power(adam.beta_2, t)) + adam.epsilon
     )

@@ -48,7 +48,7 @@ class Optimizer:
     ) -> tuple[Array, Array, Array]:
         """Return a weight that needs no norms moved by its gradient times `factor`, and its moments.
 
-        Element by element, so it can be one pass over memory: 28 bytes a weight.
+        Element by element, so that it can be one pass over memory, 28 bytes a weight.
         """
         along, first, second = self.along(rule, weight, gradient, first, second, factor, before)
         return self.moved(rule, 0, weight, along, None, learning_rate, key), first, second

@@ -188,11 +188,12 @@ def keep_freed_memory() -> None:
 def fuse_results() -> None:
     """Have XLA compute several results in one loop on a processor, which by default it does on GPUs alone.
 
-    An update that puts down a weight and two moments then is one pass over memory instead of three.
-    XLA reads its options once, when it first compiles something.
+    An update that puts down a weight and two moments can then be one pass over memory instead of three
+    (see `moves`). XLA reads its options once, when it first compiles something. Where they are in a file,
+    whose name is then the whole variable, it is left as it is.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if not are_results_fused():
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if not are_results_fused() and flags[:1] in ("", "-"):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={FUSES_RESULTS}".strip()
 
 

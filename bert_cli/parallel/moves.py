@@ -42,6 +42,7 @@ class Moves:
         self.optimizer, self.device = optimizer, device
         self.beside, self.compiled = beside, compiled
         self.one_pass = "CPU" in device.upper() and are_results_fused()
+        """Whether a compiled move is to be one loop; on GPUs XLA makes one of itself."""
         self._of_blocks: dict[Any, Any] = {}
         self.functions: dict[Any, Any] = {}
         """Those of the optimizer that are traced, by their name, rule and whether XLA compiles them."""
@@ -55,7 +56,10 @@ class Moves:
         before: tf.Tensor,
         step: tf.Tensor,
     ) -> tf.Tensor:
-        """Move weights by their gradients times `factor`, which LAMB replaces; the squared norm of all."""
+        """Move weights by `factor` times their gradients; the new weights' squared norm.
+
+        LAMB leaves its directions where the gradients were.
+        """
         rules = tuple(self.optimizer.rules[name] for name in names)
         shapes = (tuple(one.weight.shape) for one in held)
         alike = rules, *shapes
@@ -139,9 +143,9 @@ def _apart(act: Callable[..., Any], *given: Any) -> Any:
     """What `act` finds, its first result without the others that it would be made of.
 
     On a processor XLA makes one loop of results of one shape only where none needs another. A weight
-    from moments that it has just put down is a loop of its own, 40 bytes a weight in all instead of 28.
-    Computing the moments again costs nothing where memory is waited for. A barrier, because XLA would
-    see that they are the same.
+    from moments that it has just put down is a loop of its own, and the whole 36 bytes a weight instead
+    of 28. Computing the moments again costs nothing where memory is waited for. A barrier, because XLA
+    would see that they are the same.
     """
     found = tf.nest.flatten(act(*given))
     if len(found) > 1:

@@ -2,10 +2,10 @@
 
 `forward` gives the hidden values for the next stage and what has to be kept for the way back;
 `backward` takes that and the gradient from the next stage, adds the gradients of the weights to
-accumulators on the stage's own device, and gives the gradient for the stage before. The last stage's
-is one function, forward, loss and backward: a turn. Each is traced once, whatever the number of
-micro-batches. Kept is either everything (a tape), or only inputs, of each block or of the stage, from
-which the backward pass computes the rest again.
+accumulators on the stage's own device, where the first of a step replaces what was there, and gives
+the gradient for the stage before. The last stage's is one function, forward, loss and backward: a
+turn. Each is traced once, whatever the number of micro-batches. Kept is either everything (a tape),
+or only inputs, of each block or of the stage, from which the backward pass computes the rest again.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -64,7 +64,7 @@ class Stage:
             }
         self.empty = True
         """Whether what the accumulators hold is of no use: the next gradient is put there, not added."""
-        self.keeps = keeps
+        self.keeps, self.compiled = keeps, compiled
         # What is run again under one tape.
         self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
         self.sum_names: list[str] = []
@@ -72,7 +72,7 @@ class Stage:
         self._forward_only = traced(self._run_body, compiled)
         self._forward_inputs = traced(self._forward_and_inputs, compiled)
         self._backward_again = traced(self._compute_again, compiled)
-        self._add = traced(self._add_to_accumulators, compiled)
+        self._add = traced(self._add_all, compiled)
         self._turn = traced(self._forward_and_backward, compiled)
         self._sums = traced(self._evaluate_head)
         # Batches of many lengths come one after another: one trace for all of them, not one for each.
@@ -101,10 +101,10 @@ class Stage:
         with tf.device(self.device):
             above = _here(above)
             if self.keeps != "all":
-                return self._backward_again(kept, columns, key, above, self._takes_the_first())
+                return self._backward_again(kept, columns, key, above, self._now_filled())
             tape, hidden, onward = kept
             below, found = self._pull(tape, onward, hidden, above)
-            self._add(found, self._takes_the_first())
+            self._add(found, self._now_filled())
             return below
 
     def turn(
@@ -112,7 +112,7 @@ class Stage:
     ) -> tuple[Any, tf.Tensor]:
         """Forward, loss and backward of the last stage; the gradient below and the head's sums."""
         with tf.device(self.device):
-            return self._turn(_here(hidden), columns, key, counts, scale, self._takes_the_first())
+            return self._turn(_here(hidden), columns, key, counts, scale, self._now_filled())
 
     def look(self, hidden: Any, columns: Tensors) -> Any:
         """Forward without dropout and gradients: hidden values, or in the last stage the sums."""
@@ -131,9 +131,12 @@ class Stage:
         """Forget all gradients."""
         self.empty = True
 
-    def _takes_the_first(self) -> tf.Tensor:
-        first, self.empty = tf.constant(self.empty), False
-        return first
+    def _now_filled(self) -> tf.Tensor:
+        """Whether the accumulators are still to be filled, by the gradient that now comes."""
+        # Where it is looked at: on a device, the host would wait for it.
+        with tf.device("CPU:0"):
+            is_first, self.empty = tf.constant(self.empty), False
+        return is_first
 
     def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:
         for block in self.body:
@@ -178,7 +181,8 @@ class Stage:
                 for block in segment:
                     hidden = self._run(block, hidden, held, own)
             above, found = self._pull(tape, hidden, given, above)
-            summed = summed | self._add_to_accumulators(found, is_first, summed)
+            summed = self._add_to_accumulators(found, is_first, summed)
+        self._empty_others(summed)
         return above
 
     def _forward_and_backward(
@@ -204,6 +208,8 @@ class Stage:
         summed = self._add_to_accumulators(found, is_first)
         if again:
             below = self._compute_again(inputs, columns, key, below, is_first, summed)
+        else:
+            self._empty_others(summed)
         return below, self._stacked(sums)
 
     def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
@@ -229,7 +235,7 @@ class Stage:
     def _add_to_accumulators(
         self, found: Sequence[Any], is_first: tf.Tensor, summed: Set[str] = frozenset()
     ) -> Set[str]:
-        """Add gradients, or put the first of a step; the names of the weights that have one.
+        """Add gradients, or put the first of a step; the names of the weights that have one by now.
 
         Putting it there takes over its memory. To forget by zeros and to add to them costs the memory
         once more, since TensorFlow keeps zeros of a known shape as a constant, and a pass to copy them.
@@ -248,8 +254,23 @@ class Stage:
             for accumulator, gradient in sums.values():
                 accumulator.assign_add(gradient)
 
-        tf.cond(is_first, put, add)
-        return sums.keys()
+        if self.compiled:
+            # No branch, for which a GPU would have the host wait.
+            for name, (accumulator, gradient) in sums.items():
+                total = accumulator + gradient
+                chosen = total if name in summed else tf.where(is_first, gradient, total)
+                accumulator.assign(chosen)
+        else:
+            tf.cond(is_first, put, add)
+        return summed | sums.keys()
+
+    def _add_all(self, found: Sequence[Any], is_first: tf.Tensor) -> None:
+        self._empty_others(self._add_to_accumulators(found, is_first))
+
+    def _empty_others(self, summed: Set[str]) -> None:
+        """A weight that has no part in anything has no gradient, and LAMB leaves its direction there."""
+        for name in self.accumulators.keys() - summed:
+            self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 
 
 def _tensorflow_variable(weight: Any) -> tf.Variable:

@@ -18,6 +18,8 @@ from bert_cli.data.records import (
     static_payloads,
     token_bytes,
 )
+from bert_cli.data.wire import examples as example_payloads
+from bert_cli.data.wire import packed
 from bert_cli.data.wire_reader import columns_of
 from bert_cli.errors import DataError
 
@@ -172,6 +174,18 @@ def test_many_records_are_read_in_blocks_where_the_first_or_another_has_shorter_
     assert columns is not None
     for name, column in columns.items():
         assert np.array_equal(column.reshape(block[name].shape), block[name]), name
+
+
+def test_a_stretch_that_ends_early_in_other_records_is_read_up_to_there():
+    """As in packs: floats, and then places of which only the first record has none above 127."""
+    floats = np.random.default_rng(1).random((20, 2), np.float32)
+    places = np.arange(60).reshape(20, 3) * 7
+    lists = [("a", "float", floats.view(np.uint8)), ("b", "int64", packed(places))]
+    payloads = list(example_payloads(lists, 20))
+    columns = columns_of(payloads, [("a", "float", 2), ("b", "int64", 3)])
+    assert columns is not None
+    assert np.array_equal(columns["a"], floats)
+    assert np.array_equal(columns["b"], places)
 
 
 def test_no_byte_of_a_record_is_read_as_another_than_tensorflow_reads():

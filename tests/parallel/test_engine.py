@@ -17,6 +17,7 @@ from tensorflow.python.training.saver import export_meta_graph
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.alike import traced
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.stages import Stage
 from bert_cli.parallel.trace import Trace, seconds_together
 from bert_cli.train.step import count, raised
 
@@ -147,27 +148,45 @@ def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, dropping):
 
 
 @pytest.mark.parametrize(
-    ("layout", "parallel"),
+    ("layout", "changes"),
     [
         ("1x1", {}),
-        ("1x1", {"recompute": True}),
+        ("1x1", {"parallel": {"recompute": True}}),
+        ("1x1", {"parallel": {"recompute": True}, "compile": "stages"}),
         ("1x2", {}),
-        ("1x2", {"recompute": True}),
-        ("1x2", {"recompute": True, "recompute_by": "stage"}),
+        ("1x2", {"compile": "stages"}),
+        ("1x2", {"parallel": {"recompute": True}}),
+        ("1x2", {"parallel": {"recompute": True, "recompute_by": "stage"}}),
     ],
 )
-def test_of_what_was_there_before_a_step_nothing_is_added_to_its_gradients(layout, parallel):
+def test_of_what_was_there_before_a_step_nothing_is_added_to_its_gradients(layout, changes):
     """Also to the word table's, which has two in a micro-batch where layers are run again."""
-    engine = engine_of(layout, parallel=parallel)
+    engine = engine_of(layout, **changes)
     _, clean = played(engine, examples(4))
     for stage in engine.replicas[0]:
         for accumulator in stage.accumulators.values():
-            accumulator.assign(np.full(accumulator.shape, 7, np.float32))
+            accumulator.assign(np.full(accumulator.shape, np.nan, np.float32))
     _, again = played(engine, examples(4))
     for name, gradient in again.items():
         np.testing.assert_array_equal(gradient, clean[name], err_msg=name)
     engine.move(1.0, 0.0, 0, 0)
     assert all(stage.empty for stage in engine.replicas[0])
+
+
+def test_a_weight_without_a_part_in_the_loss_has_no_gradient_whatever_was_there():
+    used, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+
+    def head(hidden, labels, counts, key):
+        loss = tf.reduce_sum(used**2)
+        return loss, {"loss": loss}
+
+    head.READS, head.COUNTS = (), ()
+    stage = Stage([], head, {"used": used, "other": other}, device="CPU:0", keeps="all")
+    for _ in range(2):
+        stage.accumulators["other"].assign([7.0])
+        stage.turn(None, {}, KEY, {}, tf.constant(1.0))
+    np.testing.assert_array_equal(stage.accumulators["used"], [4.0, 8.0])
+    np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
 
 
 def test_the_loss_scale_multiplies_the_gradients(plain):

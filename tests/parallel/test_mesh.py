@@ -1,5 +1,7 @@
 """Devices as replicas x stages, and what is refused."""
 
+import os
+
 import pytest
 import tensorflow as tf
 from layouts import settings_of
@@ -94,3 +96,19 @@ def test_a_process_alone_is_its_own_total():
 )
 def test_the_error_of_a_lost_process_names_its_rank(message, who):
     assert f"cluster: {who} is gone" in str(lost(message, rank=0))
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ("", "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
+        ("--a=b ", "--a=b --xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
+        ("flags.txt", "flags.txt"),
+    ],
+)
+def test_an_option_of_xlas_is_added_once_to_ones_own(monkeypatch, own, wanted):
+    monkeypatch.setenv("XLA_FLAGS", own)
+    mesh.fuse_results()
+    mesh.fuse_results()
+    assert os.environ["XLA_FLAGS"] == wanted
+    assert mesh.are_results_fused() == wanted.startswith("--")
