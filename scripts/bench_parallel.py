@@ -139,7 +139,9 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
     columns = list(found["batch"])
 
     @tf.function(autograph=False)
-    def accumulate(arrays: list[tf.Tensor], key: tf.Tensor, counts: dict[str, tf.Tensor]) -> Any:
+    def accumulate(
+        arrays: list[tf.Tensor], key: tf.Tensor, counts: dict[str, tf.Tensor], first: bool
+    ) -> Any:
         batch = dict(zip(columns, arrays, strict=True))
         with tf.GradientTape() as tape:
             hidden = None
@@ -149,7 +151,8 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
         for name, gradient in zip(
             names, tape.gradient(loss, list(stage.weights.values())), strict=True
         ):
-            stage.accumulators[name].assign_add(tf.convert_to_tensor(gradient))
+            held = stage.accumulators[name]
+            (held.assign if first else held.assign_add)(tf.convert_to_tensor(gradient))
         return loss
 
     def bare(batch: dict[str, Any], number: int) -> None:
@@ -161,12 +164,10 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
             for name, value in count(batch, PretrainingHeads.COUNTS).items()
         }
         losses = []
-        for accumulator in stage.accumulators.values():
-            accumulator.assign(tf.zeros_like(accumulator))
         for micro_batch in range(len(batch["input_ids"])):
             key = tf.constant(np.array([1984, micro_batch], np.int32))
             arrays = [tf.convert_to_tensor(column[micro_batch]) for column in batch.values()]
-            losses.append(accumulate(arrays, key, counts))
+            losses.append(accumulate(arrays, key, counts, not losses))
         float(tf.add_n(losses))
         float(update._squared())
         update._move_all(
