@@ -103,6 +103,7 @@ class Engine:
         squared = self._on_every_device(
             lambda update: update.move(factor, learning_rate, before, step)
         )
+        self.clear()
         return math.fsum(map(float, squared[: len(self.updates[0])]))
 
     @property
@@ -120,7 +121,7 @@ class Engine:
         return math.fsum(float(update.measure()) for update in self.updates[0])
 
     def clear(self) -> None:
-        """Forget the gradients of a step that was given up or cannot be used."""
+        """Forget the gradients of a step that is done, was given up or cannot be used."""
         for row in self.replicas:
             for stage in row:
                 stage.clear()

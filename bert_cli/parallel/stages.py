@@ -132,7 +132,7 @@ class Stage:
         self.empty = True
 
     def _now_filled(self) -> tf.Tensor:
-        """Whether the accumulators are still to be filled, by the gradient that now comes."""
+        """Whether the gradient that now comes is the first, which is put down; the next one is not."""
         # Where it is looked at: on a device, the host would wait for it.
         with tf.device("CPU:0"):
             is_first, self.empty = tf.constant(self.empty), False
@@ -268,7 +268,7 @@ class Stage:
         self._empty_others(self._add_to_accumulators(found, is_first))
 
     def _empty_others(self, summed: Set[str]) -> None:
-        """A weight that has no part in anything has no gradient, and LAMB leaves its direction there."""
+        """Set to zero what LAMB left of a weight that has no part in the loss, so no gradient ever comes."""
         for name in self.accumulators.keys() - summed:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 

@@ -55,7 +55,7 @@ class DeviceUpdate:
         self, stages: Sequence[Stage], group: Group, optimizer: Optimizer, keeping: Keeping
     ) -> None:
         self.group, self.optimizer, self.keeping = group, optimizer, keeping
-        self.device, self.stages = group.device, stages
+        self.device = group.device
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
@@ -136,13 +136,11 @@ class DeviceUpdate:
             return self._squared()
 
     def move(self, factor: float, learning_rate: float, before: int, step: int) -> tf.Tensor:
-        """Move the weights by their gradients times `factor`, forget these; the weights' squared norm."""
+        """Move the weights by their gradients times `factor`; the new weights' squared norm."""
         with tf.device(self.device):
             gradient_factor = tf.constant(factor, tf.float32)
             rate = tf.constant(learning_rate, tf.float32)
             updates, now = tf.constant(before, tf.int32), tf.constant(step, tf.int32)
-            for stage in self.stages:
-                stage.clear()
             if not self.sharded:
                 return self._move_all(gradient_factor, rate, updates, now)
             directions, squares = self._directions(gradient_factor, updates)
