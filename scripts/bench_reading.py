@@ -3,10 +3,11 @@
 
 `bert` is what a run does in its reading thread: records of random places of the folder are fetched from
 their files (which the system may hold in memory), both checksums of each are looked at, and they become
-the columns of a step. `parser` is `tf.io.parse_example` alone, on records of the folder that lie in memory,
-in batches of 256. The sides take turns, each a process of its own on one core; told are medians of all
-rounds so far, by the clock and by seconds of the processor. What a step of `bert pretrain` waits for its
-batch is `input_wait_share` of `bert bench`.
+the columns of a step. Of 40 steps, about an epoch of half a million records, because a page of a file is
+slower the first time. `parser` is `tf.io.parse_example` alone, on records of the folder that lie in
+memory, in batches of 256. The sides take turns, each a process of its own on one core; told are medians
+of all rounds so far, by the clock and by seconds of the processor. What a step of `bert pretrain` waits
+for its batch is `input_wait_share` of `bert bench`.
 
     scripts/bench_reading.py data/records/128
 """

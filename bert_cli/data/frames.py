@@ -36,8 +36,8 @@ def _head(size: int) -> bytes:
 
 def payload_bytes(head: bytes) -> int | None:
     """Bytes of the payload behind a frame's head; None where the checksum says that it is no head."""
-    length, check = head[:8], head[8:]
-    return int.from_bytes(length, "little") if masked_crc(length) == check else None
+    size = int.from_bytes(head[:8], "little")
+    return size if head == _head(size) else None
 
 
 class RecordWriter:

@@ -190,30 +190,13 @@ class _Heads:
         return _Heads(name, kind, length)
 
 
-# Of a word that begins with a varint of 1, 2 or 3 bytes, the bits that are the varint's.
-_OWN_BITS = np.array([0x7F, 0x7F7F, 0x7F7F7F], np.uint32)
-
-
 def _varints_at(words: Words, places: Ints) -> tuple[Ints, Ints]:
     """Numbers and bytes of the varints that begin at these places; nonsense for longer ones."""
-    found = words[places]
-    more = (found & np.uint32(0x80)) >> np.uint32(7)
-    extra = more + (more & (found >> np.uint32(15)))
-    return _numbers_of(found, extra).astype(np.int64), 1 + extra.astype(np.int64)
-
-
-def _numbers_of(words: Words, extra: Ints) -> Words:
-    # In place: new memory costs more than the arithmetic.
-    own: Words = _OWN_BITS.take(extra)
-    own &= words
-    digit = own >> np.uint32(1)
-    digit &= np.uint32(0x3F80)
-    numbers = own & np.uint32(0x7F)
-    numbers |= digit
-    np.right_shift(own, np.uint32(2), out=digit)
-    digit &= np.uint32(0x1FC000)
-    numbers |= digit
-    return numbers
+    found = words[places].astype(np.int64)
+    second = found >> 7 & 1
+    third = second & found >> 15
+    numbers = found & 0x7F | (found >> 1 & 0x3F80) * second | (found >> 2 & 0x1FC000) * third
+    return numbers, 1 + second + third
 
 
 def _rows(data: Bytes2D, places: Ints, width: int) -> Bytes2D:
