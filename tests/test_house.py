@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
-    "errors": 0, "__init__": 0, "config": 1, "data": 2, "model": 2, "optim": 2, "parallel": 3, "train": 4,
+    "__init__": -1, "errors": -1, "files": 0, "config": 1, "data": 2, "model": 2, "optim": 2, "parallel": 3, "train": 4,
     "tasks": 5, "cli": 6, "__main__": 7,
 }  # fmt: skip
 # Files whose ideas must be testable in milliseconds: nothing of these may be imported with them.
