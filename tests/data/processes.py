@@ -1,5 +1,8 @@
 """What the tests of work in processes ask of them."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,3 +20,15 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
+
+
+def index_of_tfrecord_package(path: Path) -> str:
+    """The index of a record file by the tfrecord package, which cannot be imported beside TensorFlow."""
+    index = path.with_suffix(".judged")
+    # Its protobuf classes are older than protobuf 7, which reads them in Python only.
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", str(path), str(index)]
+    subprocess.run(command, check=True, timeout=60, env=environment)
+    text = index.read_text()
+    index.unlink()
+    return text
