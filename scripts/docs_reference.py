@@ -86,7 +86,6 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages."""
     made = {
         "reference/index.md": commands_page(),
-        "measured.md": section("Measured", from_root("README.md")),
         "contributing.md": from_root("CONTRIBUTING.md"),
         "changes.md": from_root("CHANGELOG.md"),
         **{f"reference/{page_of(name)}": command_page(name) for name in COMMANDS},
@@ -108,12 +107,6 @@ def from_root(name: str) -> str:
     """A page at the root of the repository, whose links into docs/ are those of a page in there."""
     text = (ROOT / name).read_text(encoding="utf-8")
     return text.replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md")
-
-
-def section(title: str, text: str) -> str:
-    """A section of a page as a page of its own."""
-    rest = text.partition(f"\n## {title}\n")[2]
-    return f"# {title}\n{rest.partition(chr(10) + '## ')[0]}"
 
 
 def page_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The house itself: floors, names, sizes, help, settings, configs, the README's tree."""
+"""The house itself: floors, names, sizes, help, settings, configs, the printed tree."""
 
 import ast
 import importlib
@@ -244,8 +244,8 @@ def test_configs_are_shipped_and_found():
     assert len(runs_configured()) >= 9
 
 
-def test_the_readme_prints_the_tree():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_contributing_prints_the_tree():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     block = text.partition("<!-- tree -->")[2].partition("<!-- end of tree -->")[0]
     named, above = set(), ["", ""]
     for line in block.splitlines():
