@@ -9,6 +9,7 @@ import pytest
 from bert_cli.config.data import PackSettings, TokenizeSettings
 from bert_cli.data import pack, tokenize
 from bert_cli.data.mixture import LONGEST_BLOCK, USUAL_BLOCK, Mixture, quotas_of
+from bert_cli.data.permutation import record_at
 from bert_cli.data.reader import Reader
 from bert_cli.data.steps import read_ahead
 from bert_cli.errors import ConfigError, DataError
@@ -110,22 +111,32 @@ def test_every_block_has_exactly_its_quotas_and_an_order_of_its_own(home):
     assert np.abs(first - trials * 0.5).max() < 5 * np.sqrt(trials * 0.25)
 
 
-def test_each_corpus_is_read_without_gap_or_repetition(home):
-    mixed = mixture(home, (0.9, 0.09, 0.01))
-    block = sum(mixed.quotas)
-    corpora, places = mixed.sources(np.arange(7 * block))
-    for number, quota in enumerate(mixed.quotas):
-        assert sorted(places[corpora == number].tolist()) == list(range(7 * quota))
-        # And block by block, so that what was read up to any block is a stretch from the start.
-        upto = corpora[: 3 * block] == number
-        assert places[: 3 * block][upto].max() == 3 * quota - 1
+def test_each_corpus_is_read_in_order_without_gap_or_repetition(home):
+    for weights in ((0.9, 0.09, 0.01), (3, 1), (2**0.5, 1, 3**0.5)):
+        mixed = mixture(home, weights)
+        start = 5 * sum(mixed.quotas) - 1_000
+        corpora, own = mixed.sources(np.arange(start + 40_000))
+        for number in range(len(weights)):
+            count = np.count_nonzero(corpora == number)
+            np.testing.assert_array_equal(own[corpora == number], np.arange(count))
+        np.testing.assert_array_equal(
+            mixed.sources(np.arange(start, start + 40_000))[1], own[start:]
+        )
+
+
+def test_a_small_corpus_is_read_completely_before_any_of_it_is_repeated(home):
+    mixed = mixture(home, (3, 1))
+    corpora, own = mixed.sources(np.arange(8 * 677))
+    _, records = record_at(own[corpora == 1], 677, seed=7)
+    for epoch in records[: 2 * 677].reshape(2, 677):
+        assert len(set(epoch.tolist())) == 677
 
 
 def test_a_position_can_be_asked_anywhere_and_needs_no_others(home):
     mixed = mixture(home)
-    asked = np.random.default_rng(0).integers(0, 10**12, 1000)
+    asked = np.random.default_rng(0).integers(0, 10**12, 200)
     corpora, places = mixed.sources(asked)
-    for number in range(0, 1000, 50):
+    for number in range(0, 200, 10):
         one, place = mixed.sources([asked[number]])
         assert (one[0], place[0]) == (corpora[number], places[number])
     # Far out the place within a corpus is its share of the position, to within a block.
@@ -144,14 +155,16 @@ def test_rows_are_the_readers_own(home):
         assert_equal({name: column[number : number + 1] for name, column in rows.items()}, own)
 
 
-def test_an_epoch_of_each_corpus_has_each_of_its_records_once(home):
-    mixed = mixture(home, (1, 1, 1))
-    size = len(mixed.readers[2])
-    corpora, places = mixed.sources(np.arange(2 * USUAL_BLOCK))
-    once = np.flatnonzero((corpora == 2) & (places < size))
-    rows = mixed.rows(once[np.argsort(places[once])])
-    whole = mixed.readers[2].rows(np.arange(size))
-    assert_equal(rows, whole)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_nth_example_of_a_corpus_in_the_stream_is_the_nth_of_its_reader(home, is_packed):
+    given = {"sequence_length": 2 * S, "max_sequences_per_pack": 4} if is_packed else {}
+    corpora = [(reader(home / "large", **given), 3), (reader(home / "small", **given), 1)]
+    mixed = Mixture(corpora, seed=7, examples_per_step=8, micro_batch_size=4)
+    small = mixed.readers[1]
+    two_epochs = 2 * len(small)
+    drawn = np.flatnonzero(mixed.sources(np.arange(5 * two_epochs))[0] == 1)[:two_epochs]
+    assert_equal(mixed.rows(drawn), small.rows(np.arange(two_epochs)))
+    assert mixed.epochs(int(drawn[-1]) + 1)[1] == 2.0
 
 
 def test_a_step_is_the_same_however_it_is_cut_and_wherever_a_run_starts(home):

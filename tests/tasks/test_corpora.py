@@ -11,6 +11,7 @@ from tiny_models import OTHERS, WORDS, write_model
 from bert_cli.cli import main
 from bert_cli.config.data import Masking
 from bert_cli.config.schema import PretrainSettings
+from bert_cli.data.mixture import NUMBERING
 from bert_cli.tasks import corpora
 from bert_cli.train.checkpoint import MODEL, whole_checkpoints
 
@@ -172,6 +173,17 @@ def test_several_corpora_are_read_by_weight_and_continue(place, tmp_path, monkey
     told = capsys.readouterr().out
     assert f"75.000% from {place / 'one'}" in told and f"25.000% from {place / 'two'}" in told
     assert_continues(place, run, words)
+    # A run of a version that repeated examples within an epoch reads other examples: it does not continue.
+    state = whole_checkpoints(run)[-1] / "state.json"
+    earlier = state.read_text().replace(f", {NUMBERING}", "")
+    assert earlier != state.read_text()
+    state.write_text(earlier)
+    capsys.readouterr()
+    assert main(words) == 4
+    read = json.loads(earlier)["fixed"]["corpus"]
+    assert f"corpus (the examples that are read) was {read}, is {read}, {NUMBERING}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_records_at_an_address_are_read_through_a_copy(place, tmp_path):
