@@ -147,12 +147,13 @@ def weights_of(config: BertConfig) -> dict[str, int]:
 
 
 def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
-    """The blocks of each stage, and its device; one stage where none are given."""
+    """Return the blocks of each stage, and its device; one stage where none are given or `auto` is to choose."""
     parallel = settings.parallel
-    if parallel.pipeline_stages is None or parallel.pipeline_device_mapping is None:
+    stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
+    if parallel.layout == "auto" or stages is None or mapping is None:
         layers = ["hid"] * settings.bert_config.num_hidden_layers
         return [["emb", *layers, *settings.LAST_BLOCKS]], [0]
-    return parallel.pipeline_stages, parallel.pipeline_device_mapping
+    return stages, mapping
 
 
 def estimate(settings: TrainSettings) -> list[Estimate]:

@@ -33,7 +33,7 @@ class Parallel(Settings):
 
     layout: Literal["given", "auto"] = "given"
     """`auto` chooses replicas and stages for the devices there are: replicas first, stages only when
-    memory demands them. Of the config it keeps the micro-batch and the product of replicas and
+    memory demands them; the stages of the config are ignored. It keeps the micro-batch and the product of replicas and
     accumulation, so examples and numbers stay the same. In a file also `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None
     """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on the
@@ -97,6 +97,8 @@ class Parallel(Settings):
     @model_validator(mode="after")
     def _each_stage_has_a_device(self) -> "Parallel":
         stages, devices = self.pipeline_stages, self.pipeline_device_mapping
+        if self.layout == "auto":
+            return self  # which replaces both
         if (stages is None) != (devices is None):
             raise ValueError(
                 "pipeline_stages and pipeline_device_mapping go together; give both or neither"
@@ -119,7 +121,12 @@ class Parallel(Settings):
         cls, devices: list[int] | None, info: ValidationInfo
     ) -> list[int] | None:
         stages = info.data.get("pipeline_stages")
-        if stages is None or devices is None or len(stages) != len(devices):
+        if (
+            info.data.get("layout") == "auto"
+            or stages is None
+            or devices is None
+            or len(stages) != len(devices)
+        ):
             return devices
         where = {name: number for number, stage in enumerate(stages) for name in stage}
         first, last = where.get("emb"), where.get("heads")

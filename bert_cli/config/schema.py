@@ -223,29 +223,32 @@ class TrainSettings(Settings):
         return self
 
     def _stages_hold_every_block(self) -> None:
-        stages = self.parallel.pipeline_stages
-        if stages is None or not self.knows_its_model:
-            return
+        parallel = self.parallel
+        if (
+            parallel.pipeline_stages is None
+            or parallel.layout == "auto"
+            or not self.knows_its_model
+        ):
+            return  # no stages, stages that `auto` replaces, or a model whose number of layers is not read yet
         layers = self.bert_config.num_hidden_layers
         wanted = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
-        got = [name for stage in stages for name in stage]
-        if got != wanted:
-            raise ValueError(f"parallel.pipeline_stages {_difference(got, wanted, layers)}")
+        listed = [name for stage in parallel.pipeline_stages for name in stage]
+        if listed != wanted:
+            raise ValueError(f"parallel.pipeline_stages {_difference(listed, wanted)}")
 
 
-def _difference(got: list[str], wanted: list[str], layers: int) -> str:
-    """What is wrong with the blocks of stages, in words."""
-    asked = f"this model is emb, {layers} hid, {', '.join(wanted[layers + 1 :])}, in that order"
-    lacking = [name for name in dict.fromkeys(wanted) if got.count(name) < wanted.count(name)]
-    too_many = [name for name in dict.fromkeys(got) if got.count(name) > wanted.count(name)]
-    told = []
-    if lacking:
-        told.append(f"lacks {', '.join(lacking)}")
-    if too_many:
-        told.append(f"has {', '.join(too_many)} too often")
-    if "hid" in lacking + too_many:
-        told.append(f"has {got.count('hid')} hid")
-    return f"{' and '.join(told) or 'has the blocks in another order'}, but {asked}; list each once"
+def _difference(listed: list[str], wanted: list[str]) -> str:
+    """Describe how the blocks that the stages list differ from those of the model, and the remedy."""
+    problems = []
+    for name in dict.fromkeys([*wanted, *listed]):
+        count, expected = listed.count(name), wanted.count(name)
+        if count != expected:
+            what = f"layer{'s' * (count != 1)} (hid)" if name == "hid" else name
+            problems.append(f"lists {count} {what}, the model has {expected}")
+    order = [
+        f"hid*{wanted.count(name)}" if name == "hid" else name for name in dict.fromkeys(wanted)
+    ]
+    return f"{'; '.join(problems) or 'lists the blocks in another order'}; give {', '.join(order)}, in this order"
 
 
 class WeightedCorpus(Settings):

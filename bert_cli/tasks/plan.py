@@ -6,7 +6,9 @@ that `parallel.layout auto` decides by.
 """
 
 import json
+import re
 from contextlib import suppress
+from dataclasses import asdict
 
 from bert_cli.config.layout import (
     USABLE,
@@ -21,7 +23,7 @@ from bert_cli.config.layout import (
     short,
     size,
 )
-from bert_cli.config.memory import estimate, stages_of
+from bert_cli.config.memory import Estimate, estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.schema import PlanSettings, PretrainSettings, bytes_of
 from bert_cli.data.stored import with_stored_packs
@@ -76,10 +78,7 @@ def tell(settings: PretrainSettings) -> None:
         f"{describe(make_plan(settings, None))}\n"
         f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} a step, {again}\n\n"
-        f"{table(settings)}\n"
-    )
-    print(
-        "total is weights, accumulators and moments, and the larger of stashes + working + logits and update"
+        f"{table(settings)}"
     )
     if len(stages) > 1:
         print(
@@ -95,18 +94,35 @@ def tell(settings: PretrainSettings) -> None:
 
 
 def table(settings: PretrainSettings) -> str:
-    """The estimate of a replica, a device a row."""
+    """Return the estimate of a replica, a device a row, in units of 0.1 MB that add up to the total.
+
+    Below stands the sum of the fullest device, term by term.
+    """
     stages, mapping = stages_of(settings)
+    devices = [
+        Estimate(**{name: round(n, -5) for name, n in asdict(one).items()})
+        for one in estimate(settings)
+    ]
     rows: list[tuple[str, ...]] = [("device", *KINDS, "stages")]
-    for device, one in enumerate(estimate(settings)):
-        figures = (size(getattr(one, kind)) for kind in KINDS)
-        rows.append((str(device), *figures, blocks_on(stages, mapping, device)))
+    for device, one in enumerate(devices):
+        sizes = (megabytes(getattr(one, kind)) for kind in KINDS)
+        rows.append((str(device), *sizes, blocks_on(stages, mapping, device)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *cells, last in rows:
         right = map(str.rjust, cells, widths[1:-1])
         lines.append("  ".join([first.ljust(widths[0]), *right, last]))
-    return "\n".join(lines)
+    number, one = max(enumerate(devices), key=lambda pair: pair[1].total)
+    terms = {name: megabytes(getattr(one, name)) for name in KINDS}
+    formula = "weights + accumulators + moments + max(stashes + working + logits, update)"
+    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), formula)
+    lines += ["", f"in MB (10^6 bytes): total = {formula}"]
+    return "\n".join([*lines, f"device {number}: {terms['total']} = {numbers}"])
+
+
+def megabytes(number: int) -> str:
+    """Return bytes in MB with one decimal."""
+    return f"{number / 1e6:,.1f}"
 
 
 def _refuse_other_processes(settings: PretrainSettings, processes: int) -> None:

@@ -15,7 +15,9 @@ from bert_cli.config.data import (
     PreprocessSettings,
     TokenizeSettings,
 )
+from bert_cli.config.layout import propose
 from bert_cli.config.load import describe, load, read_config
+from bert_cli.config.memory import stages_of
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.config.shipped import find_config
 from bert_cli.config.use import PredictSettings
@@ -376,11 +378,24 @@ def test_a_mistake_between_settings_is_put_on_who_had_the_last_word(tmp_path):
     [
         (
             [["emb", "hid*12", "pool", "heads"]],
-            "lacks enc_out, but this model is emb, 12 hid, enc_out",
+            "lists 0 enc_out, the model has 1; give emb, hid*12, enc_out, pool, heads, in this order",
         ),
-        ([["emb", "hid*11", "enc_out", "pool", "heads"]], "lacks hid and has 11 hid, but"),
-        ([["hid*12"], ["emb", "enc_out", "pool", "heads"]], "has the blocks in another order, but"),
-        ([["emb", "hid*12", "enc_out", "pool", "pool", "heads"]], "has pool too often, but"),
+        (
+            [["emb", "hid*11", "enc_out", "pool", "heads"]],
+            "lists 11 layers (hid), the model has 12; give",
+        ),
+        (
+            [["hid*12"], ["emb", "enc_out", "pool", "heads"]],
+            "lists the blocks in another order; give",
+        ),
+        (
+            [["emb", "hid*12", "enc_out", "pool", "pool", "heads"]],
+            "lists 2 pool, the model has 1; give",
+        ),
+        (
+            [["emb", "hid*12", "qa_head"]],
+            "lists 0 enc_out, the model has 1; lists 0 pool, the model has 1; lists",
+        ),
     ],
 )
 def test_what_is_wrong_with_stages_is_said(tmp_path, stages, message):
@@ -390,6 +405,25 @@ def test_what_is_wrong_with_stages_is_said(tmp_path, stages, message):
     (tmp_path / "c.json").write_text(json.dumps({**SMALL, "parallel": parallel}))
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(PretrainSettings, ["--config", str(tmp_path / "c.json")], "bert pretrain")
+
+
+@pytest.mark.parametrize(
+    ("stages", "mapping"),
+    [
+        ([["emb", "hid*3", "enc_out", "pool", "heads"]], [0]),
+        ([["emb", "hid*3"], ["pool", "heads"]], [0, 1]),
+        ([["emb"]], [0, 2]),
+    ],
+)
+def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path, stages, mapping):
+    parallel = {"pipeline_stages": stages, "pipeline_device_mapping": mapping}
+    (tmp_path / "c.json").write_text(json.dumps({**SMALL, "parallel": parallel}))
+    flags = ["--config", str(tmp_path / "c.json"), "--parallel.layout", "auto"]
+    settings, _ = load(PretrainSettings, flags, "bert pretrain")
+    complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
+    assert stages_of(settings) == (complete, [0])
+    chosen = propose(settings, 2, 10**12).parallel
+    assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 
 def test_a_folder_whose_variable_is_not_set_does_not_matter_when_both_files_are_given(monkeypatch):

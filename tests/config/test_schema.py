@@ -66,9 +66,13 @@ def test_a_tied_word_table_on_two_devices_is_refused_with_the_two_places():
 @pytest.mark.parametrize(
     ("stages", "devices", "told"),
     [
-        ([["emb", "hid*3", "enc_out", "pool", "heads"]], [0], "2 hid"),
+        (
+            [["emb", "hid*3", "enc_out", "pool", "heads"]],
+            [0],
+            "lists 3 layers (hid), the model has 2;",
+        ),
         ([["emb", "hidden*2", "enc_out", "pool", "heads"]], [0], "hidden*2"),
-        ([["hid*2", "emb", "enc_out", "pool", "heads"]], [0], "in that order"),
+        ([["hid*2", "emb", "enc_out", "pool", "heads"]], [0], "in another order; give"),
         ([["emb", "hid*2", "enc_out", "pool", "heads"]], [0, 1], "2 devices for 1 stages"),
         ([["emb"], ["hid*2", "enc_out", "pool", "heads"]], [1, 1], "leaves a device out"),
     ],

@@ -24,6 +24,11 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
+def tenths(cell: str) -> int:
+    """The number in a cell, in units of its last digit."""
+    return int(cell.replace(",", "").replace(".", ""))
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_config_has_a_plan(name, capsys):
     assert main(["plan", "--config", name]) == 0
@@ -31,6 +36,13 @@ def test_every_shipped_config_has_a_plan(name, capsys):
     settings = load(PretrainSettings, ["--config", name, "--generated-dataset"], "bert pretrain")[0]
     assert [row[0] for row in rows(text)] == [str(n) for n in range(len(estimate(settings)))]
     assert "heads" in text and "M parameters" in text and "fits" not in text
+    for row in rows(text):
+        weights, sums, moments, stashes, working, logits, update, total = map(tenths, row[1:9])
+        assert total == weights + sums + moments + max(stashes + working + logits, update)
+    # The sum of the fullest device, term by term.
+    full = max(rows(text), key=lambda row: tenths(row[8]))
+    told = "device {0}: {8} = {1} + {2} + {3} + max({4} + {5} + {6}, {7})\n".format(*full)
+    assert f"(stashes + working + logits, update)\n{told}" in text
 
 
 def test_a_plan_needs_no_data_and_loads_no_tensorflow(monkeypatch):
