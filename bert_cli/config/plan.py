@@ -12,7 +12,7 @@ from bert_cli.config.layout import count
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 
-# Examples of a run that says nothing else, by the longest sequence they hold for: the original's.
+# Examples of a run that says nothing else, by the longest sequence they hold for: Graphcore's example's.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 
 

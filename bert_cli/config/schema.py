@@ -3,7 +3,7 @@
 Frozen pydantic models whose field docstrings are the `--help` text and whose nesting is that of the
 JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`). Checks that concern
 one class stand here; what needs the number of examples or the machine is `plan.py`'s and the
-engine's to refuse. The key names are those that users of the original example know.
+engine's to refuse. The key names are those that users of Graphcore's example know.
 """
 
 import re
@@ -292,8 +292,8 @@ class PretrainSettings(TrainSettings):
     """Read records by length, in at most so many groups, so that a step is only as long as its longest
     example: the simpler way to less padding; for dynamic records that are not packed."""
     total_num_train_samples: Positive | None = None
-    """Examples that the run reads, rounded up to whole steps; by default the original's: 460,849,152
-    for sequences of at most 128 places, 34,239,360 for longer ones."""
+    """Examples that the run reads, rounded up to whole steps; by default those of Graphcore's example:
+    460,849,152 for sequences of at most 128 positions, 34,239,360 for longer ones."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order; at most all there are."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LONGEST_WORD = 100
-"""Characters of a word, cut at punctuation; a longer one is [UNK], as in the original."""
+"""Characters of a word, cut at punctuation; a longer one is [UNK], as in Google's tokenizer."""
 KNOWN_WORDS = 400_000
 """Distinct words kept, about 60 MB; there are always new ones, so then all are forgotten."""
 
