@@ -234,21 +234,21 @@ class TrainSettings(Settings):
         wanted = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
         listed = [name for stage in parallel.pipeline_stages for name in stage]
         if listed != wanted:
-            raise ValueError(f"parallel.pipeline_stages {_difference(listed, wanted)}")
+            order = ", ".join(["emb", f"hid*{layers}", *self.LAST_BLOCKS])
+            raise ValueError(
+                f"parallel.pipeline_stages {_difference(listed, wanted)}; give {order}, in this order"
+            )
 
 
 def _difference(listed: list[str], wanted: list[str]) -> str:
-    """Describe how the blocks that the stages list differ from those of the model, and the remedy."""
+    """Describe how the blocks that the stages list differ from those of the model."""
     problems = []
     for name in dict.fromkeys([*wanted, *listed]):
         count, expected = listed.count(name), wanted.count(name)
         if count != expected:
             what = f"layer{'s' * (count != 1)} (hid)" if name == "hid" else name
             problems.append(f"lists {count} {what}, the model has {expected}")
-    order = [
-        f"hid*{wanted.count(name)}" if name == "hid" else name for name in dict.fromkeys(wanted)
-    ]
-    return f"{'; '.join(problems) or 'lists the blocks in another order'}; give {', '.join(order)}, in this order"
+    return "; ".join(problems) or "lists the blocks in another order"
 
 
 class WeightedCorpus(Settings):

@@ -16,7 +16,7 @@ from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan
 from bert_cli.data.disk import amount, free_bytes
-from bert_cli.errors import BertError, ConfigError
+from bert_cli.errors import BertError, ConfigError, install_command
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.mesh import devices_here
 from bert_cli.tasks import machine, training
@@ -61,7 +61,7 @@ def devices(processes: Processes) -> Found[tuple[str, int, int] | None]:
             "warning",
             "devices",
             "TensorFlow sees no GPU, though nvidia-smi is there",
-            "pip install -c requirements.lock -e '.[cuda]', and see that CUDA_VISIBLE_DEVICES hides none",
+            f"{install_command('cuda')}, and see that CUDA_VISIBLE_DEVICES hides none",
             figures,
         )
     else:

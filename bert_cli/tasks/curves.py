@@ -99,7 +99,7 @@ def pictures_of(runs: Sequence[Run]) -> list[Picture]:
 def draw(
     picture: Picture, runs: Sequence[Run], names: Sequence[str], window: int, ink: str = "light"
 ) -> bytes:
-    """A picture as PNG, in `light` or `dark`; needs matplotlib, the extra `plot`."""
+    """Return a picture as PNG, in `light` or `dark`."""
     from matplotlib.figure import Figure
 
     paper, pen, grid = INKS[ink]

@@ -68,7 +68,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
             "error",
             "tensorflow",
             f"cannot be loaded ({BROKEN})",
-            "pip install -c requirements.lock -e . in a new environment",
+            "install the tool in a new environment",
         )
         return
     if settings.machine_only:

@@ -126,10 +126,7 @@ def packages(wanted: Mapping[str, str] | None) -> Iterator[Finding]:
     for name, pinned in wanted.items():
         if there[name] is None:
             yield Finding(
-                "error",
-                "packages",
-                f"{name} is not installed",
-                "pip install -c requirements.lock -e .",
+                "error", "packages", f"{name} is not installed", f"pip install {name}=={pinned}"
             )
         elif there[name] != pinned:
             yield Finding(

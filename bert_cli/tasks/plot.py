@@ -1,15 +1,14 @@
 """`bert plot`: pictures of one run or several over one another, and a page that holds them.
 
 Each picture is a PNG file of its own; the page has them inside, with the figures that the runs have come
-to and the settings in which they differ. Drawing needs matplotlib, the extra `plot`.
+to and the settings in which they differ.
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 from bert_cli.config.look import PlotSettings
-from bert_cli.errors import ConfigError, DataError, needs_extra
+from bert_cli.errors import DataError
 from bert_cli.tasks.curves import draw, pictures_of
 from bert_cli.tasks.page import page_of
 from bert_cli.train.history import METRICS, names_of, open_runs
@@ -21,11 +20,9 @@ PAGE = "index.html"
 def run(settings: PlotSettings) -> None:
     """Draw the runs and write the pictures and the page.
 
-    Raises ConfigError without matplotlib, DataError for what is no run, for runs that have no step
-    yet, and for a folder that cannot be written.
+    Raises DataError for what is no run, for runs that have no step yet, and for a folder that cannot be
+    written.
     """
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"bert plot: {needs_extra('plot')}")
     runs = open_runs(settings.runs, "runs")
     names = names_of(runs)
     without = [str(one.folder) for one in runs if not one.steps]

@@ -51,6 +51,7 @@ def test_a_package_of_another_version_is_a_warning_and_one_that_is_absent_an_err
     assert levels(found) == ["ok", "warning", "error"]
     assert "this was built and tested with 1.0.0" in found[1].found
     assert found[1].remedy == "pip install numpy==1.0.0"
+    assert found[2].remedy == "pip install no-such-package==2.0"
     assert levels(machine.packages(None)) == ["warning", "ok"]
 
 

@@ -1,7 +1,5 @@
 """`bert plot`: files in a folder, and what it says of what cannot be drawn."""
 
-import importlib.util
-
 import pytest
 
 from bert_cli.cli import main
@@ -60,15 +58,3 @@ def test_what_lacks_or_cannot_be_is_a_message(words, capsys):
 def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, write_run, capsys):
     assert plot(write_run(tmp_path / "a", 3), "--output", "/proc/nowhere") == 3
     assert "output (/proc/nowhere/loss.png): cannot be written" in capsys.readouterr().err
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path, write_run, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "bert_cli.tasks.plot.find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
-    assert plot(write_run(tmp_path / "a", 3), "--output", tmp_path / "out") == 2
-    assert (
-        "needs the extra 'plot'; pip install -c requirements.lock -e '.[plot]'"
-        in capsys.readouterr().err
-    )
