@@ -33,8 +33,9 @@ class Parallel(Settings):
 
     layout: Literal["given", "auto"] = "given"
     """`auto` chooses replicas and stages for the devices there are: replicas first, stages only when
-    memory demands them; the stages of the config are ignored. It keeps the micro-batch and the product of replicas and
-    accumulation, so examples and numbers stay the same. In a file also `"parallel": "auto"`."""
+    memory demands them; the stages of the config are ignored. It keeps the micro-batch and the product
+    of replicas and accumulation, so examples and numbers stay the same. In a file also
+    `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None
     """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on the
     command line the same in quotes. `hid` is one encoder layer, and every block is in one stage."""
