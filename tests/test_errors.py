@@ -1,5 +1,6 @@
 """What every message about a missing package says."""
 
+import importlib.metadata
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli import errors
 from bert_cli.errors import needs_extra
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def test_an_extra_is_installed_from_the_checkout_where_the_tool_itself_is_not(mo
     def absent(name: str):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(errors, "requires", absent)
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
     command = needs_extra("cuda").partition("; ")[2]
     assert f"`{command}`" in (ROOT / "README.md").read_text(encoding="utf-8")
 
