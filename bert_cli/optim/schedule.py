@@ -1,10 +1,10 @@
 """The learning rate as a function of the step; nothing is remembered between calls.
 
-Step 0 is the first move of the weights. Every schedule rises linearly over the steps of the warm-up
-and differs only in what follows. The first update sees
-value(0), which would be exactly zero with a warm-up, and the last one value(total_steps - 1);
-value(total_steps) is where the fall would end. A floor of 1e-7 replaces every smaller value, so
-that no update is an empty one.
+Step 0 is the first update. Every schedule rises linearly over the steps of the warm-up, has its maximum
+on the step after them, and differs only in what follows. The first update sees value(0), which would be
+exactly zero with a warm-up, and the last one value(total_steps - 1). A floor of 1e-7 replaces every
+smaller value, so that no update is an empty one. The linear fall is the original's: the last step has
+the floor, and the step after the maximum is two parts of the fall below it.
 """
 
 import math
@@ -16,12 +16,12 @@ from bert_cli.errors import ConfigError
 FLOOR = 1e-7
 """Smallest learning rate ever given out."""
 
-FALLS: dict[str, Callable[[float], float]] = {
-    "up_down": lambda done: 1.0 - done,
-    "constant": lambda done: 1.0,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+FALLS: dict[str, Callable[[int, int], float]] = {
+    "up_down": lambda fallen, steps: (steps - fallen - 1) / steps,
+    "constant": lambda fallen, steps: 1.0,
+    "cosine": lambda fallen, steps: 0.5 * (1.0 + math.cos(math.pi * min(1.0, fallen / steps))),
 }
-"""Share of the maximum when `done` in [0, 1] of the steps after the warm-up have passed."""
+"""Fraction of the maximum, `fallen` >= 1 steps after it, where the fall has `steps` steps."""
 
 
 def learning_rate(
@@ -29,8 +29,9 @@ def learning_rate(
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
-    `schedule_name` is a key of FALLS. The fall is linear (`up_down`), half a cosine (Loshchilov &
-    Hutter 2017, SGDR, eq. 5 without restarts) or none. Steps past the end stay at the end's value.
+    `schedule_name` is a key of FALLS. The fall is linear (`up_down`, the original's), half a cosine
+    (Loshchilov & Hutter 2017, SGDR, eq. 5 without restarts) or none. Steps past the end stay at the
+    end's value.
     Raises ConfigError for an unknown name or a number out of its range.
     """
     if schedule_name not in FALLS:
@@ -58,7 +59,7 @@ def learning_rate(
     def value(step: int) -> float:
         if step < warmup_steps:
             return max(FLOOR, max_learning_rate * step / warmup_steps)
-        done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        return max(FLOOR, max_learning_rate * fall(min(1.0, done)))
+        fallen, steps = step - warmup_steps, max(1, total_steps - warmup_steps)
+        return max(FLOOR, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
 
     return value

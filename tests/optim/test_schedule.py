@@ -29,12 +29,17 @@ def test_no_step_has_a_learning_rate_of_zero(
         assert FLOOR <= value(step) <= 0.01
 
 
-def test_up_down_is_two_straight_lines_that_end_at_the_floor() -> None:
+def test_up_down_falls_as_the_original_does_and_its_last_step_has_the_floor() -> None:
+    # Worked out by hand from (total - step - 1) / (total - warmup), the schedule of the original's
+    # configs: the step after the maximum is two eighths below it, and step 9 of 10 is the last.
     value = learning_rate("up_down", 1.0, 2, 10)
     got = [value(step) for step in range(11)]
     assert got == pytest.approx(
-        [FLOOR, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, FLOOR]
+        [FLOOR, 0.5, 1.0, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, FLOOR, FLOOR]
     )
+    phase_1 = learning_rate("up_down", 0.006, 1976, 7059)
+    assert phase_1(7058) == FLOOR
+    assert phase_1(7057) == pytest.approx(0.006 / (7059 - 1976))
 
 
 def test_the_first_update_sees_the_floor_with_warm_up_and_the_maximum_without() -> None:
