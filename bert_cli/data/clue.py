@@ -1,10 +1,10 @@
 """CLUE's tasks of texts and pairs (Xu et al. 2020): fields, labels and metric, and one reader.
 
-Each task is a folder with train.json, dev.json and test.json, an object a line. Two tasks have more
-than texts. CSL's keywords, joined by spaces, are the first text and the abstract is the second, so
-that a long abstract is cut before they are. CLUEWSC's two spans are marked in the text itself,
-_the noun_ and [the pronoun], as in CLUE's own baselines. Rows that the annotators gave no label
-("-", in CMNLI and OCNLI) are left out and counted.
+Each task is a folder with train.json (OCNLI: train.50k.json), dev.json and test.json, an object a
+line. Two tasks have more than texts. CSL's keywords, joined by spaces, are the first text and the
+abstract is the second, so that a long abstract is cut before they are. CLUEWSC's two spans are marked
+in the text itself, _the noun_ and [the pronoun], as in CLUE's own baselines. Rows that the annotators
+gave no label ("-", in CMNLI and OCNLI) are left out and counted.
 """
 
 import json
@@ -31,6 +31,8 @@ from bert_cli.errors import ConfigError, DataError
 
 UNLABELLED = 'rows that the annotators gave no label ("-"), left out'
 FILES = {"train": "train.json", "validation": "dev.json", "test": "test.json"}
+LARGEST_TRAIN_FILE = "train.50k.json"
+"""OCNLI is published with training sets of five sizes, and without a train.json."""
 LABELS_FILE = "labels.json"
 
 Row = Mapping[str, Any]
@@ -128,7 +130,7 @@ def read_clue(folder: Path, task: str, split: str) -> TextExamples:
     if split not in FILES:
         raise ConfigError(f"split ({split}): is unknown; choose one of {', '.join(FILES)}")
     table, own = TASKS[task], _own_folder(folder, TASKS[task])
-    path, labelled = own / FILES[split], split != "test"
+    path, labelled = _split_file(own, split), split != "test"
     texts: list[Texts] = []
     words: list[tuple[int, str]] = []
     ids: list[str] = []
@@ -158,6 +160,11 @@ def _own_folder(folder: Path, table: ClueTask) -> Path:
     return next((folder / name for name in table.folders if (folder / name).is_dir()), folder)
 
 
+def _split_file(own: Path, split: str) -> Path:
+    path, largest = own / FILES[split], own / LARGEST_TRAIN_FILE
+    return largest if split == "train" and not path.is_file() and largest.is_file() else path
+
+
 def _word(row: Row, where: str) -> str:
     if "label" not in row:
         raise missing_column(where, "label", row)
@@ -167,7 +174,7 @@ def _word(row: Row, where: str) -> str:
 def _label_names(own: Path) -> tuple[str, ...]:
     """The labels that the task's own files tell, sorted."""
     told = own / LABELS_FILE
-    path = told if told.is_file() else own / FILES["train"]
+    path = told if told.is_file() else _split_file(own, "train")
     return sorted_labels(_word(row, f"{path} (line {n})") for n, row in read_json_lines(path))
 
 

@@ -83,7 +83,7 @@ def read_text(path: Path) -> str:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; check the path") from error
+        raise DataError(f"{path}: no such file; {there_instead(path)}") from error
     except (OSError, EOFError, zlib.error) as error:
         told = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({told}); check the path and the file") from error
@@ -98,6 +98,18 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{path}: is empty; give a file that holds examples")
     return text
+
+
+def there_instead(path: Path) -> str:
+    """Return what lies where a file is missing: the nearest names first, in its folder or the one above."""
+    folder = next(above for above in path.absolute().parents if above.is_dir())
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(one.name for one in folder.iterdir())
+    wanted = path.absolute().relative_to(folder).parts[0]
+    near = get_close_matches(wanted, names, n=SHOWN, cutoff=0.5)
+    names = [*near, *(name for name in names if name not in near)]
+    return f"{folder} holds {listed(names) or 'nothing'}; check the path"
 
 
 def read_lines(path: Path) -> list[str]:

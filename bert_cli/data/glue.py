@@ -22,6 +22,7 @@ from bert_cli.data.examples import (
     listed,
     missing_column,
     read_lines,
+    there_instead,
     write_lines,
 )
 from bert_cli.errors import ConfigError, DataError
@@ -176,7 +177,8 @@ def _split_file(folder: Path, table: GlueTask, split: str) -> Path:
     path = own / table.files[split]
     if not path.is_file():
         raise DataError(
-            f"{path}: no such file; give the folder that holds {table.folder}, or that one itself"
+            f"{path}: no such file; give the folder that holds {table.folder}, or that one itself; "
+            f"{there_instead(path)}"
         )
     return path
 

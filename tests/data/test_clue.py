@@ -107,6 +107,13 @@ def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path, ta
         read_clue(put(tmp_path, "dev.json", [NLI | {"label": "-"}]), task, "validation")
 
 
+def test_the_training_set_of_ocnli_is_read_under_its_published_name(tmp_path):
+    for size, rows in (("1k", 1), ("50k", 3)):
+        put(tmp_path, f"train.{size}.json", [NLI] * rows)
+    assert len(read_clue(tmp_path, "ocnli", "train")) == 3
+    assert len(read_clue(put(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
+
+
 def test_a_dash_is_an_unknown_label_where_none_may_lack(tmp_path):
     with pytest.raises(DataError, match=r"dev\.json \(line 1\): label '-' is unknown"):
         read_clue(put(tmp_path, "dev.json", [afqmc("-")]), "afqmc", "validation")

@@ -76,8 +76,13 @@ def test_an_empty_file_is_refused(tmp_path, data):
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"none\.txt: no such file"):
-        read_text(tmp_path / "none.txt")
+    for name in ("train.50k.json", "other.csv"):
+        (tmp_path / name).touch()
+    # The nearest name first; of a folder that is missing too, what lies in the one above.
+    told = rf"no such file; {tmp_path} holds 'train.50k.json', 'other.csv'; check the path"
+    for missing in ("train.json", "train.50/dev.json"):
+        with pytest.raises(DataError, match=rf"{missing}: {told}"):
+            read_text(tmp_path / missing)
     with pytest.raises(DataError, match="cannot be read"):
         read_text(tmp_path)
 
