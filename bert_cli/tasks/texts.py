@@ -87,7 +87,8 @@ def _rows(
             row["second"] = second[number]
         label = examples.labels[number]
         if names is None:
-            yield row | {"label": float(label), "predicted": float(logits[number, 0])}
+            # As it was read: 3.8, and not the nearest float32 in 16 digits.
+            yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}
             continue
         best = int(np.argmax(shares[number]))
         share = round(float(shares[number, best]), 6)

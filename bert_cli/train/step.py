@@ -170,8 +170,11 @@ def means(
 ) -> dict[str, float]:
     """Each figure as the head says: a sum of its own over the count it belongs to.
 
-    Where that is 0 (no example has a next sentence) there is nothing to tell.
+    A mean is left out where its count is 0 (no example has a next sentence) or the head has no such sum
+    (a regression has no accuracy).
     """
     return {
-        name: float(sums[over]) / counts[by] for name, (over, by) in figures.items() if counts[by]
+        name: float(sums[over]) / counts[by]
+        for name, (over, by) in figures.items()
+        if over in sums and counts[by]
     }
