@@ -6,17 +6,24 @@ the clipping), and beside them its files. The shape of the model is that of the 
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic_settings import CliPositionalArg
 
 from bert_cli.config.mistakes import is_said
 from bert_cli.config.parallel import Positive, Settings
-from bert_cli.config.schema import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
+from bert_cli.config.schema import (
+    BertConfig,
+    GlobalBatch,
+    LearningRate,
+    OptimizerOpts,
+    TrainSettings,
+)
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+LENGTHS_OF_A_RUN = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Places of a window that [CLS] and both [SEP] take."""
 
@@ -30,11 +37,18 @@ def _adam(rate: float) -> OptimizerOpts:
     )
 
 
+def _longest(validated: dict[str, Any]) -> int:
+    """The default of max_seq_length: the longest sequence that the model can read."""
+    config: BertConfig = validated.get("bert_config", BertConfig())
+    return config.max_position_embeddings
+
+
 class FinetuneSettings(TrainSettings):
     """What every fine-tuning has."""
 
-    max_seq_length: Annotated[int, Field(ge=8)] = 128
-    """Most places S of an example; batches are as long as their longest."""
+    max_seq_length: Annotated[int, Field(ge=8)] = Field(default_factory=_longest)
+    """Longest example S, in tokens; batches are as long as their longest. By default the model_max_length
+    of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
     """Examples of a step."""
     optimizer_opts: OptimizerOpts = _adam(2e-5)
@@ -42,8 +56,15 @@ class FinetuneSettings(TrainSettings):
     tokenizer_path: str | None = None
     """Folder or name of the model whose tokenizer is used; by default the one that training starts
     from. With it alone, and no pretrained_ckpt_path, training starts from new weights."""
+    generated_dataset: bool = False
+    """Train on synthetic examples instead of files, to try a machine or a layout; nothing is scored. A
+    model to start from and a tokenizer are not needed."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 3.0
     """How often the run goes through the training examples."""
+    total_num_train_samples: Positive | None = None
+    """Examples that the run reads, rounded up to whole steps; instead of num_epochs."""
+    output_dir: Path | None = None
+    """Folder that the predictions are written into; by default save_ckpt_path."""
     do_training: bool = True
     """Train; without it the model is only scored."""
     do_validation: bool = True
@@ -58,6 +79,25 @@ class FinetuneSettings(TrainSettings):
     def knows_its_model(self) -> bool:
         """By default the shape is read from the model that training starts from."""
         return "bert_config" in self.model_fields_set
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_flag_says_how_long(cls, given: Any, info: ValidationInfo) -> Any:
+        """Drop the length of the run that a config gives where a flag gives the other one."""
+        origins = (info.context or {}).get("origins", {})
+        flags = [name for name in LENGTHS_OF_A_RUN if origins.get(name, "").startswith("--")]
+        if not isinstance(given, dict) or len(flags) != 1:
+            return given
+        return {k: one for k, one in given.items() if k in flags or k not in LENGTHS_OF_A_RUN}
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "FinetuneSettings":
+        if self.total_num_train_samples is not None and is_said(self, "num_epochs"):
+            raise ValueError(
+                f"total_num_train_samples ({self.total_num_train_samples}) and num_epochs ({self.num_epochs:g}) "
+                "both say how long the run is; leave out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _does_something(self) -> "FinetuneSettings":
@@ -104,8 +144,9 @@ class SquadSettings(FinetuneSettings):
     version_2: bool = False
     """SQuAD 2.0: questions may have no answer, and the threshold for saying so is chosen on the
     development set."""
-    max_seq_length: Annotated[int, Field(ge=32)] = 384
-    """Most places S of a window: the question and a part of the paragraph."""
+    max_seq_length: Annotated[int, Field(ge=32)] = Field(default_factory=_longest)
+    """Longest window S, in tokens: the question and a part of the paragraph. By default the
+    model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
@@ -165,7 +206,7 @@ class GlueSettings(FinetuneSettings):
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")
 
-    glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] | None = None  # type: ignore[valid-type]
+    glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
     cmnli, ocnli, wsc, csl of CLUE."""
     dataset_dir: Path | None = None
@@ -180,9 +221,9 @@ class GlueSettings(FinetuneSettings):
                 "do_test has no effect without do_validation, whose scores choose the checkpoint that predicts; "
                 "leave out one of them"
             )
-        if self.do_test and self.save_ckpt_path is None:
+        if self.do_test and self.save_ckpt_path is None and self.output_dir is None:
             raise ValueError(
-                "do_test writes a file; give --save-ckpt-path, the folder that receives it"
+                "do_test writes a file; give --save-ckpt-path or --output-dir, the folder that receives it"
             )
         return self
 

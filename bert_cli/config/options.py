@@ -185,7 +185,11 @@ def _option(where: str, about: FieldInfo, above: BaseModel | None, demands: bool
 
 
 def _default(about: FieldInfo) -> Any:
-    return None if about.is_required() else about.get_default(call_default_factory=True)
+    return (
+        None
+        if about.is_required()
+        else about.get_default(call_default_factory=True, validated_data={})
+    )
 
 
 def _shown(value: Any) -> str:

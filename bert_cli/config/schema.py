@@ -86,8 +86,8 @@ class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
     schedule_name: Literal["up_down", "constant", "cosine"] = "up_down"
-    """`up_down`: linear warm-up, linear decay to zero; `cosine`: the same warm-up, half a cosine;
-    `constant`: the maximum after the warm-up."""
+    """`up_down`: linear warm-up, linear decay, with 1e-7 on the last step; `cosine`: the same warm-up,
+    half a cosine; `constant`: the maximum after the warm-up."""
     max_learning_rate: Annotated[float, Field(gt=0.0)]
     """Highest learning rate; for the batch of `reference_batch_size` when that is given."""
     warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0

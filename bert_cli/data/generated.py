@@ -4,6 +4,8 @@ Tokens are uniform noise, so there is nothing to learn but the label frequencies
 the special tokens; of the others every fourth continues a word, where words or spans are masked. A
 quarter of the examples is shorter than S and padded; a pack has one to C sequences that share its
 places at random, and in a quarter of the packs leave some.
+
+Fine-tuning has synthetic features: examples that are tokenized already, with labels of each head's kind.
 """
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
+from bert_cli.data.features import Arrays, Features
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.masks import mask_examples
 from bert_cli.data.permutation import GOLDEN, mix
@@ -24,6 +27,12 @@ SHORTEST = 6
 """Tokens of a sequence at least."""
 CONTINUES = 4
 """One of so many tokens continues a word, where whole words are masked."""
+FIRST_WORD = 5
+"""Ids below stand for special tokens."""
+FIRST_TEXT = 12
+"""Tokens of the first text of a synthetic pair, with [CLS] and [SEP]; fewer where S is short."""
+SHORT_FRACTION = 0.25
+"""Of synthetic features."""
 
 
 class GeneratedReader:
@@ -51,11 +60,7 @@ class GeneratedReader:
         too few words or places.
         """
         check_step(examples_per_step, micro_batch_size, parts)
-        if vocab_size < 8 or sequence_length < 8:
-            raise ConfigError(
-                f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
-                "examples need at least 8 of each"
-            )
+        _check_sizes(vocab_size, sequence_length)
         self.most = max_sequences_per_pack
         if not 1 <= self.most <= sequence_length // SHORTEST:
             raise ConfigError(
@@ -131,7 +136,7 @@ class GeneratedReader:
 
     def _sequences(self, keys_B: Keys, lengths_B: npt.NDArray[np.int64]) -> Batch:
         """Sequences of these lengths [CLS] a [SEP] b [SEP], with at least a word on both sides."""
-        length, special, first_word = self.sequence_length, self._special, np.uint64(5)
+        length, special, first_word = self.sequence_length, self._special, np.uint64(FIRST_WORD)
         places = np.arange(length)
         steps = places.astype(np.uint64) * GOLDEN
         bits_BS = mix(keys_B[:, None] + steps) >> np.uint64(1)
@@ -160,3 +165,48 @@ def _numbers(keys_B: Keys, length: int, count: int) -> npt.NDArray[np.int64]:
     """What a row has one of, [count, B], drawn after the bits of its places."""
     steps = np.arange(length, length + count, dtype=np.uint64) * GOLDEN
     return (mix(keys_B[:, None] + steps) >> np.uint64(1)).astype(np.int64).T
+
+
+def _check_sizes(vocab_size: int, sequence_length: int) -> None:
+    if vocab_size < 8 or sequence_length < 8:
+        raise ConfigError(
+            f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
+            "examples need at least 8 of each"
+        )
+
+
+def generated_features(
+    head: str, number: int, *, labels: int, vocab_size: int, sequence_length: int, seed: int
+) -> Features:
+    """Return synthetic examples for the block `head`: tokens of noise, and labels of the head's kind.
+
+    Three in four have the full length S. `qa_head`: a span of at most eight tokens behind the
+    question; `token_head`: a label for every token but the first and the last; `glue_head`: a label, or
+    with one output a number from 0 to 5. Raises ConfigError for too small a vocabulary or length.
+    """
+    _check_sizes(vocab_size, sequence_length)
+    first_text = min(FIRST_TEXT, sequence_length // 2 - 1)
+    drawn = np.random.default_rng(seed)
+    is_short = drawn.random(number) < SHORT_FRACTION
+    # The first has the full length, so that every step of an epoch of one step is equally long.
+    is_short[0] = False
+    some = drawn.integers(2 * first_text, sequence_length, number)
+    lengths = np.where(is_short, some, sequence_length)
+    ends = np.cumsum(lengths)
+    own = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    ids = drawn.integers(FIRST_WORD, vocab_size, ends[-1], np.int32)
+    segments = (own >= first_text).astype(np.int8)
+    if head == "qa_head":
+        first = drawn.integers(first_text, lengths - 1)
+        last = np.minimum(first + drawn.integers(0, 8, number), lengths - 1)
+        spans = {"start_positions": first.astype(np.int32), "end_positions": last.astype(np.int32)}
+        return Features(ids, segments, ends, spans)
+    if head == "token_head":
+        inside = (own > 0) & (own < np.repeat(lengths - 1, lengths))
+        each = drawn.integers(0, labels, len(ids), np.int32) * inside
+        by_place: Arrays = {"labels": each, "label_weights": inside.astype(np.float32)}
+        return Features(ids, np.zeros_like(segments), ends, {}, by_place)
+    one: Arrays = {"labels": drawn.integers(0, labels, number, np.int32)}
+    if labels == 1:
+        one = {"labels": drawn.uniform(0.0, 5.0, number).astype(np.float32)}
+    return Features(ids, segments, ends, one)

@@ -66,6 +66,22 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(library, special, tuple(pieces), digest)
 
 
+def model_max_length(folder: Path) -> int | None:
+    """The longest sequence that a folder's tokenizer is for, where its config says so.
+
+    DataError for a config that cannot be read, or has no number there.
+    """
+    path = folder / CONFIG_FILE
+    longest = _read_json(path).get("model_max_length") if path.is_file() else None
+    if longest is None:
+        return None
+    if not isinstance(longest, int | float) or longest < 1:
+        raise DataError(
+            f"{path} (model_max_length): is {longest!r}; give it as a number of tokens, or leave it out"
+        )
+    return int(longest)
+
+
 def _is_cased(path: Path) -> bool:
     if not path.is_file():
         # Google's first models came without; all of those with "uncased" vocabularies lower-case.

@@ -7,12 +7,11 @@ shape of the model that the run starts from.
 
 from typing import TypeVar
 
-import numpy as np
-
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.data.features import Features
+from bert_cli.data.generated import generated_features
 from bert_cli.data.stored import with_stored_packs
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError
@@ -21,11 +20,6 @@ from bert_cli.tasks import corpora, finetune, squad, start
 from bert_cli.tasks.job import Job
 
 Asked = TypeVar("Asked", bound=TrainSettings)
-FIRST_WORD = 5
-"""Ids below stand for special tokens in made-up windows, as in made-up examples of pre-training."""
-QUESTION = 12
-"""Tokens of a made-up question, with [CLS] and [SEP]."""
-SHORT_SHARE = 0.25
 
 
 def shaped(settings: Asked, made_up: bool) -> Asked:
@@ -80,18 +74,13 @@ def _windows_of(settings: BenchSquadSettings) -> Features:
 
 
 def made_up_windows(settings: BenchSquadSettings) -> Features:
-    """Windows of noise for a step, three in four of them as long as they can be."""
-    batch, most = settings.global_batch, settings.max_seq_length
-    number = batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica
-    drawn = np.random.default_rng(settings.seed)
-    is_short = drawn.random(number) < SHORT_SHARE
-    # The first is of full length, so that every step is of the same.
-    is_short[0] = False
-    lengths = np.where(is_short, drawn.integers(2 * QUESTION, most, number), most)
-    ends = np.cumsum(lengths)
-    own = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    ids = drawn.integers(FIRST_WORD, settings.bert_config.vocab_size, ends[-1], np.int32)
-    first = drawn.integers(QUESTION, lengths - 1)
-    last = np.minimum(first + drawn.integers(0, 8, number), lengths - 1)
-    labels = {"start_positions": first.astype(np.int32), "end_positions": last.astype(np.int32)}
-    return Features(ids, (own >= QUESTION).astype(np.int8), ends, labels)
+    """Synthetic windows of one step."""
+    batch = settings.global_batch
+    return generated_features(
+        settings.LAST_BLOCKS[-1],
+        batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica,
+        labels=2,
+        vocab_size=settings.bert_config.vocab_size,
+        sequence_length=settings.max_seq_length,
+        seed=settings.seed,
+    )

@@ -22,6 +22,8 @@ from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.tasks.texts import features_of_texts, write_predictions
 from bert_cli.train.report import say
 
+# Of synthetic examples.
+LABELS = ("0", "1")
 # A matrix of more labels than this is only written.
 SHOWN_LABELS = 12
 
@@ -29,7 +31,7 @@ SHOWN_LABELS = 12
 def run(settings: ClassifySettings) -> None:
     """Fine-tune on the rows and score the held-out ones; see `finetune.run` for what it raises."""
     scores_only = settings.validation_file is not None and not settings.do_training
-    finetune.run(settings, build, () if scores_only else ("train_file",))
+    finetune.run(settings, build, () if scores_only else ("train_file",), LABELS)
 
 
 def build(

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import Plan, plan_of
 from bert_cli.data.features import FeatureReader, Features
+from bert_cli.data.generated import generated_features
 from bert_cli.data.ledger import JSON, write_json_atomically
-from bert_cli.data.tokenizer import TextTokenizer, read_tokenizer
+from bert_cli.data.tokenizer import TextTokenizer, model_max_length, read_tokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.model.hf import ARCHITECTURES
 from bert_cli.parallel.engine import Engine
@@ -34,26 +36,44 @@ from bert_cli.train.step import Batch
 Asked = TypeVar("Asked", bound=FinetuneSettings)
 
 Build = Callable[[Asked, TextTokenizer, start.Source | None], Task]
+SYNTHETIC_EXAMPLES = 12_000
+"""As many as the original generates."""
 
 
-def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None:
+def run(
+    settings: Asked,
+    build: Build[Asked],
+    needs: Sequence[str] = (),
+    label_names: Sequence[str] | None = None,
+) -> None:
     """Fine-tune and score, with as many seeds as the settings ask for.
 
     `build` makes the task from the settings, the tokenizer and the model it starts from; `needs` names
-    the settings that it cannot do without. Raises ConfigError, DataError, CheckpointError or
-    DeviceError; a request to stop saves and returns.
+    the settings that it cannot do without; `label_names` are those of synthetic examples. Raises
+    ConfigError, DataError, CheckpointError or DeviceError; a request to stop saves and returns.
     """
+    if settings.generated_dataset:
+        settings, needs = _without_scores(settings), ()
     _refuse_what_lacks(settings, needs)
     with ExitStack() as claims:
         source = _source(settings)
         settings = start.with_shape_of(settings, source)
-        settings, mesh, stop = training.prepare(settings, claims)
         tokenizer_folder = _tokenizer_folder(settings, source)
-        tokenizer = read_tokenizer(tokenizer_folder)
-        _refuse_another_vocabulary(settings, tokenizer, tokenizer_folder)
-        if not settings.do_training:
-            _refuse_another_head(settings, source)
-        task = build(settings, tokenizer, source)
+        asked_length = "max_seq_length" in settings.model_fields_set
+        settings = _with_length_of(settings, tokenizer_folder)
+        settings, mesh, stop = training.prepare(settings, claims)
+        if not asked_length:
+            say(f"run: max_seq_length is {settings.max_seq_length}, as no length was given")
+        if settings.generated_dataset:
+            say("run: trains on synthetic examples, which nothing is scored on")
+            task = _synthetic_task(settings, label_names)
+        else:
+            assert tokenizer_folder is not None
+            tokenizer = read_tokenizer(tokenizer_folder)
+            _refuse_another_vocabulary(settings, tokenizer, tokenizer_folder)
+            if not settings.do_training:
+                _refuse_another_head(settings, source)
+            task = build(settings, tokenizer, source)
         if not settings.do_training:
             _only_score(settings, mesh, task, source, stop)
             return
@@ -72,6 +92,49 @@ def run(settings: Asked, build: Build[Asked], needs: Sequence[str] = ()) -> None
         training.leave_stopped(settings)
 
 
+def _without_scores(settings: Asked) -> Asked:
+    """The settings of a run on synthetic examples. Raises ConfigError for what has no effect on them."""
+    useless = {
+        "do_training": not settings.do_training,
+        "do_test": getattr(settings, "do_test", False),
+        "evaluate_every_steps": settings.evaluate_every_steps is not None,
+    }
+    lines = [
+        f"{name} ({getattr(settings, name)}): has no effect with generated_dataset, whose synthetic examples are "
+        "only trained on; leave out one of them"
+        for name in useless
+        if useless[name]
+    ]
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return settings.model_copy(update={"do_validation": False})
+
+
+def _synthetic_task(settings: FinetuneSettings, label_names: Sequence[str] | None) -> Task:
+    head = settings.LAST_BLOCKS[-1]
+    labels = len(label_names) if label_names is not None else 2 if head == "qa_head" else 1
+    features = generated_features(
+        head,
+        SYNTHETIC_EXAMPLES,
+        labels=labels,
+        vocab_size=settings.bert_config.vocab_size,
+        sequence_length=settings.max_seq_length,
+        seed=settings.seed,
+    )
+    return Task(labels, label_names, features, {}, score=lambda logits: {}, best="")
+
+
+def _with_length_of(settings: Asked, tokenizer_folder: Path | None) -> Asked:
+    """The settings with the tokenizer's max_seq_length, where they give none and it is the shorter one."""
+    if "max_seq_length" in settings.model_fields_set or tokenizer_folder is None:
+        return settings
+    longest = model_max_length(tokenizer_folder)
+    if longest is None or longest >= settings.max_seq_length:
+        return settings
+    given = settings.model_dump(exclude_unset=True, by_alias=True)
+    return validate(type(settings), Loaded({**given, "max_seq_length": longest}, {}))
+
+
 def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     """Name all that is missing at once, so that nobody mends one after another."""
     lines = [
@@ -79,7 +142,7 @@ def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None
         for name in needs
         if getattr(settings, name) is None
     ]
-    if settings.pretrained_ckpt_path is None:
+    if settings.pretrained_ckpt_path is None and not settings.generated_dataset:
         if settings.do_training and settings.tokenizer_path is None:
             lines.append(
                 "pretrained_ckpt_path: is not given; give --pretrained-ckpt-path, the model to start from, or, "
@@ -111,11 +174,11 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
     return start.find_source(str(run), "--save-ckpt-path")
 
 
-def _tokenizer_folder(settings: FinetuneSettings, source: start.Source | None) -> Path:
+def _tokenizer_folder(settings: FinetuneSettings, source: start.Source | None) -> Path | None:
+    """The tokenizer's folder; None only where synthetic examples train new weights."""
     if settings.tokenizer_path is not None:
         return start.find_folder(settings.tokenizer_path, "--tokenizer-path")
-    assert source is not None
-    return source.folder
+    return source.folder if source is not None else None
 
 
 def _refuse_another_vocabulary(
@@ -144,12 +207,12 @@ def _with_seed(settings: Asked, seed: int) -> Asked:
     if settings.seeds == 1:
         return settings
     say(f"seed {seed}:")
-    folder = settings.save_ckpt_path
-    own = folder / f"seed_{seed}" if folder is not None else None
-    board = settings.tensorboard_dir
-    shown = board / f"seed_{seed}" if board is not None else None
-    changed = {"seed": seed, "save_ckpt_path": own, "tensorboard_dir": shown}
-    return settings.model_copy(update=changed)
+    folders = {
+        name: folder / f"seed_{seed}"
+        for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
+        if (folder := getattr(settings, name)) is not None
+    }
+    return settings.model_copy(update={"seed": seed, **folders})
 
 
 def _train_and_score(
@@ -158,7 +221,7 @@ def _train_and_score(
     task: Task,
     stop: StopRequest,
     claims: ExitStack,
-    tokenizer_folder: Path,
+    tokenizer_folder: Path | None,
 ) -> tuple[bool, Scores | None]:
     """One run with one seed: whether it came to its end, and its scores where there are some."""
     assert task.train is not None
@@ -198,7 +261,8 @@ def open_features(
     settings: FinetuneSettings, features: Features, mesh: Mesh
 ) -> tuple[Plan, FeatureReader, Batch]:
     """The plan of training on these examples, their reader, and some micro-batches to trace with."""
-    plan = plan_of(settings, round(settings.num_epochs * len(features)), len(features))
+    examples = settings.total_num_train_samples or round(settings.num_epochs * len(features))
+    plan = plan_of(settings, examples, len(features))
     reader = FeatureReader(
         features,
         seed=settings.seed,
@@ -246,7 +310,7 @@ def _only_score(
     try:
         logits = _in_order(scorer.logits_of(engine, task.development), order)
         scores = task.score(logits)
-        if settings.save_ckpt_path is not None:
+        if settings.save_ckpt_path is not None or settings.output_dir is not None:
             _finish(settings, task, engine, scorer, logits, scores, order)
         else:
             task.show(logits)
@@ -268,15 +332,26 @@ def _finish(
     scores: Scores,
     order: Sequence[int] | None = None,
 ) -> None:
-    """Predict what has no labels and write everything into the run's folder."""
-    folder = settings.save_ckpt_path
-    assert folder is not None
+    """Predict what has no labels; write predictions into output_dir and scores into the run's folder.
+
+    Either folder stands for the other where only one is given.
+    """
+    run = settings.save_ckpt_path or settings.output_dir
+    output = settings.output_dir or run
+    assert run is not None and output is not None
     task.show(logits)
     more = _in_order(scorer.logits_of(engine, task.more or {}), order)
     if engine.peers.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        task.write(folder, {**logits, **more})
-        write_json_atomically(folder / SCORES, scores)
+        try:
+            for folder in (run, output):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: cannot be written ({error.strerror}); give another --output-dir or --save-ckpt-path"
+            ) from error
+        task.write(output, {**logits, **more})
+        task.keep(run, logits)
+        write_json_atomically(run / SCORES, scores)
 
 
 def _say_spread(settings: FinetuneSettings, found: Sequence[Scores], rank: int) -> None:

@@ -21,12 +21,15 @@ from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train.report import say
 
 PREDICTIONS = "predictions.conll"
+# Of synthetic examples: those of CoNLL-2003.
+LABELS = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI"))
 
 
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score the others; see `finetune.run` for what it raises."""
     wanted = {"train_file": settings.do_training, "validation_file": settings.do_validation}
-    finetune.run(settings, build, [name for name, needed in wanted.items() if needed])
+    needs = [name for name, needed in wanted.items() if needed]
+    finetune.run(settings, build, needs, LABELS)
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:

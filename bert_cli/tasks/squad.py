@@ -64,9 +64,14 @@ class _Development:
         told = "predictions.json and nbest_predictions.json"
         if threshold is not None:
             write_json_atomically(folder / "null_odds.json", found.null_odds)
-            write_json_atomically(folder / NULL_THRESHOLD, {"threshold": threshold})
             told += f"; no answer where it scores {threshold:.4f} better than the best one"
         say(f"{SET}: {len(self.questions):,} answers in {folder}/{told}")
+
+    def keep(self, folder: Path, logits: Logits) -> None:
+        """Write the threshold for "no answer", which `bert predict` uses too."""
+        threshold = self._answers(logits)[1] if self.settings.version_2 else None
+        if threshold is not None:
+            write_json_atomically(folder / NULL_THRESHOLD, {"threshold": threshold})
 
     def _answers(self, logits: Logits) -> tuple[Answers, float | None]:
         settings = self.settings
@@ -100,7 +105,9 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Sourc
     questions, windows = _read(settings, tokenizer, "validation_file")
     held_out = _Development(questions, gold_of(questions), windows, settings)
     sets = {SET: windows.features}
-    return Task(2, None, train, sets, held_out.score, best="f1", write=held_out.write)
+    return Task(
+        2, None, train, sets, held_out.score, best="f1", write=held_out.write, keep=held_out.keep
+    )
 
 
 def _read(

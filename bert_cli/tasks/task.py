@@ -33,6 +33,8 @@ class Task:
     show: Callable[[Logits], None] = lambda logits: None
     """Says more about the scored predictions than the scores."""
     write: Callable[[Path, Logits], None] = lambda folder, logits: None
-    """Writes the predictions of the best checkpoint into the run's folder."""
+    """Writes the predictions of the best checkpoint into output_dir."""
+    keep: Callable[[Path, Logits], None] = lambda folder, logits: None
+    """Writes into the run's folder what `bert predict` needs beside the model."""
     more: Mapping[str, Features] | None = None
     """Sets without labels to be predicted for `write` at the end."""

@@ -289,7 +289,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = ""
         before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             found += _differences(before, now, f"{above}{name}.")
-        elif before != now:
+        elif before != now and (before, now) != (None, False):  # a switch unknown then was off
             found.append(f"{above}{name}{MADE_OF.get(name, '')} was {before}, is {now}")
     return found
 

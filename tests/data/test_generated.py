@@ -7,7 +7,8 @@ import pytest
 
 from bert_cli.config.data import Masking
 from bert_cli.data.columns import PACKED_FIELDS
-from bert_cli.data.generated import GeneratedReader
+from bert_cli.data.features import Features
+from bert_cli.data.generated import GeneratedReader, generated_features
 from bert_cli.errors import ConfigError
 
 S, P, WORDS = 64, 9, 1000
@@ -83,3 +84,46 @@ def test_made_up_text_is_masked_as_the_run_says() -> None:
     shares = [beside_another(flags) for flags in (token, word, short, long)]
     assert shares == sorted(shares) and shares[0] < 0.2 < 0.5 < shares[3]
     assert made_up(masking=Masking(probability=0.3)).masked_places > made_up().masked_places
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "columns"),
+    [
+        ("qa_head", 2, {"start_positions", "end_positions"}),
+        ("glue_head", 3, {"labels"}),
+        ("glue_head", 1, {"labels"}),
+        ("token_head", 9, {"labels", "label_weights"}),
+    ],
+)
+@pytest.mark.parametrize("length", [8, 32, 512])
+def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, columns, length):
+    def make(seed: int = 5) -> Features:
+        return generated_features(
+            head, 400, labels=labels, vocab_size=99, sequence_length=length, seed=seed
+        )
+
+    found = make()
+    assert found.fingerprint == make().fingerprint != make(6).fingerprint
+    assert len(found) == 400 and found.lengths.max() == length and found.lengths.min() > 1
+    assert found.tokens.min() >= 5 and found.tokens.max() == 98
+    batch = found.batch(np.arange(400), length)
+    assert set(batch) == {"input_ids", "segment_ids", "input_mask", *columns}
+    if head == "qa_head":
+        start, end = batch["start_positions"], batch["end_positions"]
+        # Behind the question, and inside the window.
+        question = np.argmax(batch["segment_ids"], axis=1)
+        assert (question <= start).all() and (start <= end).all() and (end < found.lengths).all()
+    elif labels == 1:
+        assert batch["labels"].dtype == np.float32
+        assert 0.0 <= batch["labels"].min() < 1.0 and 4.0 < batch["labels"].max() <= 5.0
+    else:
+        assert set(np.unique(batch["labels"])) == set(range(labels))
+    if head == "token_head":
+        weights = batch["label_weights"]
+        assert (weights.sum(axis=1) == found.lengths - 2).all() and not weights[:, 0].any()
+        assert not batch["labels"][weights == 0].any()
+
+
+def test_synthetic_features_need_some_words() -> None:
+    with pytest.raises(ConfigError, match="at least 8 of each"):
+        generated_features("qa_head", 4, labels=2, vocab_size=7, sequence_length=64, seed=0)

@@ -115,9 +115,13 @@ def test_a_model_is_scored_without_training(place, whole, capsys):
         "64",
     ]
     words += ["--pretrained-ckpt-path", str(whole), "--cache-dir", str(place / "cache")]
-    assert main(words) == 0
+    output = place / "only" / "scored"
+    assert main([*words, "--output-dir", str(output)]) == 0
     told = capsys.readouterr().out
-    assert json.loads(told.splitlines()[-1]) == scores_of(whole)
+    assert json.loads(told.splitlines()[-1]) == scores_of(whole) == scores_of(output)
+    assert predictions_of(output) == predictions_of(whole)
+    assert main([*words, "--output-dir", str(place / "dev.csv")]) == 2
+    assert "give another --output-dir" in capsys.readouterr().err
     assert f"scores {best_of(whole)}" in told
     assert "confusion (columns: predicted)" in told
 
@@ -164,6 +168,42 @@ def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(whole):
             share = torch.softmax(model(**given).logits, -1)[0]
         assert model.config.id2label[int(share.argmax())] == row["predicted"]
         assert float(share.max()) == pytest.approx(row["probability"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "length"), [(None, 64), (48, 48), (10**30, 64), ("48", "model_max_length")]
+)
+def test_without_a_length_it_is_the_tokenizers_as_far_as_the_model_reads(
+    place, tmp_path, capsys, said, length
+):
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    described.pop("model_max_length", None)
+    if said is not None:
+        described["model_max_length"] = said
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    words = arguments(place, tmp_path / "run", "--dry-run")
+    words[words.index(str(place / "model"))] = str(model)
+    at = words.index("--max-seq-length")
+    del words[at : at + 2]
+    if isinstance(length, str):
+        assert main(words) == 3
+        assert "tokenizer_config.json (model_max_length): is '48'" in capsys.readouterr().err
+        return
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert f"max_seq_length is {length}, as no length was given" in told
+    assert ("longer than 48 tokens, cut" in told) == (length == 48)
+
+
+def test_a_run_of_an_older_version_continues(place, whole):
+    """Before fine-tuning had synthetic examples its checkpoints said nothing of them."""
+    run = shutil.copytree(whole, place / "older")
+    for path in run.glob("step_*/state.json"):
+        state = json.loads(path.read_text())
+        assert state["fixed"].pop("generated_dataset") is False
+        path.write_text(json.dumps(state))
+    assert main(arguments(place, run)) == 0
 
 
 @pytest.mark.parametrize("layout", ["replicas", "pipeline"])
@@ -268,7 +308,10 @@ def test_a_killed_run_continues_to_the_same_weights(place, whole):
 
 def test_several_seeds_tell_mean_and_spread(place, capsys):
     run = place / "seeds"
-    assert main(arguments(place, run, "--seeds", "2", "--num-epochs", "1", "--seed", "5")) == 0
+    output = place / "predicted"
+    words = ["--seeds", "2", "--num-epochs", "1", "--seed", "5", "--output-dir", str(output)]
+    assert main(arguments(place, run, *words)) == 0
+    assert all((output / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
     told = capsys.readouterr().out
     each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
     spread = scores_of(run)["accuracy"]

@@ -96,16 +96,23 @@ def test_questions_without_an_answer_get_none(place, capsys):
     write_questions(place / "train-v2.0.json", 150, 3, impossible=True)
     write_questions(place / "dev-v2.0.json", 45, 4, impossible=True)
     words = ["squad", "--dataset-dir", str(place), *flags(place, "squad2"), *SQUAD, "--version-2"]
-    assert main(words) == 0
+    output = place / "answers" / "squad2"
+    assert main([*words, "--output-dir", str(output)]) == 0
     run = place / "squad2"
     scores = last_line(capsys)
+    # `bert predict` and `bert runs` look for these beside the checkpoints.
+    for name in ("null_threshold.json", "scores.json"):
+        assert (run / name).is_file() and not (output / name).exists()
     assert scores["NoAns_total"] == 15
     assert scores["f1"] > 60
     threshold = json.loads((run / "null_threshold.json").read_text())["threshold"]
-    odds = json.loads((run / "null_odds.json").read_text())
-    predictions = json.loads((run / "predictions.json").read_text())
+    odds = json.loads((output / "null_odds.json").read_text())
+    predictions = json.loads((output / "predictions.json").read_text())
+    assert not list(run.glob("*predictions.json"))
     assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
-    assert main(["squad-score", str(place / "dev-v2.0.json"), str(run / "predictions.json")]) == 0
+    assert (
+        main(["squad-score", str(place / "dev-v2.0.json"), str(output / "predictions.json")]) == 0
+    )
     assert last_line(capsys) == scores
 
 
@@ -349,3 +356,62 @@ def test_tokens_are_labelled_and_scored_by_entities(place, capsys):
     only = ["ner", "--validation-file", str(dev), "--no-do-training", "--max-seq-length", "64"]
     assert main([*only, "--pretrained-ckpt-path", str(place / "ner")]) == 0
     assert last_line(capsys) == scores
+
+
+# --- synthetic examples
+
+SHAPE = {
+    "vocab-size": 60, "hidden-size": 16, "num-hidden-layers": 1, "num-attention-heads": 2,
+    "intermediate-size": 32, "max-position-embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["squad", "--doc-stride", "16", "--max-query-length", "8"], None),
+        (["glue"], ["not_equivalent", "equivalent"]),
+        (["glue", "--glue-task", "stsb"], None),
+        (["glue", "--glue-task", "tnews"], [str(n) for n in range(100, 117) if n not in (105, 111)]),
+        (["ner"], ["O", *(f"{way}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for way in "BI")]),
+        (["classify"], ["0", "1"]),
+    ],
+    ids=lambda words: " ".join(words[:3]) if words else "",
+)  # fmt: skip
+def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, words, labels):
+    """Neither a model nor a tokenizer nor data: what a machine or a layout is tried with."""
+    shape = [
+        word for name, value in SHAPE.items() for word in (f"--bert-config.{name}", str(value))
+    ]
+    size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
+    run = ["--generated-dataset", "--save-ckpt-path", str(tmp_path)]
+    assert main([*words, *shape, *size, *run]) == 0
+    told = capsys.readouterr().out
+    assert "trains on synthetic examples" in told and "max_seq_length is 64" in told
+    # 20 samples are three steps of eight, rounded up.
+    assert "24 examples out of 12,000" in told
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(0 < line["loss"] < 20 for line in lines)
+    described = json.loads((tmp_path / "step_00000003" / "config.json").read_text())
+    if labels is not None:
+        assert [described["id2label"][str(n)] for n in range(len(labels))] == labels
+    if words[0] == "squad":
+        assert main([*words, *shape, *size, *run]) == 0
+        assert "all 3 steps are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--no-do-training"], "do_training (False): has no effect with generated_dataset"),
+        (["--evaluate-every-steps", "5"], "evaluate_every_steps (5): has no effect"),
+        (["--do-test"], "do_test (True): has no effect"),
+        (["--bert-config.vocab-size", "7"], "at least 8 of each"),
+        ([], "save_ckpt_path: is not given"),
+    ],
+)
+def test_what_has_no_effect_on_synthetic_examples_is_refused(tmp_path, capsys, flags, message):
+    folder = ["--save-ckpt-path", str(tmp_path)] if flags else []
+    assert main(["glue", "--generated-dataset", *folder, *flags]) == 2
+    assert message in capsys.readouterr().err
