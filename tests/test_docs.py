@@ -21,6 +21,7 @@ from bert_cli import errors
 from bert_cli.config.benchmarks import written_out
 from bert_cli.config.commands import COMMANDS, taken_apart
 from bert_cli.config.help import LEVELS
+from bert_cli.config.load import load
 from bert_cli.config.options import Option, sections_of
 from bert_cli.parallel.schedule import SCHEDULES
 
@@ -240,6 +241,18 @@ def wrong_in(text: str) -> list[str]:
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_and_flag_that_a_page_names_is_there(page):
     assert wrong_in(page.read_text(encoding="utf-8")) == []
+
+
+def test_every_command_beside_another_tools_is_one_that_the_settings_take():
+    """Values too, and what they forbid together; nothing is opened."""
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    blocks = [block for _, language, block in FENCE.findall(page) if language == "bash"]
+    lines = [words for block in blocks for words in lines_of(block) if words]
+    assert len(lines) >= 11
+    for words in lines:
+        name, rest = taken_apart(words[1:])
+        _, home, kind, _ = COMMANDS[name]
+        load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,9 @@ def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None
                 "pretrained_ckpt_path: is not given; give --pretrained-ckpt-path, the model to score, or "
                 "--save-ckpt-path, the folder of the run that trained it"
             )
+    output = settings.output_dir
+    if output is not None and not training.can_be_written(output / SCORES):
+        lines.append(f"output_dir ({output}): cannot be written; give another --output-dir")
     try:
         if settings.do_training:
             training.needs_a_folder(settings)
@@ -342,13 +345,8 @@ def _finish(
     task.show(logits)
     more = _in_order(scorer.logits_of(engine, task.more or {}), order)
     if engine.peers.rank == 0:
-        try:
-            for folder in (run, output):
-                folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder}: cannot be written ({error.strerror}); give another --output-dir or --save-ckpt-path"
-            ) from error
+        for folder in (run, output):
+            folder.mkdir(parents=True, exist_ok=True)
         task.write(output, {**logits, **more})
         task.keep(run, logits)
         write_json_atomically(run / SCORES, scores)

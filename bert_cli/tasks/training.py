@@ -136,7 +136,7 @@ def leave_stopped(settings: TrainSettings) -> None:
 def needs_a_folder(settings: TrainSettings) -> None:
     """Raise ConfigError when the run should save and does not know where, or cannot write its trace."""
     trace = settings.parallel.trace
-    if trace is not None and not _can_be_written(trace):
+    if trace is not None and not can_be_written(trace):
         raise ConfigError(
             f"parallel.trace ({trace}): cannot be written; choose another file, in a folder that is there"
         )
@@ -146,8 +146,8 @@ def needs_a_folder(settings: TrainSettings) -> None:
         )
 
 
-def _can_be_written(path: Path) -> bool:
-    """Known before the first step and not after the last of those that are traced."""
+def can_be_written(path: Path) -> bool:
+    """Return whether a file can be written there: known before the first step, not after the last."""
     folder = next((above for above in path.absolute().parents if above.exists()), path)
     return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 
