@@ -186,12 +186,24 @@ class SquadScoreSettings(Settings):
 
     Example: bert squad-score dev-v1.1.json runs/squad/predictions.json
     Example: bert squad-score dev-v2.0.json runs/squad_2/predictions.json
+    Example: bert squad-score dev-v2.0.json predictions.json --na-prob-file null_odds.json
     """
 
     gold: CliPositionalArg[Path]
     """The development set, SQuAD 1.1 or 2.0."""
     predictions: CliPositionalArg[Path]
     """A JSON object: question id -> answer."""
+    na_prob_file: Path | None = None
+    """For SQuAD 2.0, a JSON object: question id -> probability that it has no answer, or odds. Also prints the
+    thresholds that score best."""
+    na_prob_thresh: float = 1.0
+    """With na_prob_file, an answer counts as none where the probability is above this."""
+
+    @model_validator(mode="after")
+    def _threshold_has_probabilities(self) -> "SquadScoreSettings":
+        if "na_prob_thresh" in self.model_fields_set and self.na_prob_file is None:
+            raise ValueError("na_prob_thresh has no effect without na_prob_file; give both")
+        return self
 
 
 class GlueSettings(FinetuneSettings):

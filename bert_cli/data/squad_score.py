@@ -8,6 +8,7 @@ the script of 2.0 stops at one.
 """
 
 import json
+import math
 import re
 import string
 import sys
@@ -32,7 +33,17 @@ def run(settings: SquadScoreSettings) -> None:
     predictions = read_predictions(settings.predictions)
     for line in mismatches(gold, predictions):
         print(f"{settings.predictions}: {line}", file=sys.stderr)
-    print(json.dumps(score(gold, predictions)))
+    path = settings.na_prob_file
+    if path is None:
+        print(json.dumps(score(gold, predictions)))
+        return
+    if not gold.version_2:
+        raise DataError(
+            f"na_prob_file ({path}): has no effect with {settings.gold}, where every question has an answer; "
+            "leave it out"
+        )
+    odds = read_no_answer_probabilities(path, gold)
+    print(json.dumps(score(gold, predictions, odds, settings.na_prob_thresh)))
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,22 @@ def read_predictions(path: Path) -> dict[str, str]:
     return parsed
 
 
+def read_no_answer_probabilities(path: Path, gold: Gold) -> dict[str, float]:
+    """Probability of no answer by question id, for all gold questions. DataError for anything else."""
+    parsed = read_json(path)
+    if not isinstance(parsed, dict):
+        raise DataError(f"{path}: is no JSON object; give question id -> probability of no answer")
+    for name, value in parsed.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            line = _line_of(read_text(path), name)
+            raise DataError(f"{path} (line {line}): '{name}' has no number; give a probability")
+    missing = [name for name, _ in gold.answers if name not in parsed]
+    if missing:
+        raise DataError(f"{path}: lacks {_counted(missing)}; give a probability for each question")
+    return parsed
+
+
 def _line_of(text: str, name: str) -> int:
     """The line where a JSON object's last key of this name stands."""
     spelt = {json.dumps(name), json.dumps(name, ensure_ascii=False)}
@@ -121,41 +148,86 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def score(
-    gold: Gold | Path | Mapping[str, Any], predictions: Mapping[str, str]
+    gold: Gold | Path | Mapping[str, Any],
+    predictions: Mapping[str, str],
+    no_answer: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
 ) -> dict[str, float | int]:
-    """F1 and exact match in per cent, of all gold questions.
+    """Return F1 and exact match in per cent under the official names.
 
-    With the rules of 2.0 also those of the questions that have answers and of those that have none,
-    under the official names `HasAns_f1`, `HasAns_exact`, `HasAns_total` and `NoAns_...`.
+    Those of 1.1 are `f1` and `exact_match`; those of 2.0 `exact`, `f1` and `total` of all questions, and
+    with `HasAns_` and `NoAns_` of those that have answers and that have none. With `no_answer`, the
+    probability of none by question id, an answer counts as none where that is above `threshold`, and
+    the thresholds that would have scored best follow, as `best_exact_thresh` and `best_f1_thresh`.
     """
     if not isinstance(gold, Gold):
         gold = read_gold(gold)
     # The script of 1.1 counts an id that comes twice each time, that of 2.0 its last.
     rows = list(dict(gold.answers).items()) if gold.version_2 else list(gold.answers)
-    scores = [
+    raw = [
         (0.0, 0.0) if name not in predictions
         else best_score(texts, predictions[name], version_2=gold.version_2)
         for name, texts in rows
     ]  # fmt: skip
-    whole = _mean(scores)
-    told: dict[str, float | int] = {"f1": whole[0], "exact_match": whole[1]}
-    if gold.version_2:
-        for prefix, wanted in (("HasAns", True), ("NoAns", False)):
-            part = [
-                found
-                for (_, texts), found in zip(rows, scores, strict=True)
-                if bool(texts) == wanted
-            ]
-            if part:
-                f1, exact = _mean(part)
-                told |= {f"{prefix}_f1": f1, f"{prefix}_exact": exact, f"{prefix}_total": len(part)}
-    return told
+    if not gold.version_2:
+        f1, exact = _mean(raw)
+        return {"f1": f1, "exact_match": exact}
+    odds = no_answer or {}
+    scores = [
+        (float(not texts), float(not texts))
+        if name in predictions and odds.get(name, threshold) > threshold
+        else found
+        for (name, texts), found in zip(rows, raw, strict=True)
+    ]
+    counted = _counts(scores)
+    for prefix, wanted in (("HasAns", True), ("NoAns", False)):
+        pairs = zip(rows, scores, strict=True)
+        part = [found for (_, texts), found in pairs if bool(texts) == wanted]
+        if part:
+            counted |= {f"{prefix}_{name}": value for name, value in _counts(part).items()}
+    if no_answer is not None:
+        for name, which in (("exact", 1), ("f1", 0)):
+            own = [found[which] for found in raw]
+            best = _best_threshold(rows, own, predictions, no_answer)
+            counted |= dict(zip((f"best_{name}", f"best_{name}_thresh"), best, strict=True))
+    return counted
+
+
+def _counts(scores: Sequence[tuple[float, float]]) -> dict[str, float | int]:
+    f1, exact = _mean(scores)
+    return {"exact": exact, "f1": f1, "total": len(scores)}
 
 
 def _mean(scores: Sequence[tuple[float, float]]) -> tuple[float, float]:
     f1 = sum(found[0] for found in scores)
     exact = sum(found[1] for found in scores)
     return 100.0 * f1 / len(scores), 100.0 * exact / len(scores)
+
+
+def _best_threshold(
+    rows: Sequence[tuple[str, tuple[str, ...]]],
+    scores: Sequence[float],
+    predictions: Mapping[str, str],
+    no_answer: Mapping[str, float],
+) -> tuple[float, float]:
+    """Return the best score in per cent and its threshold, as `find_best_thresh` of `evaluate-v2.0.py` does.
+
+    At first no question is answered; they get their answers in the order of their probabilities, equal ones
+    in that of the file.
+    """
+    number = {name: index for index, (name, _) in enumerate(rows)}
+    total = float(sum(not texts and name in predictions for name, texts in rows))
+    best, threshold = total, 0.0
+    for name in sorted(no_answer, key=no_answer.__getitem__):
+        if name not in number or name not in predictions:
+            continue
+        if rows[number[name]][1]:
+            total += scores[number[name]]
+        elif predictions[name]:
+            total -= 1.0
+        if total > best:
+            best, threshold = total, no_answer[name]
+    return 100.0 * best / len(rows), threshold
 
 
 def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tuple[float, float]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, "special_tokens_map.json")
-"""What a checkpoint carries on so that it can be opened alone."""
+"""A tokenizer's files, which a checkpoint has so that it can be opened alone."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,21 @@ def model_max_length(folder: Path) -> int | None:
             f"{path} (model_max_length): is {longest!r}; give it as a number of tokens, or leave it out"
         )
     return int(longest)
+
+
+def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[str, bytes]:
+    """Return the tokenizer's files of a folder by name, with what other tools have to know of the model.
+
+    transformers cuts a text at `model_max_length`, the model's positions, and with `split_special_tokens`
+    takes special tokens in a text for plain characters, as here; a model that fills masks has to find its
+    [MASK]. DataError for a tokenizer_config.json that cannot be read.
+    """
+    found = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    if not found:
+        return {}
+    config = _read_json(folder / CONFIG_FILE) if CONFIG_FILE in found else {}
+    config |= {"model_max_length": positions, "split_special_tokens": not fills_masks}
+    return {**found, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 
 def _is_cased(path: Path) -> bool:

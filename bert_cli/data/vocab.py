@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.config.schema import BertConfig
 from bert_cli.data.documents import text_pieces
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.ledger import (
@@ -238,7 +239,9 @@ def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
     beside = folder / f".{VOCAB_FILE}.{os.getpid()}"
     beside.write_bytes(data)
     os.replace(beside, folder / VOCAB_FILE)
-    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(cased=cased))
+    # A vocabulary has no model yet; a model's folder has the number of its own positions.
+    most = {"model_max_length": BertConfig().max_position_embeddings}
+    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(cased=cased) | most)
 
 
 def run(settings: VocabSettings) -> None:

@@ -61,7 +61,7 @@ def _windows_of(settings: BenchSquadSettings) -> Features:
             "tokenizer_path: is not given, and real questions are read by a tokenizer; give --tokenizer-path or "
             "--pretrained-ckpt-path"
         )
-    tokenizer = read_tokenizer(start.find_folder(named, "--tokenizer-path"))
+    tokenizer = read_tokenizer(start.find_tokenizer(named))
     words = settings.bert_config.vocab_size
     if len(tokenizer.pieces) > words:
         raise ConfigError(

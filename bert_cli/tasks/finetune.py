@@ -180,7 +180,7 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
 def _tokenizer_folder(settings: FinetuneSettings, source: start.Source | None) -> Path | None:
     """The tokenizer's folder; None only where synthetic examples train new weights."""
     if settings.tokenizer_path is not None:
-        return start.find_folder(settings.tokenizer_path, "--tokenizer-path")
+        return start.find_tokenizer(settings.tokenizer_path)
     return source.folder if source is not None else None
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
+from bert_cli.data.tokenizer import files_for_model
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.opened import Opened
@@ -265,9 +265,13 @@ def _write_beside(model: Opened, folder: Path) -> None:
         "architectures": [architecture_of(model)],
     }
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-    for name in TOKENIZER_FILES:
-        if (model.source.folder / name).is_file():
-            shutil.copyfile(model.source.folder / name, folder / name)
+    files = files_for_model(
+        model.source.folder,
+        model.config.max_position_embeddings,
+        fills_masks="heads" in dict(model.blocks),
+    )
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 @contextmanager

@@ -12,27 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-import tensorflow as tf
-
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.schema import BertConfig, TrainSettings
-from bert_cli.data.tokenizer import FILES as TOKENIZER_FILES
+from bert_cli.data.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
 from bert_cli.errors import CheckpointError
-from bert_cli.model import hf, tf1
+from bert_cli.model import hf, tf1, tf2
+from bert_cli.tasks import weight_files
 from bert_cli.tasks.assemble import Model
 from bert_cli.train import checkpoint
 from bert_cli.train.step import State
 
-Tensors = Mapping[str, npt.NDArray[Any]]
 Asked = TypeVar("Asked", bound=TrainSettings)
 TF1_CONFIG = "bert_config.json"
 NO_MODEL = (
     f"holds neither a checkpoint nor a model; a run's folder has step_*/, a model's its config.json and "
     f"{checkpoint.MODEL}, one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
 )
-TF1_ERRORS = (tf.errors.OpError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Source:
     where: str
     """The file that describes it, for messages."""
     weights: Path
-    """model.safetensors, or the prefix of a TensorFlow 1 checkpoint."""
+    """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
 
     @property
     def config(self) -> BertConfig:
@@ -66,11 +61,9 @@ class Source:
         """Transformers' name of the class."""
         return str((self.described.get("architectures") or ["?"])[0])
 
-    def tensors(self) -> Tensors:
+    def tensors(self) -> weight_files.Tensors:
         """All weights under Hugging Face's names. Raises CheckpointError where they cannot be read."""
-        if self.weights.name == checkpoint.MODEL:
-            return checkpoint.read_tensors(self.weights)
-        return tf1.to_hf_names(read_tf1(self.weights), where=str(self.weights))
+        return weight_files.read(self.weights)
 
 
 def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
@@ -80,15 +73,28 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     CheckpointError when there is no model.
     """
     path = Path(name).expanduser()
-    prefix = _tf1_prefix(path)
+    prefix = weight_files.tensorflow_prefix(path)
     if prefix is not None:
-        found = prefix.parent / TF1_CONFIG
-        shapes = _open_tf1(prefix).get_variable_to_shape_map()
-        described = {**tf1.config_of(_read_json(found)), **tf1.architecture_of(shapes)}
-        return Source(prefix.parent, described, str(found), prefix)
+        return _tensorflow_source(prefix)
     path = find_folder(name, flag)
     found = path / "config.json"
-    return Source(path, _read_json(found), str(found), path / checkpoint.MODEL)
+    return Source(path, _read_json(found), str(found), weight_files.find_file(path))
+
+
+def _tensorflow_source(prefix: Path) -> Source:
+    """A TensorFlow checkpoint with the config beside it: Google's bert_config.json or a config.json."""
+    shapes = weight_files.tensorflow_shapes(prefix)
+    found = prefix.parent / "config.json"
+    if tf2.is_object_based(shapes):
+        if not found.is_file():
+            raise CheckpointError(
+                f"{prefix}: is a TensorFlow 2 checkpoint without its shape; write {found} beside it, with the "
+                "bert_config that it was trained with, and the tokenizer's vocab.txt"
+            )
+        return Source(prefix.parent, _read_json(found), str(found), prefix)
+    found = prefix.parent / TF1_CONFIG
+    described = {**tf1.config_of(_read_json(found)), **tf1.architecture_of(shapes)}
+    return Source(prefix.parent, described, str(found), prefix)
 
 
 def source_of(settings: TrainSettings) -> Source | None:
@@ -108,6 +114,7 @@ def find_folder(name: str, flag: str) -> Path:
     """The model's folder that a path, a run's folder or a name on the hub stands for."""
     path = Path(name).expanduser()
     if not path.is_dir():
+        weight_files.refuse_keras(path)
         if path.exists() or name.startswith((".", "/", "~")):
             raise CheckpointError(
                 f"{flag} ({name}): is no folder; give a checkpoint or a model's name"
@@ -128,9 +135,23 @@ def find_folder(name: str, flag: str) -> Path:
     best, whole = checkpoint.best_of(path), checkpoint.whole_checkpoints(path)
     if best is not None or whole:
         return best or whole[-1]
+    weight_files.refuse_keras(path)
     runs = sorted(run for run in path.glob("*/") if checkpoint.whole_checkpoints(run))
     told = f"is a folder of runs; give one of them, as {runs[0]}" if runs else NO_MODEL
     raise CheckpointError(f"{flag} ({path}): {told}")
+
+
+def find_tokenizer(name: str) -> Path:
+    """The folder of the tokenizer that `--tokenizer-path` stands for: a vocabulary's, a model's, or a name."""
+    path = Path(name).expanduser()
+    own = (VOCAB_FILE, TOKENIZER_FILE)
+    if any((path / file).is_file() for file in own):
+        return path
+    return (
+        path.parent
+        if path.name in own and path.is_file()
+        else find_folder(name, "--tokenizer-path")
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -147,57 +168,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tf1_prefix(path: Path) -> Path | None:
-    """The prefix of a TensorFlow 1 checkpoint that the path is or that lies in it."""
-    if path.is_dir():
-        found = sorted(path.glob("*.ckpt*.index"))
-        if not found or (path / "config.json").is_file():
-            return None
-        if len(found) > 1:
-            names = ", ".join(index.stem for index in found)
-            raise CheckpointError(
-                f"{path}: holds {len(found)} checkpoints ({names}); give one of them"
-            )
-        return found[0].with_suffix("")
-    bare = path.with_suffix("") if path.suffix == ".index" else path
-    return bare if bare.with_name(f"{bare.name}.index").is_file() else None
-
-
-def read_tf1(prefix: Path) -> dict[str, npt.NDArray[Any]]:
-    """All variables of a TensorFlow 1 checkpoint. Raises CheckpointError where it cannot be read."""
-    reader = _open_tf1(prefix)
-    try:
-        # Moments are twice the size of the weights; strangers are read, to be named.
-        return {
-            name: np.asarray(reader.get_tensor(name))
-            for name in reader.get_variable_to_shape_map()
-            if not tf1.BESIDE.fullmatch(name)
-        }
-    # IndexError: what TensorFlow raises for a data file that ends too early.
-    except (*TF1_ERRORS, IndexError) as error:
-        raise _no_tf1(prefix, error) from error
-
-
-def _open_tf1(prefix: Path) -> Any:
-    try:
-        return tf.train.load_checkpoint(str(prefix))
-    except TF1_ERRORS as error:
-        raise _no_tf1(prefix, error) from error
-
-
-def _no_tf1(prefix: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{prefix}: cannot be read ({str(error).splitlines()[0]}); a checkpoint of TensorFlow 1 has "
-        "its .index and all its .data files side by side"
-    )
-
-
 def _from_hub(name: str, flag: str) -> Path:
     # 1 s to import, so only where a model has to come from the hub.
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", checkpoint.MODEL]))
+        patterns = ["*.json", "*.txt", "model*.safetensors"]
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        if not any((folder / file).is_file() for file in weight_files.FILES[:2]):
+            # Older models have PyTorch's files alone.
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
     except Exception as error:  # the hub's client raises a dozen kinds; all mean the same here
         raise CheckpointError(
             f"{flag} ({name}): is neither a folder nor to be had from the hub; check the name and the network"
@@ -220,18 +201,20 @@ def disk_format(
     label_names: Sequence[str] | None = None,
 ) -> checkpoint.Format:
     """How this model is written and read: Hugging Face's names, config and tokenizer files."""
-    shapes = _shapes(model.weights)
-    named = [tokenizer_folder / name for name in TOKENIZER_FILES] if tokenizer_folder else []
+    shapes, head = _shapes(model.weights), settings.LAST_BLOCKS[-1]
+    positions = settings.bert_config.max_position_embeddings
     return checkpoint.Format(
         to_disk=hf.to_hf,
         from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
         config=hf.hf_config(
             settings.bert_config,
             dtype="float16" if settings.precision == "float16" else "float32",
-            head=settings.LAST_BLOCKS[-1],
+            head=head,
             label_names=label_names,
         ),
-        tokenizer_files=[path for path in named if path.is_file()],
+        tokenizer_files=files_for_model(tokenizer_folder, positions, fills_masks=head == "heads")
+        if tokenizer_folder
+        else {},
     )
 
 
@@ -262,7 +245,7 @@ def start_from(
     """
     hf.check_hf_config(source.described, config, where=source.where)
     # The labels of Google's checkpoints have no names to compare.
-    unnamed = source.weights.name != checkpoint.MODEL
+    unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or unnamed or source.described.get("id2label") == labels
     new, left_out = put_weights(source, state.weights, same_labels=same_labels)
     told = f"starts from the weights in {source.folder} with a fresh optimizer"

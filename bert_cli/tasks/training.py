@@ -86,10 +86,6 @@ def walk(
     model, engine, state, step = assemble.build_run(settings, mesh, plan, stop, job.labels)
     peers = engine.peers
     claims.enter_context(Watchdog(peers, settings.cluster.say_waiting_after_seconds))
-    if settings.compile_only:
-        _compile(step, job.sample, began)
-        peers.meet()
-        return None
     form = job.form(model)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),
@@ -97,10 +93,14 @@ def walk(
         plan.total_steps,
         reader.fingerprint,
     )
-    saves = not settings.dry_run
+    saves = not settings.dry_run and not settings.compile_only
     if saves:
         _claim(settings, peers, claims)
     _start(settings, peers, state, form, fixed, {"held_out": job.held_out})
+    if settings.compile_only:
+        _compile(step, job.sample, began)
+        peers.meet()
+        return None
     if saves and not hooks.caught_up(settings, job, engine, state):
         return Walked(engine, state, form, finished=False)
     if state.step >= plan.total_steps:

@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,8 +67,8 @@ class Format:
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: Mapping[str, Any]
     """config.json."""
-    tokenizer_files: Sequence[Path] = ()
-    """Files to carry along."""
+    tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
+    """The tokenizer's files by name."""
 
 
 def fixed_settings(
@@ -197,8 +197,8 @@ def _write(partial: Path, state: State, form: Format) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     for name in (MODEL, OPTIMIZER):  # which safetensors lets only their owner read
         shutil.copymode(partial / "config.json", partial / name)
-    for file in form.tokenizer_files:
-        shutil.copyfile(file, partial / file.name)
+    for name, content in form.tokenizer_files.items():
+        (partial / name).write_bytes(content)
 
 
 def _moments(state: State) -> Iterator[tuple[str, npt.NDArray[Any]]]:

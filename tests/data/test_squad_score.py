@@ -1,10 +1,11 @@
 """The official scores, with expected values worked out by hand."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
+from bert_cli.cli import main
+from bert_cli.config.finetune import SquadScoreSettings
 from bert_cli.data.squad import Answer, Question, Questions
 from bert_cli.data.squad_score import (
     best_score,
@@ -145,8 +146,9 @@ def test_2_0_tells_the_scores_with_and_without_answers_apart():
     gold = squad_of({"a": ["red"], "b": ["red car"], "c": ["x"], "d": None, "e": None})
     told = score(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
     assert told == {
+        "exact": pytest.approx(40.0),
         "f1": pytest.approx(100 * (1 + 2 / 3 + 1) / 5, abs=1e-10),
-        "exact_match": pytest.approx(40.0),
+        "total": 5,
         "HasAns_f1": pytest.approx(100 * (1 + 2 / 3) / 3, abs=1e-10),
         "HasAns_exact": pytest.approx(100 / 3, abs=1e-10),
         "HasAns_total": 3,
@@ -154,6 +156,54 @@ def test_2_0_tells_the_scores_with_and_without_answers_apart():
         "NoAns_exact": pytest.approx(50.0),
         "NoAns_total": 2,
     }
+
+
+def test_an_answer_counts_as_none_above_the_threshold_and_the_best_ones_are_found():
+    gold = squad_of({"a": ["red"], "b": ["red car"], "c": ["x"], "d": None, "e": None})
+    given = {"a": "red", "b": "car", "c": "no", "d": "", "e": "car"}
+    odds = {"a": 0.1, "b": 0.4, "c": 0.6, "d": 0.5, "e": 0.9}
+    # At 0.3 all but a are none: F1 and exact 1 of three with answers, and both of those without.
+    told = score(gold, given, odds, 0.3)
+    assert (told["exact"], told["f1"], told["total"]) == (60.0, 60.0, 5)
+    assert (told["HasAns_f1"], told["NoAns_exact"]) == (pytest.approx(100 / 3), 100.0)
+    # Above none but a: 3 of 5 are right. With b as well F1 has 2/3 more, and nothing comes after it.
+    assert list(told)[-4:] == ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
+    assert (told["best_exact"], told["best_exact_thresh"]) == (60.0, 0.1)
+    assert told["best_f1"] == pytest.approx(100 * (3 + 2 / 3) / 5, abs=1e-10)
+    assert told["best_f1_thresh"] == 0.4
+    # The default leaves all answers, also one whose probability is 1.
+    assert score(gold, given, odds | {"a": 1.0})["exact"] == score(gold, given)["exact"] == 40.0
+    # An answer that is not there stays wrong, however probable none is.
+    assert score(gold, given | {"x": ""}, odds | {"e": 0.2}, 0.3)["NoAns_exact"] == 50.0
+    del given["d"]
+    assert score(gold, given, odds, 0.3)["NoAns_exact"] == 50.0
+
+
+def test_probabilities_are_read_with_their_threshold(tmp_path, capsys):
+    gold = tmp_path / "gold.json"
+    predictions, odds = tmp_path / "predictions.json", tmp_path / "odds.json"
+    gold.write_text(json.dumps(squad_of({"a": ["red"], "d": None})))
+    predictions.write_text(json.dumps({"a": "red", "d": "car"}))
+    odds.write_text('{"a": 0.2, "d": 0.7}')
+    words = ["squad-score", str(gold), str(predictions), "--na-prob-file", str(odds)]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == 50.0
+    assert main([*words, "--na-prob-thresh", "0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == 100.0
+    for text, told in {
+        '{"a": 0.2}': "odds.json: lacks 1 question (d); give a probability",
+        '{"a": 0.2,\n "d": NaN}': "odds.json (line 2): 'd' has no number",
+        '{"a": true, "d": 1}': "odds.json (line 1): 'a' has no number",
+        "[1]": "odds.json: is no JSON object",
+    }.items():
+        odds.write_text(text)
+        assert main(words) == 3
+        assert told in capsys.readouterr().err
+    assert main([*words[:3], "--na-prob-thresh", "0.5"]) == 2
+    gold.write_text(json.dumps(squad_of({"a": ["red"]})))
+    odds.write_text('{"a": 0.2}')
+    assert main(words) == 3
+    assert "has no effect with" in capsys.readouterr().err
 
 
 def test_2_0_without_any_answerable_question_tells_of_the_others_only():
@@ -179,7 +229,7 @@ def test_the_command_prints_one_object_and_tells_the_rest_to_stderr(tmp_path, ca
     gold, predictions = tmp_path / "gold.json", tmp_path / "predictions.json"
     gold.write_text(json.dumps(squad_of({"a": ["red"], "b": ["blue"]}, version="1.1")))
     predictions.write_text(json.dumps({"a": "the red", "z": "x"}))
-    run(SimpleNamespace(gold=gold, predictions=predictions))
+    run(SquadScoreSettings(gold=gold, predictions=predictions))
     out, err = capsys.readouterr()
     assert json.loads(out) == {"f1": 50.0, "exact_match": 50.0}
     assert len(out.splitlines()) == 1

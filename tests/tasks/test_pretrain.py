@@ -333,6 +333,19 @@ def test_a_dry_run_shows_settings_with_origins_the_plan_and_two_steps_and_saves_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flag", ["--dry-run", "--compile-only"])
+def test_weights_that_cannot_be_read_are_named_before_the_real_start(flag, whole, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(whole_checkpoints(whole)[0], model)
+    (model / "model.safetensors").write_bytes(b"cut")
+    words = [*arguments(tmp_path / "run"), "--pretrained-ckpt-path", str(model), flag]
+    assert main(words) == 4
+    told = capsys.readouterr()
+    assert f"{model / 'model.safetensors'}: cannot be read" in told.err
+    assert "compiled in" not in told.out and "\nstep " not in told.out
+    assert not (tmp_path / "run").exists()
+
+
 def test_compile_only_trains_nothing(tmp_path, capsys):
     assert main([*arguments(tmp_path / "run"), "--compile-only"]) == 0
     told = capsys.readouterr().out
