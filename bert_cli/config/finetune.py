@@ -54,8 +54,8 @@ class FinetuneSettings(TrainSettings):
     optimizer_opts: OptimizerOpts = _adam(2e-5)
     """How a gradient becomes a move of the weights."""
     tokenizer_path: str | None = None
-    """Folder or name of the model whose tokenizer is used; by default the one that training starts
-    from. With it alone, and no pretrained_ckpt_path, training starts from new weights."""
+    """A folder of `bert vocab`, or folder or name of the model whose tokenizer is used; by default the one
+    that training starts from. With it alone, and no pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: bool = False
     """Train on synthetic examples instead of files, to try a machine or a layout; nothing is scored. A
     model to start from and a tokenizer are not needed."""

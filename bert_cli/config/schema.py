@@ -157,8 +157,8 @@ class TrainSettings(Settings):
     again continues what is there."""
     pretrained_ckpt_path: str | None = None
     """Weights to start from: a checkpoint of ours or a run's folder, a Hugging Face folder or a name on
-    its hub, or a TensorFlow 1 checkpoint of Google's (its folder or `bert_model.ckpt`). The optimizer
-    starts fresh."""
+    its hub, or a TensorFlow checkpoint of Google's or the original (its folder or `bert_model.ckpt`).
+    The optimizer starts fresh."""
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""
     checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
@@ -186,7 +186,8 @@ class TrainSettings(Settings):
     """What XLA compiles: the update and the element-wise `chains` between the products, or whole
     `stages`; `auto` is chains on CPUs, whose products are faster outside XLA, and stages on GPUs."""
     compile_only: bool = False
-    """Trace and compile everything a step needs, print how long it took, and stop."""
+    """Read the weights to start from, trace and compile everything a step needs, print how long it took,
+    and stop."""
     deterministic: bool = True
     """Use only operations whose result does not change from run to run, so that a resumed run equals
     the uninterrupted one bit for bit."""

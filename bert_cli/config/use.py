@@ -1,7 +1,7 @@
 """The settings of what a trained model is used for: `bert predict` and `bert export`.
 
 A model is whatever a run can start from: a run's folder, a checkpoint, a Hugging Face folder or name,
-a TensorFlow 1 checkpoint of Google's. Its shape, its labels and its task are read from it; what is
+a TensorFlow checkpoint. Its shape, its labels and its task are read from it; what is
 asked here is only what to read and how to answer.
 """
 
@@ -33,7 +33,7 @@ class PredictSettings(Settings):
     """
 
     model: CliPositionalArg[str]
-    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow 1 checkpoint."""
+    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow checkpoint."""
     text: CliPositionalArg[str | None] = None
     """One text, right behind MODEL; more of them go into a file or through standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
@@ -97,7 +97,7 @@ class ExportSettings(Settings):
     """
 
     model: CliPositionalArg[str]
-    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow 1 checkpoint."""
+    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow checkpoint."""
     out: CliPositionalArg[Path]
     """Folder that receives the export; a new one, or one that is empty."""
     format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]

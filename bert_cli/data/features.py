@@ -29,7 +29,7 @@ from bert_cli.errors import DataError
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
 """Places of a batch, unless max_seq_length comes first: more would pad less and trace longer."""
-FORMAT = 1
+FORMAT = 2
 """Of the cache; features that are built otherwise from now on get another number."""
 ENCODED_AT_ONCE = 20_000
 """Texts; the library's answers take some 2 kB each."""
@@ -160,6 +160,9 @@ def encode_texts(
 ) -> tuple[Features, int]:
     """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], and how many had to be cut.
 
+    A second text without tokens adds no [SEP], as in Google's `run_classifier.py` and, of one pair, in
+    transformers. Special tokens written in a text are plain characters.
+
     Of a pair that is too long the longer text loses its last piece until both fit, as in Google's
     `_truncate_seq_pair`.
     """
@@ -167,19 +170,18 @@ def encode_texts(
     tokens: list[int] = []
     segments: list[npt.NDArray[np.int8]] = []
     ends = np.zeros(len(first), np.int64)
-    room = max_seq_length - (2 if second is None else 3)
     cut = 0
     for begin in range(0, len(first), ENCODED_AT_ONCE):
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
         for number, (a, b) in enumerate(zip(left, right, strict=True), begin):
-            keep_a, keep_b = cut_longer(len(a), len(b), room)
+            keep_a, keep_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
             cut += keep_a + keep_b < len(a) + len(b)
             before = len(tokens)
             tokens += [special.cls, *a[:keep_a], special.sep]
             border = len(tokens)
-            if second is not None:
+            if b:
                 tokens += [*b[:keep_b], special.sep]
             ends[number] = len(tokens)
             segments.append(

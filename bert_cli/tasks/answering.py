@@ -219,7 +219,7 @@ def question_answering(use: Use) -> Answering:
 def token_classification(use: Use) -> Answering:
     """A label for each word, as `words_of` parts them, and where labels are BIO the entities."""
     names = use.model.label_names or ("score",)
-    bio = all(BIO.fullmatch(name) for name in names)
+    bio = labels_entities(names)
     run = _traced(use.model.logits)
 
     def answer(inputs: Sequence[Asked]) -> list[Row]:
@@ -243,6 +243,11 @@ def token_classification(use: Use) -> Answering:
         return rows
 
     return answer
+
+
+def labels_entities(names: Sequence[str] | None) -> bool:
+    """Whether a classifier's labels are those of entities."""
+    return all(BIO.fullmatch(name) for name in names or ("score",))
 
 
 def _entities(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Row]:

@@ -77,7 +77,7 @@ def run(settings: ExportSettings) -> None:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     say(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} made-up batches"
+        f"on {len(SHAPES)} made-up batches; more than {model.config.max_position_embeddings:,} tokens are an error"
     )
 
 

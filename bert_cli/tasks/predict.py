@@ -15,8 +15,8 @@ from bert_cli.data.squad_answers import null_threshold_of
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks import start
-from bert_cli.tasks.answering import ANSWERING, MASK, Asked, Use
-from bert_cli.tasks.opened import one_device, open_model, task_of
+from bert_cli.tasks.answering import ANSWERING, MASK, Asked, Row, Use, labels_entities
+from bert_cli.tasks.opened import Opened, labels_of, one_device, open_model, task_of
 
 # Task -> what its inputs must have, and what they may have.
 FIELDS = {
@@ -55,6 +55,7 @@ def run(settings: PredictSettings) -> None:
     inputs = list(read_inputs(settings, task))
     for asked in inputs:
         _check(asked, task)
+    empty = [_is_empty(asked, task) for asked in inputs]
     tokenizer = read_tokenizer(source.folder)
     words = source.config.vocab_size
     if len(tokenizer.pieces) > words:
@@ -68,10 +69,16 @@ def run(settings: PredictSettings) -> None:
     told = f"{task} with {source.folder} ({source.architecture}) on one {device}"
     counted = f"{len(inputs):,} input{'s' if len(inputs) > 1 else ''}"
     print(f"{told}, {settings.precision}; {counted}", file=sys.stderr, flush=True)
-    answer = ANSWERING[task](Use(model, tokenizer, settings, places))
+    answer, nothing = (
+        ANSWERING[task](Use(model, tokenizer, settings, places)),
+        _nothing(model, task),
+    )
     at_once = settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
-        rows = answer(inputs[begin : begin + at_once])
+        batch = range(begin, min(begin + at_once, len(inputs)))
+        given = [inputs[number] for number in batch if not empty[number]]
+        found = iter(answer(given) if given else [])
+        rows = [_row(inputs[number], nothing) if empty[number] else next(found) for number in batch]
         print("\n".join(json.dumps(row, ensure_ascii=_ascii()) for row in rows), flush=True)
 
 
@@ -176,20 +183,47 @@ def _objects(
         yield Asked(place, {name: text_of(row, name, place) for name in names})
 
 
+def _is_empty(asked: Asked, task: str) -> bool:
+    """Whether a text that the task needs is empty; a second one may be."""
+    return any(not asked.fields[name].strip() for name in FIELDS[task][0])
+
+
+def _row(asked: Asked, nothing: Row) -> Row:
+    shown = {name: text for name, text in asked.fields.items() if name != "context"}
+    return {**shown, **nothing}
+
+
+def _nothing(model: Opened, task: str) -> Row:
+    """The answer to an empty text: what the task says of a text, without a value."""
+    names = model.label_names
+    if task == "fill-mask":
+        return {"masks": []}
+    if task == "question-answering":
+        return {"answer": "", "probability": None, "start": None, "end": None}
+    if task == "token-classification":
+        return {"words": [], **({"entities": []} if labels_entities(names) else {})}
+    if task == "embed":
+        return {"embedding": None}
+    if names is None:
+        return {"score" if labels_of(model.source) == 1 else "scores": None}
+    if model.source.described.get("problem_type") == "multi_label_classification":
+        return {"labels": [], "probabilities": {}}
+    return {"label": None, "probability": None, "probabilities": {}}
+
+
 def _check(asked: Asked, task: str) -> None:
-    """Refuse an input that nothing can be said about, before anything is run."""
-    for name, text in asked.fields.items():
-        what = "is empty" if name == "text" else f"'{name}' is empty"
-        if not text.strip():
-            remedy = " or remove the line" if "(line " in asked.where else ""
-            raise DataError(f"{asked.where}: {what}; give it a text{remedy}")
+    """Refuse an input that cannot be answered, before anything is run; an empty line can."""
+    is_empty = _is_empty(asked, task)
+    if is_empty and "(line " not in asked.where:
+        raise DataError(f"{asked.where}: is empty; give it a text")
+    for text in asked.fields.values():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
                 f"{asked.where}: has half a character ({error.object[error.start]!r}); remove it"
             ) from error
-    if task == "fill-mask" and MASK not in asked.fields["text"]:
+    if task == "fill-mask" and not is_empty and MASK not in asked.fields["text"]:
         raise DataError(f"{asked.where}: has no {MASK}; put one where a word is to be found")
 
 

@@ -58,7 +58,7 @@ class Served(tf.Module):
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
         # As a partial: TensorFlow takes the methods of two objects for one function traced often.
-        self.serve = tf.function(partial(self._outputs), input_signature=shape, autograph=False)
+        self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
 
     @property
     def names(self) -> list[str]:
@@ -79,6 +79,14 @@ class Served(tf.Module):
 
         shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
         return tf.function(read, input_signature=shape, autograph=False)
+
+    def _serve(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+        """The outputs of ids; too many of them are an error, which a GPU would not notice."""
+        most = self.model.config.max_position_embeddings
+        told = f"input_ids: has more tokens than the model's {most} positions; cut the texts"
+        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], most, told)
+        with tf.control_dependencies([check]):
+            return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
 
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
         columns = {

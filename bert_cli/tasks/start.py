@@ -1,8 +1,8 @@
 """Where a run starts: one ordered list, and the choice is printed.
 
 A whole checkpoint of this run, else the weights it was told to start from (a checkpoint of ours, a
-Hugging Face folder or name, a TensorFlow 1 checkpoint of Google's), else new weights from the seed.
-Also what a model looks like on disk, since whatever is started is saved one day.
+Hugging Face folder or name, a TensorFlow checkpoint of Google's or the original), else new weights
+from the seed. Also what a model looks like on disk, since whatever is started is saved one day.
 """
 
 import difflib

@@ -42,6 +42,7 @@ def columns_of_texts(tokenizer: TextTokenizer, places: int) -> Callable[..., dic
     """A function of strings [B], or of two columns of them, that gives `input_ids`,
     `attention_mask` and `token_type_ids` [B, S], cut to so many places as at training.
 
+    As there, a second text without tokens adds no [SEP], and special tokens in a text are plain.
     Raises ConfigError for a tokenizer that is not BERT's own, or without tensorflow-text.
     """
     import tensorflow_text as text
@@ -80,11 +81,20 @@ def columns_of_texts(tokenizer: TextTokenizer, places: int) -> Callable[..., dic
             texts = tf.strings.lower(texts, encoding="utf-8")
         return tf.strings.regex_replace(texts, TOO_LONG, UNKNOWN_WORD)
 
+    def joined(found: list[tf.RaggedTensor]) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        trimmed = text.RoundRobinTrimmer(places - 1 - len(found)).trim(found)
+        ids, segments = text.combine_segments(trimmed, special.cls, special.sep)
+        return ids, segments
+
     def columns(*texts: tf.Tensor) -> dict[str, tf.Tensor]:
         found = [pieces.tokenize(normalized(column)) for column in texts]
-        room = places - 1 - len(found)
-        found = text.RoundRobinTrimmer(room).trim(found)
-        ids, segments = text.combine_segments(found, special.cls, special.sep)
+        ids, segments = joined(found[:1])
+        if len(found) == 2:
+            both = zip((ids, segments), joined(found), strict=True)
+            # Each row from the single texts or, behind them, from the pairs.
+            count = ids.nrows()
+            rows = tf.range(count) + tf.where(found[1].row_lengths() > 0, count, 0)
+            ids, segments = (tf.gather(tf.concat(pair, 0), rows) for pair in both)
         return {
             "input_ids": ids.to_tensor(special.pad),
             "attention_mask": tf.ones_like(ids).to_tensor(0),

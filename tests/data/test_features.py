@@ -65,6 +65,15 @@ def test_what_is_too_long_is_cut_and_counted(tokenizer):
     assert (len(single.tokens), cut, single.tokens[-1]) == (8, 1, SEP)
 
 
+def test_a_second_text_without_tokens_adds_no_separator(tokenizer):
+    pairs = ["a b", "c", "a b c d e f g h"], ["", "d", "\t\u200b"]
+    features, cut = encode_texts(tokenizer, *pairs, {}, max_seq_length=8)
+    assert features.tokens.tolist()[:9] == [CLS, 5, 6, SEP, CLS, 7, SEP, 8, SEP]
+    assert features.segments.tolist()[:9] == [0] * 7 + [1, 1]
+    # It leaves its place to the first one.
+    assert (features.tokens.tolist()[9:], cut) == ([CLS, *range(5, 11), SEP], 1)
+
+
 def one_by_one(first: int, second: int, room: int) -> tuple[int, int]:
     while first + second > room:
         if first > second:

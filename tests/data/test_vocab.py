@@ -380,7 +380,7 @@ def test_hugging_face_opens_a_trained_vocabulary(tmp_path):
     code = (
         "import sys; from transformers import AutoTokenizer; "
         "t = AutoTokenizer.from_pretrained(sys.argv[1]); "
-        "print(t('the quick dogs')['input_ids'], t.mask_token_id)"
+        "print(t('the quick dogs')['input_ids'], t.mask_token_id, t.model_max_length)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(out)], capture_output=True, text=True, timeout=100
@@ -389,7 +389,7 @@ def test_hugging_face_opens_a_trained_vocabulary(tmp_path):
     vocabulary = read_vocabulary(out / "vocab.txt")
     ids = Encoder(vocabulary.ids, cased=False).encode("the quick dogs").tokens.tolist()
     wanted = [vocabulary.special.cls, *ids, vocabulary.special.sep]
-    assert done.stdout.split("\n")[0] == f"{wanted} 4"
+    assert done.stdout.split("\n")[0] == f"{wanted} 4 512"
 
 
 @pytest.mark.parametrize("lines", [[""], ["", "  ", "\t"]])

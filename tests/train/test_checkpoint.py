@@ -195,6 +195,7 @@ def test_transformers_tokenizes_as_our_records_were(cased, tmp_path):
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ids == ours.encode(text).tokens.tolist(), text
         assert len(set(ids)) > 4
+    assert len(theirs("cat " * 50, truncation=True)["input_ids"]) == 24
     pair = theirs("cat", "mat")
     cat, mat = pieces.index("cat"), pieces.index("mat")
     assert pair["input_ids"] == [2, cat, 3, mat, 3]
