@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.data.features import encode_texts
+from bert_cli.data.instances import SpecialIds
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.errors import CheckpointError, ConfigError
 
@@ -81,16 +82,11 @@ def columns_of_texts(tokenizer: TextTokenizer, places: int) -> Callable[..., dic
             texts = tf.strings.lower(texts, encoding="utf-8")
         return tf.strings.regex_replace(texts, TOO_LONG, UNKNOWN_WORD)
 
-    def joined(found: list[tf.RaggedTensor]) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-        trimmed = text.RoundRobinTrimmer(places - 1 - len(found)).trim(found)
-        ids, segments = text.combine_segments(trimmed, special.cls, special.sep)
-        return ids, segments
-
     def columns(*texts: tf.Tensor) -> dict[str, tf.Tensor]:
         found = [pieces.tokenize(normalized(column)) for column in texts]
-        ids, segments = joined(found[:1])
+        ids, segments = _joined(found[:1], special, places)
         if len(found) == 2:
-            both = zip((ids, segments), joined(found), strict=True)
+            both = zip((ids, segments), _joined(found, special, places), strict=True)
             # Each row from the single texts or, behind them, from the pairs.
             count = ids.nrows()
             rows = tf.range(count) + tf.where(found[1].row_lengths() > 0, count, 0)
@@ -102,6 +98,17 @@ def columns_of_texts(tokenizer: TextTokenizer, places: int) -> Callable[..., dic
         }
 
     return columns
+
+
+def _joined(
+    found: list[tf.RaggedTensor], special: SpecialIds, positions: int
+) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """Ids and segments of one or two texts [B, (S)] between their special tokens, cut to the positions."""
+    import tensorflow_text as text
+
+    trimmed = text.RoundRobinTrimmer(positions - 1 - len(found)).trim(found)
+    ids, segments = text.combine_segments(trimmed, special.cls, special.sep)
+    return ids, segments
 
 
 def compare(tokenizer: TextTokenizer, columns: Callable[..., Any], places: int) -> None:

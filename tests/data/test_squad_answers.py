@@ -223,7 +223,7 @@ def test_no_other_threshold_scores_better(seed):
     best = best_null_threshold(odds, given, questions)
     for figure, threshold, mine in (
         ("f1", best.f1_threshold, best.f1),
-        ("exact_match", best.exact_threshold, best.exact_match),
+        ("exact", best.exact_threshold, best.exact_match),
     ):
         assert score(gold, with_null_threshold(given, odds, threshold))[figure] == (
             pytest.approx(mine, abs=1e-9)
