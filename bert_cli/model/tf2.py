@@ -22,8 +22,10 @@ from bert_cli.errors import CheckpointError
 Array = npt.NDArray[Any]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Beside the weights: the optimizer, counters, and the iterations of a run.
-BESIDE = re.compile(r"(optimizer|.*/?\.OPTIMIZER_SLOT|save_counter|step|iterations)(/.*)?")
+# Beside the weights: the optimizer, metrics and counters.
+BESIDE = re.compile(
+    r"(optimizer|keras_api|.*/?\.OPTIMIZER_SLOT|save_counter|step|iterations)(/.*)?"
+)
 
 NUMBERED = re.compile(r"(?:layer_with_weights-)?(\d+)")
 

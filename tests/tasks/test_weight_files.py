@@ -261,6 +261,8 @@ def objects(weights, *, scope: str = "tf_bert", merged: bool = False) -> dict[st
 def write(root: Layer, model: Path, folder: Path) -> Path:
     folder.mkdir()
     root.save_counter = tf.Variable(3, name="save_counter")
+    root.optimizer = Layer(iter=tf.Variable(170), m=tf.Variable([0.5]))
+    root.keras_api = Layer(metrics=[Layer(total=tf.Variable(1.0))])
     tf.train.Checkpoint(root).write(str(folder / "170.ckpt"))
     shutil.copy(model / "config.json", folder)
     return folder
