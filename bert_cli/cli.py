@@ -5,7 +5,6 @@ of one is imported before it is asked for, so that `--help` stays under a second
 TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
 """
 
-import difflib
 import errno
 import importlib
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 from bert_cli.config.commands import COMMANDS, taken_apart
 from bert_cli.config.quiet import NOTHING, lightly, quietly
-from bert_cli.errors import BertError, ConfigError, DataError
+from bert_cli.errors import BertError, ConfigError, DataError, nearest
 
 # A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
 NO_FAULT_OF_OURS = (
@@ -94,8 +93,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         words = written_out(words)
     name, rest = taken_apart(words)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see bert --help"
+        near = nearest(name, COMMANDS)
+        hint = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"bert ({name}): no such command; {hint}")
     module, home, kind, _ = COMMANDS[name]
     settings_class = getattr(importlib.import_module(home), kind)
@@ -109,8 +108,12 @@ def dispatch(arguments: Sequence[str]) -> None:
         loaded = replace(loaded, origins={**loaded.origins, "command": "after --"})
     if getattr(settings, "dry_run", False):
         print(f"settings of bert {name}:\n{describe(settings, loaded)}")
+    # What is printed alone stays alone.
+    beside = sys.stderr if str(getattr(settings, "json_file", None)) == "-" else sys.stdout
     for where, reason in loaded.no_effect.items():
-        print(f"{where} has no effect here: {reason}")
+        print(f"{where} has no effect here: {reason}", file=beside)
+    for line in loaded.notes:
+        print(line, file=beside)
     with quietly(), lightly():
         run = importlib.import_module(module).run
     run(settings)
@@ -122,7 +125,7 @@ def _with_log_level(words: list[str]) -> list[str]:
         return words
     import logging
 
-    from bert_cli.config.load import log_level_of
+    from bert_cli.config.flags import log_level_of
 
     level, rest = log_level_of(words)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = TENSORFLOW_LEVELS[level]

@@ -5,6 +5,10 @@ knows the remedy; the door (`cli.py`) prints it to standard error without a trac
 with the code. Anything else that escapes is a defect of ours and keeps its traceback.
 """
 
+import difflib
+import re
+from collections.abc import Iterable
+
 
 class BertError(Exception):
     """A mistake the person at the keyboard can mend."""
@@ -62,3 +66,39 @@ def install_command(extra: str) -> str:
     if not pins:
         return f"pip install -c requirements.lock -e '.[{extra}]'"
     return f"pip install {' '.join(pins)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, or None.
+
+    A name is near when it is a slip of the whole one, or when each of its words is a slip or the start of
+    a word of the other, so that `batch-size` is near `global-batch.micro-batch-size` and `output_dir` is
+    not near `dataset_dir`. Of several the one whose last part resembles it most.
+    """
+    words = _words(name)
+
+    def is_near(other: str) -> bool:
+        theirs = _words(other)
+        if _likeness("".join(words), "".join(theirs)) >= 0.85:
+            return True
+        return bool(words) and all(any(_is_slip(one, word) for word in theirs) for one in words)
+
+    def rank(other: str) -> tuple[bool, float]:
+        last = other.rpartition(".")[2].lower()
+        likeness = max(_likeness(name.lower(), one) for one in (other.lower(), last))
+        return last.startswith(name.lower()), likeness
+
+    return max(filter(is_near, known), key=rank, default=None)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"\w+", name.lower().replace("_", " "))
+
+
+def _is_slip(one: str, other: str) -> bool:
+    is_start = min(len(one), len(other)) >= 3 and (one.startswith(other) or other.startswith(one))
+    return is_start or _likeness(one, other) >= 0.75
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import LEVELS, in_width
-from bert_cli.config.load import NO_EFFECT, RENAMES, read_config
+from bert_cli.config.load import read_config
 from bert_cli.config.options import (
     Option,
     Section,
@@ -28,6 +28,7 @@ from bert_cli.config.options import (
     purpose_of,
     sections_of,
 )
+from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
 from bert_cli.config.shipped import runs_configured
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +160,12 @@ def old_names() -> str:
 
 def without_effect() -> str:
     """Keys that are accepted and do nothing."""
-    return ", ".join(f"`{name}`" for name in NO_EFFECT) + "."
+    rows = [f"| `{name}` | {why} |" for name, why in NO_EFFECT.items()]
+    rows += [
+        f"| `{name}` | the model always has {what}; `false` is refused |"
+        for name, what in MODEL_HAS.items()
+    ]
+    return "\n".join(["| key | why |", "|---|---|", *rows])
 
 
 # Mark in a page -> what stands there instead.

@@ -47,6 +47,7 @@ class Measuring(Settings):
     """How a run is measured, and where the figures go."""
 
     OPENS_FILES: ClassVar[bool] = False
+    SAVES: ClassVar[bool] = False
     WHAT: ClassVar[str]
     """The command that is measured."""
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)

@@ -5,7 +5,6 @@ is that line, and flags behind the name win. The same names mean the same work o
 that figures can be laid side by side.
 """
 
-import difflib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 from bert_cli.config.bench import KINDS
 from bert_cli.config.parallel import Settings
 from bert_cli.config.shipped import BENCHMARKS, shipped_configs
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, nearest
 
 
 class Benchmark(Settings):
@@ -54,8 +53,8 @@ def written_out(words: Sequence[str]) -> list[str]:
     name, rest = words[1], list(words[2:])
     known = benchmarks()
     if name not in known:
-        near = difflib.get_close_matches(name, [*KINDS, *known], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see bert bench --list"
+        near = nearest(name, [*KINDS, *known])
+        hint = f"did you mean {near!r}?" if near else "see bert bench --list"
         raise ConfigError(
             f"bert bench ({name}): is neither a benchmark nor one of {', '.join(KINDS)}; {hint}"
         )

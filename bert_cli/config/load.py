@@ -1,60 +1,39 @@
 """From JSON files and flags to settings, knowing where each value came from.
 
 A file may extend another (`"extends": "other.json"`, beside it or shipped) and then says only what
-differs; flags are dotted paths in kebab case and win over files. Old files load as they are: `RENAMES`
-turns the original's keys into ours, `NO_EFFECT` names what only its hardware had. All mistakes are
-reported at once, each with its origin and the nearest valid name.
+differs; flags are dotted paths in kebab case and win over files. Files and command lines of the original
+load as they are: `original.py` has its names. All mistakes are reported at once, each with its origin and
+the nearest valid name.
 """
 
 import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from bert_cli.config.help import LEVELS, help_of
-from bert_cli.config.mistakes import (
-    flag_mistake,
-    is_positional,
-    mistake,
-    origin_of,
-    worth_saying,
+from bert_cli.config.flags import parse_flags
+from bert_cli.config.help import help_of
+from bert_cli.config.mistakes import mistake, origin_of, worth_saying
+from bert_cli.config.original import (
+    DEFAULTS,
+    fitted,
+    our_name,
+    our_words,
+    value_here,
+    why_no_effect,
 )
 from bert_cli.config.shipped import find_config
 from bert_cli.config.terminal import tell
 from bert_cli.errors import ConfigError
+from bert_cli.files import read_json
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Old dotted key -> ours. A rename of a group moves everything under it.
-RENAMES = {
-    "ipu_config": "parallel",
-    "enable_recomputation": "parallel.recompute",
-    "parallel.enable_recomputation": "parallel.recompute",
-    "optimizer_state_offchip": "parallel.optimizer_state_offload",
-    "parallel.optimizer_state_offchip": "parallel.optimizer_state_offload",
-    "replicated_tensor_sharding": "parallel.replicated_tensor_sharding",
-    "global_batches_per_log": "log_every_steps",
-    "enable_wandb": "wandb.enabled",
-    "log_to_wandb": "wandb.enabled",
-    "wandb_tags": "wandb.tags",
-    "wandb_name": "wandb.project",
-    "name": "wandb.name",
-}
-# Last part of a key -> why it is accepted and does nothing; said once, by name, with the plan.
-NO_EFFECT = {
-    "matmul_available_memory_proportion_per_pipeline_stage": "only the original's hardware has it",
-    "matmul_partials_type": "only the original's hardware has it",
-    "min_remote_tensor_size": "only the original's hardware has it",
-    "use_outlining": "only the original's hardware has it",
-    "replace_layers": "only the original's hardware has it",
-    "fp_exceptions": "only the original's hardware has it",
-    "show_accuracy": "accuracy is always shown",
-}
 PATH_KEYS = (
     "dataset_dir",
     "validation_dir",
@@ -79,6 +58,10 @@ class Loaded:
     """Dotted leaf -> file or flag that set it; what is absent here is a default."""
     no_effect: Mapping[str, str] = field(default_factory=dict)
     """Dotted key that was accepted and does nothing -> why."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key -> the old name that a file or flag has for it."""
+    notes: Sequence[str] = ()
+    """Where a config of the original means other values than ours are by default, a line each."""
 
 
 def describe(settings: BaseModel, loaded: Loaded) -> str:
@@ -128,67 +111,50 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
         raise ConfigError(
             f"extends ({' -> '.join(p.name for p in chain)}): a file extends itself; break the circle"
         )
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: is not JSON, which a config is ({error}); mend that line"
-        ) from error
-    if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{path}: holds a {type(raw).__name__}; a config is one JSON object {{...}}"
-        )
+    raw = read_json(path, dict[str, Any], ConfigError, "a config is one JSON object {...}")
+    dotted = next((name for name in raw if "." in name), None)
+    if dotted is not None:
+        raise ConfigError(f"{dotted} ({path}): a file nests its settings; write {{...: {{...}}}}")
     parent = raw.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise ConfigError(f"extends ({path}): got {parent!r}; give the name of one JSON file")
     below = Loaded({}, {})
     if parent is not None:
         below = _read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    renamed, no_effect = _in_our_names(raw)
+    ours = _in_our_names(raw)
     # What the other file says of itself is not true of this one.
-    under = {name: one for name, one in below.values.items() if name != "about" or name in renamed}
+    under = {n: one for n, one in below.values.items() if n != "about" or n in ours.values}
     origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
-    origins |= {where: str(path) for where, _ in leaves(renamed)}
-    return Loaded(merge(under, renamed), origins, {**below.no_effect, **no_effect})
+    origins |= {where: str(path) for where, _ in leaves(ours.values)}
+    no_effect, renamed = {**below.no_effect, **ours.no_effect}, {**below.renamed, **ours.renamed}
+    return Loaded(merge(under, ours.values), origins, no_effect, renamed)
 
 
-def _in_our_names(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    values: dict[str, Any] = dict(raw)
-    if values.get("parallel") == "auto":
-        values["parallel"] = {"layout": "auto"}
-    # Groups first, so that a key inside a renamed group is found under its new place.
-    for old in sorted(RENAMES, key=lambda key: key.count(".")):
-        found, value = _take(values, old)
-        if found:
-            moved = _nested(RENAMES[old], value)
-            twice = [where for where, _ in leaves(moved) if where in dict(leaves(values))]
-            if twice:
-                raise ConfigError(
-                    f"{old}: is the old name of {twice[0]}, which is given too; keep one of them"
-                )
-            values = merge(moved, values)
+def _in_our_names(raw: Mapping[str, Any]) -> Loaded:
+    """Our names for a file's keys, which of them are old, and what has no effect."""
+    values: dict[str, Any] = {}
     no_effect: dict[str, str] = {}
-    for where, _ in list(leaves(values)):
-        name = where.rpartition(".")[2]
-        if name in NO_EFFECT:
-            _, value = _take(values, where)
-            if value not in (False, None):
-                no_effect[where] = NO_EFFECT[name]
-    return values, no_effect
-
-
-def _take(values: dict[str, Any], where: str) -> tuple[bool, Any]:
-    first, _, rest = where.partition(".")
-    if first not in values:
-        return False, None
-    if not rest:
-        return True, values.pop(first)
-    if not isinstance(values[first], Mapping):
-        return False, None
-    values[first] = dict(values[first])
-    return _take(values[first], rest)
+    renamed: dict[str, str] = {}
+    given = dict(leaves(raw))
+    for old, value in given.items():
+        where = our_name(old)
+        if where == "parallel" and value == "auto":
+            where = "parallel.layout"
+        reason = why_no_effect(where, value)
+        if reason is not None:
+            no_effect |= {where: reason} if value is not None else {}
+            continue
+        if where != old and old != "parallel":
+            twice = where if where in given else renamed.get(where)
+            if twice is not None:
+                raise ConfigError(
+                    f"{old}: is the old name of {where}, which is given too ({twice}); keep one of them"
+                )
+            renamed[where] = old
+            values = merge(_nested(where, value_here(old, value, raw)), values)
+        else:
+            values = merge(values, _nested(where, value))
+    return Loaded(values, {}, no_effect, renamed)
 
 
 def _nested(where: str, value: Any) -> dict[str, Any]:
@@ -206,19 +172,22 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
     if {"-h", "--help"} & set(arguments):
         tell(help_of(settings, program.removeprefix("bert ")))
         raise SystemExit(0)
-    files = Loaded({}, {})
-    rest = list(arguments)
-    if "about" in settings.model_fields:
-        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        config.add_argument("--config")
-        try:
-            known, rest = config.parse_known_args(rest)
-        except argparse.ArgumentError as error:
-            raise ConfigError(f"--config: {error.message}; give the path of a JSON file") from error
-        if known.config is not None:
-            files = read_config(find_config(known.config))
-    flags = parse_flags(settings, rest, program)
-    given = merge(_default_groups(settings), merge(files.values, flags))
+    files, folder, rest = _files_of(settings, arguments)
+    words, unused, old_flags = (
+        our_words(rest) if "about" in settings.model_fields else (rest, {}, {})
+    )
+    flags = parse_flags(settings, words, program)
+    asked = merge(files.values, flags)
+    if folder and asked.get("do_training") is not False:
+        asked.setdefault("save_ckpt_path", folder)
+    if any(
+        where.split(".")[0] not in PATH_KEYS and where in files.origins
+        for where, _ in leaves(flags)
+    ):
+        # What the file says of itself is not true of a run with other values.
+        asked.pop("about", None)
+    renamed = {**files.renamed, **old_flags}
+    given, left_out = fitted(merge(_default_groups(settings), asked), renamed, settings)
     unset: ConfigError | None = None
     try:
         values = _expand_paths(given, getattr(settings, "OPENS_FILES", True))
@@ -229,15 +198,45 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         origins = {
             path: origin for path, origin in origins.items() if not path.startswith(f"{where}.")
         }
-        origins[where] = "--" + where.replace("_", "-")
-    loaded = Loaded(values, origins, files.no_effect)
+        origins[where] = "--" + old_flags.get(where, where).replace("_", "-")
+    loaded = Loaded(values, origins, {**files.no_effect, **unused, **left_out}, renamed)
     try:
         validated = validate(settings, loaded)
     except ConfigError as error:
         raise error if unset is None else ConfigError(f"{unset}\n{error}") from None
     if unset is not None:
         raise unset
-    return validated, loaded
+    is_original = files.renamed or files.no_effect
+    return validated, replace(
+        loaded, notes=_other_defaults(validated, origins) if is_original else ()
+    )
+
+
+def _files_of(settings: type[BaseModel], arguments: Sequence[str]) -> tuple[Loaded, str, list[str]]:
+    """The config and what it extends, the folder of a run that names none, and the other words."""
+    if "about" not in settings.model_fields:
+        return Loaded({}, {}), "", list(arguments)
+    config = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    config.add_argument("--config")
+    try:
+        known, rest = config.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"--config: {error.message}; give the path of a JSON file") from error
+    if known.config is None:
+        return Loaded({}, {}), "", rest
+    path = find_config(known.config)
+    folder = f"checkpoints/{path.stem}" if getattr(settings, "SAVES", False) else ""
+    return read_config(path), folder, rest
+
+
+def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str]:
+    """Where settings have our default and the original has another one, a line each."""
+    ours = dict(leaves(settings.model_dump(mode="json")))
+    return [
+        f"{where} is {json.dumps(ours[where])} here by default; the original's default is {json.dumps(theirs)}"
+        for where, theirs in DEFAULTS.items()
+        if not origin_of(where, origins) and ours[where] != theirs
+    ]
 
 
 def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
@@ -248,84 +247,6 @@ def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
         if isinstance(about.default, BaseModel)
     }
     return {name: values for name, values in groups.items() if values}
-
-
-def parse_flags(
-    settings: type[BaseModel], arguments: Sequence[str], program: str
-) -> dict[str, Any]:
-    """The values that flags and positional paths give, nested like the settings.
-
-    Raises ConfigError for a flag that does not exist, with the nearest one that does.
-    """
-    # 0.2 s to import: only when a command's arguments are read.
-    from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
-
-    described = type(settings.__name__, (settings, BaseSettings), {"__doc__": settings.__doc__})
-    try:
-        source: Any = CliSettingsSource(
-            described,
-            cli_prog_name=program,
-            cli_parse_args=_words_first(settings, arguments),
-            cli_kebab_case=True,
-            cli_implicit_flags=True,
-            cli_hide_none_type=True,
-            cli_avoid_json=True,
-            cli_enforce_required=False,
-            cli_exit_on_error=False,
-        )
-        given = source()
-    except SettingsError as error:
-        raise ConfigError(flag_mistake(settings, str(error), program)) from error
-    return _without_null_lists(given)
-
-
-def _without_null_lists(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What flags give; `null` for a list is none, as in a file, and no list that holds it."""
-    return {
-        name: _without_null_lists(value)
-        if isinstance(value, Mapping)
-        else None
-        if value == [None]
-        else value
-        for name, value in given.items()
-    }
-
-
-def log_level_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The level that `--log-level` gives, wherever it stands, and the other words; empty where it is not given.
-
-    Raises ConfigError for a level that there is not.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--log-level", choices=LEVELS, default="")
-    try:
-        found, rest = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError as error:
-        known = ", ".join(LEVELS)
-        raise ConfigError(f"--log-level: takes one of {known}; give one of them") from error
-    return found.log_level, rest
-
-
-def _words_first(settings: type[BaseModel], arguments: Sequence[str]) -> list[str]:
-    """Positional arguments before flags where their number is open: argparse ends them at the first flag."""
-    fields = settings.model_fields
-    places = [about for name, about in fields.items() if is_positional(settings, name)]
-    if not any(not about.is_required() or "list[" in str(about.annotation) for about in places):
-        return list(arguments)
-    switches = set()
-    for name, about in fields.items():
-        if about.annotation is bool:
-            switches |= {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
-    words, flags, rest = [], [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            words.append(word)
-            continue
-        flags.append(word)
-        if "=" not in word and word not in switches and rest:
-            flags.append(rest.pop(0))
-    return [*words, *flags]
 
 
 def validate(settings: type[Model], loaded: Loaded) -> Model:

@@ -4,14 +4,14 @@ pydantic finds the mistakes; here each becomes one line with the dotted name, th
 value came from, and the nearest name that there is.
 """
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from bert_cli.config.options import is_by_place
+from bert_cli.config.original import instead_of
+from bert_cli.errors import nearest
 
 
 def is_said(settings: BaseModel, name: str) -> bool:
@@ -60,26 +60,39 @@ def flag_mistake(settings: type[BaseModel], message: str, program: str) -> str:
     """What to say of flags that could not be read: a line for each, with the nearest flag."""
     message = message.removeprefix("error parsing CLI: ")
     unknown = message.partition("unrecognized arguments: ")[2].split()
-    group = re.search(r'error parsing value for field "(\w+)"', message)
-    if group and any(path.startswith(f"{group[1]}.") for path in field_paths(settings)):
-        name = group[1].replace("_", "-")
-        return (
-            f"{program} (--{name}): is a group of settings; give those of it that you mean, as in "
-            f"{program} --help"
-            + (", for auto --parallel.layout auto" if name == "parallel" else "")
-        )
     if not unknown:
         return f"{program}: {message}; see {program} --help"
     flags = ["--config"] if "about" in settings.model_fields else []
-    flags += [_flag(where) for where in field_paths(settings)]
+    flags += [_flag(where) for where in field_paths(settings) if not members_of(settings, where)]
     named = [word for word in unknown if word.startswith("-")]
     if not named:  # else what is no flag is the value of one that is not known
         return f"{program} ({' '.join(unknown)}): too many arguments; {_meant(unknown, flags, program)}"
     lines = []
     for word in named:
-        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
-        lines.append(f"{program} ({word}): no such flag; {hint}")
+        near = nearest(word.partition("=")[0], flags)
+        hint = f"did you mean {near!r}?" if near else f"see {program} --help"
+        told = instead_of(word.partition("=")[0].lstrip("-"))
+        lines.append(f"{program} ({word}): {told or f'no such flag; {hint}'}")
+    return "\n".join(lines)
+
+
+def members_of(settings: type[BaseModel], group: str) -> list[str]:
+    """Dotted path of every setting directly in a group; none where the path is no group."""
+    return [path for path in field_paths(settings) if path.rpartition(".")[0] == group]
+
+
+def group_mistake(settings: type[BaseModel], words: Sequence[str], program: str) -> str:
+    """What to say of flags that are names of groups, a line each; as JSON a group may be given whole."""
+    lines = []
+    for word, behind in zip(words, [*words, ""][1:], strict=True):
+        flag, _, value = word.partition("=")
+        inside = members_of(settings, flag[2:].replace("-", "_")) if flag.startswith("--") else []
+        if inside and not (value or behind).lstrip().startswith("{"):
+            auto = ", for auto --parallel.layout auto" if flag == "--parallel" else ""
+            lines.append(
+                f"{program} ({flag}): is a group of settings; give one of them, as "
+                f"{_flag(inside[0])}{auto}; {program} --help tells all"
+            )
     return "\n".join(lines)
 
 
@@ -126,16 +139,10 @@ def mistake(settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping
             for path in valid
             if path.rpartition(".")[0] == _bare(steps[:-1])
         ]
-        near = difflib.get_close_matches(steps[-1], siblings, n=1, cutoff=0.5)
         anywhere = [path for path in valid if path.rpartition(".")[2] == steps[-1]]
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"did you mean {anywhere[0]!r}?"
-            if anywhere
-            else "remove it"
-        )
-        return f"{place}: no such setting; {hint}"
+        near = nearest(steps[-1], siblings) or next(iter(anywhere), None)
+        hint = f"did you mean {near!r}?" if near else "remove it"
+        return f"{place}: {instead_of(steps[-1]) or f'no such setting; {hint}'}"
     if item["type"] == "missing":
         needed = required_paths(settings, where) or [where]
         flags = [where if is_positional(settings, one) else _flag(one) for one in needed]

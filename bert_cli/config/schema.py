@@ -35,7 +35,7 @@ class BertConfig(Settings):
     """The shape of the model, by Hugging Face's names."""
 
     vocab_size: Positive = 30522
-    """Words V in the vocabulary; a corpus with another size is refused."""
+    """Words V in the vocabulary; in pre-training by default those of the records, which must be as many."""
     hidden_size: Positive = 768
     """Model width D."""
     num_hidden_layers: Positive = 12
@@ -133,6 +133,8 @@ class TrainSettings(Settings):
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]]
     """The blocks after the encoder layers."""
+    SAVES: ClassVar[bool] = True
+    """Whether the command needs a run's folder, its own or that of the run that it looks at."""
 
     about: About | None = None
     """What this config is; printed when the run starts."""
@@ -154,7 +156,7 @@ class TrainSettings(Settings):
     """Seed of first weights, order of examples, dropout and dynamic masks."""
     save_ckpt_path: Path | None = None
     """The run's folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command
-    again continues what is there."""
+    again continues what is there. By default checkpoints/ and the name of the config."""
     pretrained_ckpt_path: str | None = None
     """Weights to start from: a checkpoint of ours or a run's folder, a Hugging Face folder or a name on
     its hub, or a TensorFlow checkpoint of Google's or the original (its folder or `bert_model.ckpt`).
@@ -366,6 +368,7 @@ class PlanSettings(PretrainSettings):
     """
 
     OPENS_FILES: ClassVar[bool] = False
+    SAVES: ClassVar[bool] = False
 
     devices: Positive | None = None
     """Devices that there are, in all; by default what the layout asks for."""

@@ -3,11 +3,10 @@
 A path as it is comes first, so that a file of one's own is never hidden by a shipped one of its name.
 """
 
-import difflib
 import os
 from pathlib import Path
 
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, nearest
 
 BENCHMARKS = "benchmarks.json"
 """What lies among the shipped configs and is none: command lines of them with names."""
@@ -37,11 +36,7 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     if name.removesuffix(".json") in known:
         return known[name.removesuffix(".json")]
     beside = [file.name for file in sorted(path.parent.glob("*.json"))]
-    near = [str(Path(name).with_name(one)) for one in _nearest(Path(name).name, beside)]
-    near += _nearest(Path(name).stem, list(known))
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped configs: {', '.join(known)}"
+    here = nearest(Path(name).name, beside)
+    near = str(Path(name).with_name(here)) if here else nearest(Path(name).stem, known)
+    hint = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(known)}"
     raise ConfigError(f"{given_as} ({name}): no such file; {hint}")
-
-
-def _nearest(name: str, known: list[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=1)

@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli import errors
 from bert_cli.errors import DataError
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -169,10 +169,8 @@ def missing_column(where: str, name: str, columns: Iterable[str]) -> DataError:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """`did you mean 'x'? ` when some known name resembles this one, else nothing."""
-    folded = {word.casefold().strip(): word for word in known}
-    # 0.85: a slip of a long word, or another case; B-GPE is not meant for B-PER (0.8).
-    near = get_close_matches(name.casefold().strip(), folded, n=1, cutoff=0.85)
-    return f"did you mean '{folded[near[0]]}'? " if near else ""
+    near = errors.nearest(name, known)
+    return f"did you mean '{near}'? " if near else ""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -193,7 +191,7 @@ def label_numbers(
     for line, word in rows:
         if word not in numbers:
             raise DataError(
-                f"{path} ({unit} {line}): label '{word}' is unknown; {nearest(word, list(names))}"
+                f"{path} ({unit} {line}): label '{word}' is unknown; {nearest(word, names)}"
                 f"the labels are {listed(list(names))}"
             )
         found.append(numbers[word])

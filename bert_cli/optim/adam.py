@@ -12,12 +12,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from keras import ops
 
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, nearest
 
 Array = Any
 """A tensor of the Keras backend or anything that it converts."""
@@ -79,8 +78,8 @@ def patterns(
     for setting, kinds in exempt.items():
         for kind in kinds:
             if kind not in KINDS:
-                near = get_close_matches(kind, KINDS, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(KINDS)}"
+                near = nearest(kind, KINDS)
+                hint = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
                 raise ConfigError(
                     f"optimizer_opts.{setting} ({kind}): no weight's name ends so; {hint}"
                 )

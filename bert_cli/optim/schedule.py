@@ -9,9 +9,8 @@ the floor, and the step after the maximum is two parts of the fall below it.
 
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, nearest
 
 FLOOR = 1e-7
 """Smallest learning rate ever given out."""
@@ -35,8 +34,8 @@ def learning_rate(
     Raises ConfigError for an unknown name or a number out of its range.
     """
     if schedule_name not in FALLS:
-        near = get_close_matches(schedule_name, FALLS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(FALLS)}"
+        near = nearest(schedule_name, FALLS)
+        hint = f"did you mean '{near}'?" if near else f"choose one of {', '.join(FALLS)}"
         raise ConfigError(
             f"learning_rate.schedule_name ({schedule_name}): no such schedule; {hint}"
         )

@@ -12,7 +12,7 @@ from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.data.features import Features
 from bert_cli.data.generated import generated_features
-from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.stored import as_stored
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.mesh import Mesh
@@ -25,7 +25,7 @@ Asked = TypeVar("Asked", bound=TrainSettings)
 def shaped(settings: Asked, made_up: bool) -> Asked:
     """The settings with the shape of the model that is measured, and the packs that its records have."""
     if isinstance(settings, PretrainSettings):
-        settings = with_stored_packs(settings)
+        settings = as_stored(settings)
     name = settings.pretrained_ckpt_path
     if name is None or (made_up and "bert_config" in settings.model_fields_set):
         return settings

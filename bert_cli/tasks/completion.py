@@ -15,6 +15,7 @@ from bert_cli.config.commands import COMMANDS
 from bert_cli.config.help import fill
 from bert_cli.config.options import sections_of
 from bert_cli.config.shell import CompletionSettings
+from bert_cli.config.shipped import runs_configured
 
 
 def run(settings: CompletionSettings) -> None:
@@ -41,11 +42,27 @@ def parser_of_all() -> argparse.ArgumentParser:
             if option.is_path
         }
         for action in told._actions:
-            if action.dest in paths:
+            if action.dest == "config":
+                _complete_configs(action)
+            elif action.dest in paths:
                 _complete_files(action)
     for name, one in benchmarks().items():
         below["bench"].add_parser(name, add_help=False, help=one.about)
     return parser
+
+
+def _complete_configs(action: Any) -> None:
+    """What stands behind it is the name of a shipped config, or a file."""
+    names = " ".join(runs_configured())
+    action.complete = {
+        "bash": "_bert_configs",
+        "zsh": "_bert_configs",
+        "fish": f"{names} {shtab.FILE['fish']}",
+        "preamble": {
+            "bash": f'_bert_configs() {{ compgen -W "{names}" -- $1; _shtab_compgen_files $1; }}',
+            "zsh": f"_bert_configs() {{ _alternative 'configs:shipped config:({names})' 'files:file:_files' }}",
+        },
+    }
 
 
 def _complete_files(action: Any) -> None:

@@ -16,7 +16,7 @@ from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.data.ledger import give_json, is_printed
-from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.stored import as_stored
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks import machine
@@ -75,7 +75,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
         yield from capacity.devices(Processes(()))
         return
     source, settings = yield from model(settings)
-    settings = with_stored_packs(settings)
+    settings = as_stored(settings)
     processes = yield from tried(
         "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
     )

@@ -19,7 +19,8 @@ from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.benchmarks import written_out
 from bert_cli.config.commands import taken_apart
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
-from bert_cli.config.load import load, log_level_of
+from bert_cli.config.flags import log_level_of
+from bert_cli.config.load import load
 from bert_cli.config.parallel import Cluster, LaunchSettings
 from bert_cli.config.schema import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError

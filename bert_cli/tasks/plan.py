@@ -26,7 +26,7 @@ from bert_cli.config.layout import (
 from bert_cli.config.memory import Estimate, estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.schema import PlanSettings, PretrainSettings, bytes_of
-from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.stored import as_stored
 from bert_cli.errors import ConfigError
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
@@ -39,7 +39,7 @@ def run(settings: PlanSettings) -> None:
     """
     devices = settings.devices
     memory = None if settings.memory is None else bytes_of(settings.memory)
-    settings = with_stored_packs(settings)
+    settings = as_stored(settings)
     chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":
         if devices is None or memory is None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from bert_cli.config.plan import make_plan
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.mixture import Mixture
-from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.stored import as_stored
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks import assemble, corpora, start, training
 from bert_cli.tasks.job import Job
@@ -25,7 +25,7 @@ def run(settings: PretrainSettings) -> None:
     training.needs_a_folder(settings)
     with ExitStack() as claims:
         source = start.source_of(settings)
-        settings = with_stored_packs(start.with_shape_of(settings, source))
+        settings = as_stored(start.with_shape_of(settings, source))
         settings, mesh, stop = training.prepare(settings, claims)
         part = mesh.processes.rank, mesh.processes.count
         reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)

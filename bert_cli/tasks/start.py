@@ -5,7 +5,6 @@ Hugging Face folder or name, a TensorFlow checkpoint of Google's or the original
 from the seed. Also what a model looks like on disk, since whatever is started is saved one day.
 """
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.schema import BertConfig, TrainSettings
 from bert_cli.data.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
-from bert_cli.errors import CheckpointError
+from bert_cli.errors import CheckpointError, nearest
 from bert_cli.model import hf, tf1, tf2
 from bert_cli.tasks import weight_files
 from bert_cli.tasks.assemble import Model
@@ -126,8 +125,8 @@ def find_folder(name: str, flag: str) -> Path:
             )
         if name.count("/") > 1 or (name.count("/") == 1 and path.parent.is_dir()):
             there = [folder.name for folder in path.parent.glob("*/")]
-            near = difflib.get_close_matches(path.name, there, n=1)
-            hint = f"did you mean {str(path.with_name(near[0]))!r}?" if near else "check the path"
+            near = nearest(path.name, there)
+            hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
             raise CheckpointError(f"{flag} ({name}): no such folder; {hint}")
         return _from_hub(name, flag)
     if (path / "config.json").is_file():

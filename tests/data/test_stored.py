@@ -6,7 +6,7 @@ import pytest
 
 from bert_cli.config.memory import estimate
 from bert_cli.config.schema import PretrainSettings
-from bert_cli.data.stored import with_stored_packs
+from bert_cli.data.stored import as_stored
 
 
 def asked(**changes):
@@ -27,12 +27,12 @@ def packed(tmp_path):
 
 def test_a_packed_folder_counts_as_if_the_setting_had_been_given(packed, tmp_path):
     alone = asked(dataset_dir=packed)
-    found = with_stored_packs(alone)
+    found = as_stored(alone)
     assert found.max_sequences_per_pack == 3
     said = asked(dataset_dir=packed, max_sequences_per_pack=3)
     assert estimate(found) == estimate(said) != estimate(alone)
     several = [{"path": str(tmp_path / "none"), "weight": 1.0}, {"path": packed, "weight": 1.0}]
-    assert with_stored_packs(asked(dataset_dir=several)).max_sequences_per_pack == 3
+    assert as_stored(asked(dataset_dir=several)).max_sequences_per_pack == 3
 
 
 @pytest.mark.parametrize("text", [None, "no JSON", "[]", "{}"])
@@ -40,9 +40,9 @@ def test_a_folder_that_says_nothing_changes_nothing(text, tmp_path):
     if text is not None:
         (tmp_path / "corpus.json").write_text(text)
     settings = asked(dataset_dir=str(tmp_path))
-    assert with_stored_packs(settings) is settings
+    assert as_stored(settings) is settings
 
 
 def test_what_the_settings_say_stays(packed):
     settings = asked(dataset_dir=packed, max_sequences_per_pack=2)
-    assert with_stored_packs(settings).max_sequences_per_pack == 2
+    assert as_stored(settings).max_sequences_per_pack == 2

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import bert_cli
 from bert_cli.cli import COMMANDS
-from bert_cli.config.load import load, log_level_of
+from bert_cli.config.flags import log_level_of
+from bert_cli.config.load import load
 
 ROOT = Path(bert_cli.__file__).parents[1]
 JOBS = ROOT / "scripts" / "slurm"
