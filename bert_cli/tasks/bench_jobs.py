@@ -24,12 +24,10 @@ Asked = TypeVar("Asked", bound=TrainSettings)
 
 def shaped(settings: Asked, made_up: bool) -> Asked:
     """The settings with the shape of the model that is measured, and the packs that its records have."""
-    if isinstance(settings, PretrainSettings):
-        settings = as_stored(settings)
     name = settings.pretrained_ckpt_path
-    if name is None or (made_up and "bert_config" in settings.model_fields_set):
-        return settings
-    return start.with_shape_of(settings, start.find_source(name))
+    if name is not None and not (made_up and "bert_config" in settings.model_fields_set):
+        settings = start.with_shape_of(settings, start.find_source(name))
+    return as_stored(settings) if isinstance(settings, PretrainSettings) else settings
 
 
 def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> Job:

@@ -25,8 +25,11 @@ def run(settings: PretrainSettings) -> None:
     training.needs_a_folder(settings)
     with ExitStack() as claims:
         source = start.source_of(settings)
-        settings = as_stored(start.with_shape_of(settings, source))
-        settings, mesh, stop = training.prepare(settings, claims)
+        asked = start.with_shape_of(settings, source)
+        settings, mesh, stop = training.prepare(as_stored(asked), claims)
+        words = settings.bert_config.vocab_size
+        if words != asked.bert_config.vocab_size:
+            say(f"bert_config.vocab_size: {words:,}, as the records have")
         part = mesh.processes.rank, mesh.processes.count
         reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
         folder = corpora.folder_of(reader)

@@ -1,4 +1,4 @@
-"""How many sequences a stored pack holds is known before anything is built."""
+"""What the records decide, packs and vocabulary, is known before anything is built."""
 
 import json
 
@@ -40,6 +40,15 @@ def test_a_folder_that_says_nothing_changes_nothing(text, tmp_path):
     if text is not None:
         (tmp_path / "corpus.json").write_text(text)
     settings = asked(dataset_dir=str(tmp_path))
+    assert as_stored(settings) is settings
+
+
+def test_the_records_decide_the_vocabulary_where_the_settings_do_not(tmp_path):
+    (tmp_path / "corpus.json").write_text(json.dumps({"vocab_size": 4096}))
+    folder = str(tmp_path)
+    found = as_stored(asked(dataset_dir=folder, bert_config={"hidden_size": 48}))
+    assert (found.bert_config.vocab_size, found.bert_config.hidden_size) == (4096, 48)
+    settings = asked(dataset_dir=folder, bert_config={"vocab_size": 30400})
     assert as_stored(settings) is settings
 
 

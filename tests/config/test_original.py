@@ -1,0 +1,278 @@
+"""Configs and command lines of the original example, key by key and as a whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_cli.cli import main
+from bert_cli.config.finetune import GlueSettings, SquadSettings
+from bert_cli.config.load import leaves, load
+from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.config.plan import plan_of
+from bert_cli.config.schema import PlanSettings, PretrainSettings
+from bert_cli.errors import ConfigError
+
+ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
+BERT = {
+    "hidden_size": 768, "vocab_size": 30400, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "intermediate_size": 3072, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12, "position_embedding_type": "absolute",
+}  # fmt: skip
+
+
+def config(stages, batch, **more):
+    """A config of the original's shape: micro-batch x replicas x accumulation, blocks of stages."""
+    micro_batch, replicas, accumulation = batch
+    return {
+        "global_batch": {
+            "replicas": replicas,
+            "micro_batch_size": micro_batch,
+            "grad_acc_steps_per_replica": accumulation,
+        },
+        "ipu_config": {
+            "pipeline_stages": stages,
+            "pipeline_device_mapping": [0, 1, 2, 3, 0] if len(stages) == 5 else [0, 1, 0],
+            "matmul_available_memory_proportion_per_pipeline_stage": [0.28, 0.26],
+            "replicated_tensor_sharding": False,
+        },
+        "optimizer_opts": {"name": "AdamW", "weight_decay_rate": 0.01, "learning_rate": ADAM},
+        "seed": 1984, "global_batches_per_log": 1, "enable_wandb": True, "wandb_tags": ["a"],
+        "dataset_dir": "./cache/", **more,
+    }  # fmt: skip
+
+
+HID = ["hid"] * 4
+BASE = [["emb"], HID, HID, HID]
+LARGE = [["emb", *HID[:3]], ["hid"] * 7, ["hid"] * 7]
+TINY = {**BERT, "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
+PHASE_1 = {"max_seq_length": 128, "max_predictions_per_seq": 20}
+CONFIGS = {
+    "pretrain": config([*BASE, ["enc_out", "pool", "heads"]], (32, 4, 510), bert_config=BERT, **PHASE_1),
+    "pretrain of its tests": config(
+        [["emb"], ["hid", "hid", "enc_out"], ["pool", "heads"]], (2, 2, 6),
+        bert_config=TINY, total_num_train_samples=540, show_accuracy=False, **PHASE_1,
+    ),
+    "squad": config(
+        [*LARGE, ["hid"] * 7 + ["enc_out", "pool"], ["qa_head"]], (2, 4, 40),
+        bert_model_name="bert-large-uncased", num_epochs=3,
+    ),
+    "squad with a checkpoint": config(
+        [*BASE, ["qa_head"]], (4, 4, 20), bert_config=BERT, max_predictions_per_seq=20, num_epochs=3,
+    ),
+    "squad of its tests": config(
+        [["emb"], ["hid", "hid"], ["qa_head"]], (2, 1, 6), bert_config=TINY, num_epochs=1,
+    ),
+    "glue": config(
+        [*BASE, ["pool", "glue_head"]], (1, 1, 30), bert_model_name="bert-base-uncased", num_epochs=3,
+    ),
+    "glue with a checkpoint": config([*BASE, ["pool", "glue_head"]], (1, 1, 30), bert_config=BERT, num_epochs=3),
+    "glue of its tests": config(
+        [["emb"], ["hid", "hid"], ["pool", "glue_head"]], (1, 1, 6), bert_config=TINY, num_epochs=1,
+    ),
+}  # fmt: skip
+KINDS = {"pretrain": PretrainSettings, "squad": SquadSettings, "glue": GlueSettings}
+
+
+def loaded(tmp_path: Path, name: str, *flags: str, **more):
+    command = name.split()[0]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**CONFIGS[name], **more}), encoding="utf-8")
+    return load(KINDS[command], ["--config", str(path), *flags], f"bert {command}")
+
+
+def refusal(tmp_path: Path, name: str, *flags: str, **more) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, name, *flags, **more)
+    return str(caught.value)
+
+
+def at(settings, where: str):
+    return dict(leaves(settings.model_dump(mode="json")))[where]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path):
+    settings, found = loaded(tmp_path, name)
+    batch = CONFIGS[name]["global_batch"]
+    assert settings.global_batch.model_dump() == batch
+    product = batch["replicas"] * batch["micro_batch_size"] * batch["grad_acc_steps_per_replica"]
+    assert plan_of(settings, 10**6, None).examples_per_step == product
+    given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
+    kept = [block for stage in settings.parallel.pipeline_stages for block in stage]
+    unused = {"enc_out", "pool"} - set(settings.LAST_BLOCKS)
+    assert kept == [block for block in given if block not in unused]
+    assert settings.wandb.enabled and settings.wandb.tags == ["a"]
+    assert settings.pretrained_ckpt_path == CONFIGS[name].get("bert_model_name")
+    assert any(key.endswith("per_pipeline_stage") for key in found.no_effect)
+    assert settings.save_ckpt_path == Path("checkpoints/mine")
+    assert sum("the original's default is" in line for line in found.notes) == 5
+
+
+def test_what_a_task_cannot_use_of_a_config_of_the_original_is_said(tmp_path):
+    assert loaded(tmp_path, "squad")[1].no_effect["enc_out and pool in parallel.pipeline_stages"]
+    _, found = loaded(tmp_path, "squad with a checkpoint")
+    assert found.no_effect["max_predictions_per_seq"] == "fine-tuning masks no words"
+
+
+# Old key -> a value of it, our key and the value there.
+VALUES = {
+    "ipu_config.reduce_bucket_megabytes": (8, "parallel.reduce_bucket_megabytes", 8),
+    "enable_recomputation": (True, "parallel.recompute", True),
+    "ipu_config.enable_recomputation": (True, "parallel.recompute", True),
+    "optimizer_state_offchip": (True, "parallel.optimizer_state_offload", True),
+    "ipu_config.optimizer_state_offchip": (True, "parallel.optimizer_state_offload", True),
+    "replicated_tensor_sharding": (True, "parallel.replicated_tensor_sharding", True),
+    "embedding_serialization_factor": (2, "parallel.embedding_serialization_factor", 2),
+    "enable_stochastic_rounding": (False, "optimizer_opts.stochastic_rounding", False),
+    "bert_config.max_seq_length": (64, "max_seq_length", 64),
+    "bert_config.max_predictions_per_seq": (9, "max_predictions_per_seq", 9),
+    "bert_model_name": ("a/b", "pretrained_ckpt_path", "a/b"),
+    "ckpt_every_n_steps_per_execution": (50, "checkpoint_every_steps", 50),
+    "global_batches_per_log": (7, "log_every_steps", 7),
+    "enable_wandb": (False, "wandb.enabled", False),
+    "log_to_wandb": (True, "wandb.enabled", True),
+    "wandb_tags": (["x", "y"], "wandb.tags", ["x", "y"]),
+    "wandb_entity_name": ("us", "wandb.entity", "us"),
+    "wandb_project_name": ("TF2", "wandb.project", "TF2"),
+    "wandb_name": ("TF2", "wandb.project", "TF2"),
+    "name": ("first", "wandb.name", "first"),
+}
+
+
+def test_every_old_name_of_the_table_is_tried():
+    tried = {old.replace("ipu_config", "parallel") for old in VALUES}
+    assert {old for old in RENAMES if old != "ipu_config"} <= tried | set(VALUES)
+
+
+@pytest.mark.parametrize("old", VALUES)
+def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(old, tmp_path):
+    value, where, ours = VALUES[old]
+    small = {
+        "max_seq_length": 128, "max_predictions_per_seq": 20, "global_batch": {"micro_batch_size": 2},
+        "optimizer_opts": {"name": "AdamW", "learning_rate": ADAM},
+    }  # fmt: skip
+    small.pop(where, None)
+    nested = dict(small)
+    group, _, key = old.rpartition(".")
+    nested |= {group: {key: value}} if group else {key: value}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(nested), encoding="utf-8")
+    settings, _ = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
+    assert at(settings, where) == ours
+    path.write_text(json.dumps(small), encoding="utf-8")
+    words = [f"--{old.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+    settings, found = load(PretrainSettings, ["--config", str(path), *words], "bert pretrain")
+    assert at(settings, where) == ours
+    assert found.origins.get(where, words[0]) == words[0]
+
+
+def test_an_old_name_and_ours_together_are_refused(tmp_path):
+    text = refusal(tmp_path, "pretrain", log_every_steps=3)
+    assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
+
+
+def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_path):
+    more = {"ckpt_every_n_steps_per_execution": 20, "global_batches_per_log": 5}
+    settings, _ = loaded(tmp_path, "pretrain", **more)
+    assert (settings.checkpoint_every_steps, settings.log_every_steps) == (100, 5)
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_a_key_without_effect_is_said_in_a_file_and_as_a_flag(name, tmp_path):
+    assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == NO_EFFECT[name]
+    flag = f"--{name.replace('_', '-')}"
+    settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
+    assert found.no_effect[flag] == NO_EFFECT[name]
+    assert settings.seed == 5
+
+
+@pytest.mark.parametrize("name", MODEL_HAS)
+def test_a_variant_of_the_layers_is_accepted_where_it_is_our_model(name, tmp_path):
+    told = loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name]
+    assert told == f"the model always has {MODEL_HAS[name]}"
+    flag = f"--{name.replace('_', '-')}"
+    assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == told
+    for text in (
+        refusal(tmp_path, "pretrain", **{name: False}),
+        refusal(tmp_path, "pretrain", flag, "false"),
+    ):
+        assert f"): {told}; leave it out" in text
+
+
+def test_rounding_at_random_is_taken_over_where_weights_are_of_16_bits(tmp_path):
+    _, found = loaded(tmp_path, "pretrain", enable_stochastic_rounding=True)
+    assert "weights are float32" in found.no_effect["enable_stochastic_rounding"]
+    flags = ["--precision", "float16"]
+    settings, found = loaded(tmp_path, "pretrain", *flags, enable_stochastic_rounding=True)
+    assert settings.optimizer_opts.stochastic_rounding
+    assert "enable_stochastic_rounding" not in found.no_effect
+
+
+def test_another_default_of_the_original_is_said_unless_the_setting_is_given(tmp_path):
+    _, found = loaded(tmp_path, "pretrain", "--precision", "float16", enable_recomputation=False)
+    keys = [line.split()[0] for line in found.notes]
+    assert keys == [
+        "parallel.optimizer_state_offload",
+        "parallel.embedding_serialization_factor",
+        "optimizer_opts.stochastic_rounding",
+    ]
+    assert "is 1 here by default; the original's default is 2" in found.notes[1]
+    assert load(PretrainSettings, ["--config", "pretrain_demo_128_phase1"], "bert")[1].notes == ()
+
+
+# Command lines of its README and its benchmarks: config, flags, and either a setting with its value or
+# what the refusal says.
+COMMANDS = [
+    ("pretrain", [], ("max_seq_length", 128)),
+    ("pretrain of its tests", ["--dataset-dir", "sample/"], ("dataset_dir", "sample/")),
+    ("pretrain", ["--pretrained-ckpt-path", "phase1"], ("pretrained_ckpt_path", "phase1")),
+    ("pretrain", ["--dataset-dir", "a", "--total-num-train-samples", "300000", "--enable-wandb", "false"],
+     ("wandb.enabled", False)),
+    ("pretrain", ["--dataset-dir", "a", "--save-ckpt-path", "c/1/", "--enable-wandb", "true"],
+     ("save_ckpt_path", "c/1")),
+    ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
+    ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
+    ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
+    ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
+    ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
+    ("pretrain", ["--wandb"], "(--wandb): is a group of settings; give one of them, as --wandb.enabled"),
+    ("squad", ["--do-validation", "false"], ("do_validation", False)),
+    ("squad with a checkpoint", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"],
+     ("pretrained_ckpt_path", "./c/2/")),
+    ("squad", ["configs/squad_base.json"], "a config is given as --config configs/squad_base.json"),
+    ("glue with a checkpoint", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"],
+     ("glue_task", "mrpc")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "flags", "told"), COMMANDS)
+def test_a_command_line_of_the_original_works_or_says_what_to_type(name, flags, told, tmp_path):
+    if isinstance(told, str):
+        assert told in refusal(tmp_path, name, *flags)
+    else:
+        assert str(at(loaded(tmp_path, name, *flags)[0], told[0])) == str(told[1])
+
+
+def test_the_plan_says_what_a_config_of_the_original_has_in_vain(tmp_path, capsys):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(CONFIGS["pretrain"]), encoding="utf-8")
+    assert main(["plan", "--config", str(path), "--logging", "INFO"]) == 0
+    out = capsys.readouterr().out
+    assert "--logging has no effect here: a run always prints its lines" in out
+    assert 'precision is "float32" here by default; the original\'s default is "float16"' in out
+    assert "460,849,152" in out or "7,060 steps" in out
+
+
+def test_a_command_that_saves_nothing_has_no_folder(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(CONFIGS["pretrain"]), encoding="utf-8")
+    settings, _ = load(PlanSettings, ["--config", str(path)], "bert plan")
+    assert settings.save_ckpt_path is None
+    settings, _ = loaded(tmp_path, "squad", "--do-training", "no")
+    assert settings.save_ckpt_path is None
+    settings, _ = loaded(
+        tmp_path, "squad", "--do-training=no", "--save-ckpt-path", "checkpoints/mine"
+    )
+    assert settings.save_ckpt_path == Path("checkpoints/mine")
