@@ -1,4 +1,4 @@
-"""What every message about a missing package says."""
+"""What messages have in common: the nearest name, and how a missing package is told."""
 
 import importlib.metadata
 import re
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.errors import needs_extra
+from bert_cli.config.mistakes import field_paths
+from bert_cli.config.schema import PretrainSettings
+from bert_cli.errors import nearest, needs_extra
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "bert_cli").rglob("*.py"))
@@ -20,6 +22,28 @@ NAMED = sorted(
         )
     )
 )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("precison", "precision"),
+        ("--precison", "precision"),
+        ("replicas", "global_batch.replicas"),
+        ("batch-size", "global_batch.micro_batch_size"),
+        ("max_sequence_length", "max_seq_length"),
+        ("weight_decay", "optimizer_opts.weight_decay_rate"),
+        ("Keep_Last_Checkpoints", "keep_checkpoints"),
+        ("wandb_name", "wandb.name"),
+        ("output_dir", None),
+        ("use_cls_layer", None),
+        ("total_num_train_steps", None),
+        ("save_dir", None),
+        ("-", None),
+    ],
+)
+def test_a_name_is_suggested_where_it_means_something_like_it(name, meant):
+    assert nearest(name, field_paths(PretrainSettings)) == meant
 
 
 @pytest.mark.parametrize("extra", NAMED)

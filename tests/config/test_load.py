@@ -356,6 +356,80 @@ def test_a_group_given_as_a_flag_is_answered_with_what_to_give():
         load(PretrainSettings, ["--parallel", "auto"], "bert pretrain")
 
 
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["--wandb"], "--wandb.enabled"),
+        (["--global-batch", "--dry-run"], "--global-batch.micro-batch-size"),
+        (["--optimizer-opts.learning-rate"], "--optimizer-opts.learning-rate.schedule-name"),
+    ],
+)
+def test_a_bare_group_is_refused_with_the_first_of_its_settings(words, first):
+    text = refusal("--config", "pretrain_demo_128_phase1", *words)
+    assert (
+        f"bert pretrain ({words[0]}): is a group of settings; give one of them, as {first};" in text
+    )
+
+
+def test_a_group_given_whole_as_json_is_read():
+    flags = ["--config", "pretrain_demo_128_phase1", "--global-batch", '{"micro_batch_size": 4}']
+    assert pretrain(*flags)[0].global_batch.micro_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--dry-run", "--seed", "3"], True),
+        (["--dry-run", "TRUE", "--seed", "3"], True),
+        (["--dry-run", "--dry-run=off", "--seed", "3"], False),
+        (["--dry-run", "--dry-run", "no", "--seed", "3"], False),
+        (["--dry-run", "--no-dry-run", "--seed", "3"], False),
+    ],
+)
+def test_a_switch_may_have_a_value(words, value):
+    settings, _ = pretrain("--config", "pretrain_demo_128_phase1", *words)
+    assert (settings.dry_run, settings.seed) == (value, 3)
+
+
+def test_a_switch_of_a_group_may_have_a_value_and_another_word_is_refused():
+    flags = ["--config", "pretrain_demo_128_phase1", "--wandb.enabled"]
+    assert not pretrain(*flags, "--wandb.enabled=false")[0].wandb.enabled
+    assert "--dry-run (perhaps): is a switch; give true or false" in refusal("--dry-run=perhaps")
+    assert "(perhaps): too many arguments" in refusal(*flags, "perhaps")
+
+
+def test_a_word_behind_a_switch_is_an_argument_where_those_stand_by_their_place():
+    words = ["--cased", "true", "out", "--vocab", "v"]
+    settings, _ = load(TokenizeSettings, words, "bert tokenize")
+    assert (settings.cased, settings.input) == (True, Path("true"))
+    settings, _ = load(TokenizeSettings, ["--cased=false", *words[1:]], "bert tokenize")
+    assert not settings.cased
+
+
+def test_a_run_with_a_config_that_names_no_folder_has_one_of_the_configs_name(tmp_path):
+    config = write(tmp_path / "mine.json", SMALL)
+    settings, loaded = pretrain("--config", config)
+    assert settings.save_ckpt_path == Path("checkpoints/mine")
+    assert "save_ckpt_path" not in loaded.origins
+    assert pretrain("--config", config, "--save-ckpt-path", "a")[0].save_ckpt_path == Path("a")
+    mine = write(tmp_path / "own.json", {**SMALL, "save_ckpt_path": "b"})
+    assert pretrain("--config", mine)[0].save_ckpt_path == Path("b")
+
+
+def test_what_a_config_says_of_itself_goes_with_the_values_that_it_is_about(tmp_path):
+    about = {"what": "small", "command": "bert pretrain --config c.json", "expect": "little"}
+    config = write(tmp_path / "c.json", {**SMALL, "about": about, "dataset_dir": "a"})
+    for flags in ([], ["--dataset-dir", "b"], ["--save-ckpt-path", "c"], ["--dry-run"]):
+        assert pretrain("--config", config, *flags)[0].about is not None
+    for flags in (["--total-num-train-samples", "9"], ["--global-batch.replicas", "2"]):
+        assert pretrain("--config", config, *flags)[0].about is None
+
+
+def test_a_file_nests_its_settings(tmp_path):
+    config = write(tmp_path / "c.json", {**SMALL, "wandb.enabled": True})
+    assert f"wandb.enabled ({config}): a file nests its settings" in refusal("--config", config)
+
+
 def test_a_mistake_between_settings_is_put_on_who_had_the_last_word(tmp_path):
     base, child = tmp_path / "base.json", tmp_path / "child.json"
     base.write_text(json.dumps({**SMALL, "parallel": {"recompute": False, "schedule": "GPipe"}}))

@@ -86,6 +86,15 @@ class TestInAShell:
         assert offer(scripts[shell], "glue", "--glue-task", "m") >= {"mnli", "mrpc"}
         assert offer(scripts[shell], "completion", "") >= set(SHELLS)
 
+    def test_a_config_is_completed_by_shipped_names_and_files(self, shell, scripts, tmp_path):
+        offer = OFFERS[shell]
+        (tmp_path / "mine.json").touch()
+        found = offer(scripts[shell], "squad", "--config", "squad_")
+        assert found >= {"squad_base", "squad_large", "squad_tiny"}
+        assert "glue_base" not in found
+        begun = str(tmp_path / "mi")
+        assert offer(scripts[shell], "pretrain", "--config", begun) == {f"{begun}ne.json"}
+
     def test_file_names_are_completed(self, shell, scripts, tmp_path):
         (tmp_path / "run_of_mine").mkdir()
         begun = str(tmp_path / "run_of")

@@ -208,6 +208,24 @@ def test_text_without_next_sentences_trains_words_alone(place, tmp_path, capsys)
     assert "nsp" not in capsys.readouterr().out.split("traced in")[1]
 
 
+def test_the_records_decide_the_vocabulary_and_the_run_continues(place, capsys):
+    run = place / "without_vocabulary"
+    model = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    words = ["pretrain", "--dataset-dir", str(place / "one"), "--save-ckpt-path", str(run), *FLAGS]
+    words += ["--total-num-train-samples", str(8 * STEPS), "--bert-config", json.dumps(model)]
+    assert main(words) == 0
+    size = json.loads((place / "one" / "corpus.json").read_text())["vocab_size"]
+    assert f"bert_config.vocab_size: {size:,}, as the records have" in capsys.readouterr().out
+    assert json.loads((run / "settings.json").read_text())["bert_config"]["vocab_size"] == size
+    assert_continues(place, run, words)
+    assert main([*words, "--bert-config.vocab-size", str(size - 1)]) in (2, 4)
+
+
 def test_masking_of_records_that_are_masked_already_is_refused(place, tmp_path, capsys):
     words = ["tokenize", str(place / "one_text"), str(tmp_path / "static"), "--processes", "1"]
     words += ["--vocab", str(place / "model"), "--sequence-length", "48", "--mask-tokens", "7"]
