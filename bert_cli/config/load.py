@@ -46,6 +46,7 @@ PATH_KEYS = (
     "tokenizer_path",
     "cache_dir",
     "dataset_cache",
+    "output_dir",
 )
 
 

@@ -49,7 +49,11 @@ LARGE = [["emb", *HID[:3]], ["hid"] * 7, ["hid"] * 7]
 TINY = {**BERT, "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
 PHASE_1 = {"max_seq_length": 128, "max_predictions_per_seq": 20}
 CONFIGS = {
-    "pretrain": config([*BASE, ["enc_out", "pool", "heads"]], (32, 4, 510), bert_config=BERT, **PHASE_1),
+    "pretrain": config(
+        [*BASE, ["enc_out", "pool", "heads"]], (32, 4, 510), bert_config=BERT, **PHASE_1,
+        replace_layers=True, use_outlining=True, matmul_partials_type="half", fp_exceptions=False,
+        min_remote_tensor_size=50000, logging="INFO", use_prediction_bias=True,
+    ),
     "pretrain of its tests": config(
         [["emb"], ["hid", "hid", "enc_out"], ["pool", "heads"]], (2, 2, 6),
         bert_config=TINY, total_num_train_samples=540, show_accuracy=False, **PHASE_1,
