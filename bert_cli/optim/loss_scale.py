@@ -2,10 +2,14 @@
 
 A static scale stays what it is; a dynamic one is halved when a gradient is not finite and doubled
 after 2,000 good steps (Micikevicius et al. 2018, section 3.2). It is one of the four things a run
-has that change, so it is a frozen value in the checkpoint and `after` gives the next one.
+has that change, so it is a frozen value in the checkpoint and `after` gives the next one. The ranges
+of its fields are checked when a checkpoint is read.
 """
 
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt
 
 DYNAMIC_START = 2.0**15
 GROWTH_STEPS = 2000
@@ -17,13 +21,13 @@ LARGEST = 2.0**24  # further doubling would only be undone: float16 ends at 2^16
 class LossScale:
     """The scale, and the count of what has happened to it."""
 
-    value: float
+    value: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     dynamic: bool
-    good_steps: int = 0
+    good_steps: NonNegativeInt = 0
     """Steps since the scale last moved."""
-    skipped: int = 0
+    skipped: NonNegativeInt = 0
     """Updates left out since the start of the run because a gradient was not finite."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: NonNegativeInt = 0
     """The same since the last good one."""
 
     def after(self, finite: bool) -> "LossScale":

@@ -33,7 +33,7 @@ class Scorer:
     def __init__(self, settings: FinetuneSettings, task: Task, stop: Stop) -> None:
         self.settings, self.task, self.stop = settings, task, stop
         self.best: tuple[int, float] | None = None
-        """Step and score, by the rule of `checkpoint.note_best`: of equals the older one."""
+        """Step and score, by the rule of `note_best`: of equals the older one."""
         self.logits: Logits = {}
 
     def evaluate(self, engine: Engine, step: int) -> Scores:

@@ -28,6 +28,7 @@ from bert_cli.tasks.evaluation import Scorer, fingerprint_of, label_order
 from bert_cli.tasks.job import Job
 from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train import checkpoint
+from bert_cli.train.best import best_of
 from bert_cli.train.history import SCORES
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.report import say
@@ -284,7 +285,7 @@ def _kept(settings: FinetuneSettings, engine: Engine) -> Path:
     folder, step = settings.save_ckpt_path, -1
     assert folder is not None
     if engine.peers.rank == 0:
-        best = checkpoint.best_of(folder)
+        best = best_of(folder)
         assert best is not None, "a run that was evaluated has a best checkpoint"
         step = int(best.name.rpartition("_")[2])
     return folder / checkpoint.name_of(int(engine.peers.of_rank_0([step])[0]))

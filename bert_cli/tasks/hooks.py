@@ -11,7 +11,8 @@ from bert_cli.config.schema import TrainSettings
 from bert_cli.parallel.collectives import Peers
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.job import Job
-from bert_cli.train import checkpoint, report, trackers
+from bert_cli.train import report, trackers
+from bert_cli.train.best import last_scored, note_best
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
 from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
@@ -106,7 +107,7 @@ def _noting_best(
     def hook(info: Info) -> None:
         name = f"validation_{best}"
         if peers.rank == 0 and name in info.figures:
-            checkpoint.note_best(folder, info.step, best, info.figures[name])
+            note_best(folder, info.step, best, info.figures[name])
 
     yield hook, _when_evaluated(job, last)
 
@@ -121,7 +122,7 @@ def caught_up(settings: TrainSettings, job: Job, engine: Engine, state: State) -
     if job.best is None or job.evaluate is None or step == 0:
         return True
     assert folder is not None
-    scored = checkpoint.last_scored(folder) if peers.rank == 0 else 0
+    scored = last_scored(folder) if peers.rank == 0 else 0
     is_due = _when_evaluated(job, job.plan.total_steps).due(step)
     if not is_due or peers.of_rank_0([scored])[0] >= step:
         return True

@@ -19,6 +19,7 @@ from bert_cli.model import hf, tf1, tf2
 from bert_cli.tasks import weight_files
 from bert_cli.tasks.assemble import Model
 from bert_cli.train import checkpoint
+from bert_cli.train.best import best_of
 from bert_cli.train.step import State
 
 Asked = TypeVar("Asked", bound=TrainSettings)
@@ -131,7 +132,7 @@ def find_folder(name: str, flag: str) -> Path:
         return _from_hub(name, flag)
     if (path / "config.json").is_file():
         return path
-    best, whole = checkpoint.best_of(path), checkpoint.whole_checkpoints(path)
+    best, whole = best_of(path), checkpoint.whole_checkpoints(path)
     if best is not None or whole:
         return best or whole[-1]
     weight_files.refuse_keras(path)
@@ -255,7 +256,10 @@ def start_from(
 def put_weights(
     source: Source, weights: Mapping[str, Any], *, same_labels: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Put a model's values into the weights; the parts that it lacks, and those not wanted of it."""
+    """Put a model's values into the weights; the parts that it lacks, and those not wanted of it.
+
+    Raises CheckpointError for values that are not finite or not real numbers.
+    """
     shapes = _shapes(weights)
     wanted = {
         name: shape for name, shape in shapes.items() if same_labels or "/classifier/" not in name
@@ -263,6 +267,8 @@ def put_weights(
     tensors, left_out = hf.fitting(source.tensors(), wanted)
     values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
     for name, value in values.items():
+        if problem := checkpoint.fault_of(name, value):
+            raise CheckpointError(f"{source.weights}: {name} {problem}; use another checkpoint")
         weights[name].assign(value)
     return new, left_out
 

@@ -2,8 +2,9 @@
 
 `step_00000100/` holds config.json, model.safetensors under Hugging Face's names and the tokenizer's
 files, so that any tool opens it; beside them optimizer.safetensors and, written last, state.json
-with the step, the loss scale and what the run was. A directory is written under another name,
-forced to disk and renamed: what is called step_* is whole. There is no pickle anywhere.
+with the step, the loss scale, what the run was and a checksum of each file. A directory is written
+under another name, forced to disk and renamed: what is called step_* is complete. There is no pickle.
+What cannot be the state of a run (a weight that is not finite, a changed byte) is not saved or loaded.
 """
 
 import fcntl
@@ -19,14 +20,18 @@ from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.data.checksums import crc32c_of
+from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.files import open_lock, read_json
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.copies import Shares
-from bert_cli.train.history import BEST, CHECKPOINT, LOCK, STATE
-from bert_cli.train.step import State
+from bert_cli.train.best import best_of
+from bert_cli.train.history import CHECKPOINT, LOCK, STATE, name_of
+from bert_cli.train.step import State, Value
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 PARTIAL = ".partial_"
@@ -71,6 +76,19 @@ class Format:
     """The tokenizer's files by name."""
 
 
+class SavedState(BaseModel):
+    """state.json: what a checkpoint says beside its tensors."""
+
+    model_config = ConfigDict(strict=True)
+    step: NonNegativeInt
+    loss_scale: LossScale
+    fixed: dict[str, Any]
+    settings: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    crc32c: dict[str, str] = {}
+    """Checksum of each other file of the checkpoint; older checkpoints have none."""
+
+
 def fixed_settings(
     settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
@@ -96,10 +114,10 @@ def claim(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / LOCK, "w")  # noqa: SIM115 (closed below, when the claim ends)
+        lock = open_lock(folder / LOCK)
     except OSError as error:
         raise ConfigError(
-            f"save_ckpt_path ({folder}): cannot be written ({error.strerror}); choose another folder"
+            f"save_ckpt_path ({error.filename}): cannot be written ({error.strerror}); choose another folder"
         ) from error
     with lock:
         try:
@@ -128,11 +146,6 @@ def _take(lock: TextIO) -> None:
             time.sleep(0.05)
 
 
-def name_of(step: int) -> str:
-    """The directory of a step's checkpoint."""
-    return f"step_{step:08d}"
-
-
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
     found = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
@@ -154,11 +167,19 @@ def save(
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX`; the path.
 
-    Raises CheckpointError when the disk refuses; what was written so far does not look whole.
+    Raises CheckpointError when the disk refuses, and what was written so far does not look complete;
+    DeviceError when the state is not one to continue from, and nothing is written.
     """
     path = folder / name_of(state.step)
     if (path / STATE).is_file():
         return path  # resumed and stopped again before a step: the same step of the same run
+    for name, value in (*state.weights.items(), *_named_moments(state)):
+        problem = fault_of(name, value.numpy())
+        if problem:
+            raise DeviceError(
+                f"step {state.step}: {name} {problem}; it is not saved, and older checkpoints are kept. Take the last "
+                "good one as --pretrained-ckpt-path of a new run with a lower learning rate"
+            )
     partial = folder / f"{PARTIAL}{name_of(state.step)}"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -170,6 +191,7 @@ def save(
             "fixed": fixed,
             "settings": settings,
             "versions": versions,
+            "crc32c": {file.name: crc32c_of(file) for file in sorted(partial.iterdir())},
         }
         (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
         for file in partial.iterdir():
@@ -193,7 +215,7 @@ def _write(partial: Path, state: State, form: Format) -> None:
     on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
     # transformers asks for this mark of the framework whose layout the tensors have.
     save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
-    save_file(dict(_moments(state)), partial / OPTIMIZER)
+    save_file({name: value.numpy() for name, value in _named_moments(state)}, partial / OPTIMIZER)
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     for name in (MODEL, OPTIMIZER):  # which safetensors lets only their owner read
         shutil.copymode(partial / "config.json", partial / name)
@@ -201,18 +223,34 @@ def _write(partial: Path, state: State, form: Format) -> None:
         (partial / name).write_bytes(content)
 
 
-def _moments(state: State) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _named_moments(state: State) -> Iterator[tuple[str, Value]]:
     for name, pair in state.moments.items():
         for number, moment in enumerate(pair, 1):
-            yield f"{name}/moment{number}", moment.numpy()
+            yield f"{name}/moment{number}", moment
+
+
+def fault_of(name: str, value: npt.NDArray[Any], dtype: str = "") -> str:
+    """Return why a value is no weight or moment of `dtype` (any real one if not given); "" if it is one.
+
+    NaN is both the least and the greatest of the values that it is among.
+    """
+    if value.dtype != dtype if dtype else value.dtype.kind in "biu":
+        return f"is {value.dtype}, not {dtype or 'real numbers'}"
+    low, high = value.min(), value.max()
+    if not (low > -np.inf and high < np.inf):
+        return "has values that are not finite"
+    return (
+        "has negative values, being a mean of squares"
+        if name.endswith("/moment2") and low < 0
+        else ""
+    )
 
 
 def give_shares(state: State) -> None:
     """Take part in another process' save: give the parts of the moments that only this one holds."""
-    for pair in state.moments.values():
-        for moment in pair:
-            if isinstance(moment, Shares):
-                moment.numpy()
+    for _, moment in _named_moments(state):
+        if isinstance(moment, Shares):
+            moment.numpy()
 
 
 def _force_to_disk(path: Path) -> None:
@@ -223,20 +261,32 @@ def _force_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a checkpoint of ours. Raises CheckpointError where it is absent or not JSON."""
-    try:
-        found: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+def read_state(path: Path) -> SavedState:
+    """Return state.json of a checkpoint. Raises CheckpointError where it is absent or is not of its folder."""
+    found = read_json(path / STATE, SavedState, CheckpointError, _older(path))
+    if name_of(found.step) != path.name:
         raise CheckpointError(
-            f"{path / STATE}: cannot be read ({error}); use an older checkpoint"
-        ) from error
-    absent = [name for name in ("step", "loss_scale", "fixed") if name not in found]
-    if absent:
-        raise CheckpointError(
-            f"{path / STATE}: lacks {', '.join(absent)}; remove {path} to use an older checkpoint"
+            f"{path / STATE} (step {found.step}): is of another checkpoint than its folder {path.name}; "
+            f"{_older(path)}"
         )
     return found
+
+
+def _older(path: Path) -> str:
+    return f"remove {path} to continue from the checkpoint before it"
+
+
+def _refuse_changed_files(path: Path, checksums: Mapping[str, str]) -> None:
+    for name, saved in checksums.items():
+        try:
+            found = crc32c_of(path / name)
+        except OSError as error:
+            found = f"cannot be read: {error.strerror}"
+        if found != saved:
+            raise CheckpointError(
+                f"{path / name}: has changed since it was saved (crc32c {found}; {STATE} says {saved}); "
+                f"{_older(path)}"
+            )
 
 
 def resume(
@@ -245,12 +295,12 @@ def resume(
     """Put a checkpoint of this run into `state`.
 
     `settings`, all of the run's, say by their names which corpora have changed. Raises
-    CheckpointError when the checkpoint is of a run with other numbers, naming each difference, or
-    when its files are not what its state says.
+    CheckpointError when the checkpoint is of a run with other numbers, naming each difference, when its
+    files are not those that were saved, or when they hold what no run can have come to.
     """
     found = read_state(path)
-    before, now = dict(found["fixed"]), json.loads(json.dumps(fixed))
-    corpora = _corpora(found.get("settings")), _corpora(settings)
+    before, now = dict(found.fixed), json.loads(json.dumps(fixed))
+    corpora = _corpora(found.settings), _corpora(settings)
     if before.get("corpus") != now.get("corpus") and all(corpora) and corpora[0] != corpora[1]:
         before["corpus"], now["corpus"] = corpora
     differences = _differences(before, now)
@@ -259,28 +309,26 @@ def resume(
             f"{path}: belongs to a run with other settings: {'; '.join(differences)}. Use those settings, or "
             "another save_ckpt_path with --pretrained-ckpt-path to start anew from these weights"
         )
-    _assign(state.weights, form.from_disk(read_tensors(path / MODEL)), path)
-    moments = read_tensors(path / OPTIMIZER)
-    flat = {
-        f"{name}/moment{number}": moment
-        for name, pair in state.moments.items()
-        for number, moment in enumerate(pair, 1)
-    }
-    _assign(flat, moments, path)
-    try:
-        state.loss_scale, state.step = LossScale(**found["loss_scale"]), int(found["step"])
-    except (TypeError, ValueError) as error:
+    if found.step > now.get("total_steps", found.step):
         raise CheckpointError(
-            f"{path / STATE}: is not a state ({error}); remove {path} to use an older checkpoint"
-        ) from error
+            f"{path / STATE} (step {found.step}): the run has {now['total_steps']} steps; {_older(path)}"
+        )
+    _refuse_changed_files(path, found.crc32c)
+    weights = form.from_disk(read_tensors(path / MODEL))
+    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
+    _assign(
+        dict(_named_moments(state)), read_tensors(path / OPTIMIZER), path / OPTIMIZER, "float32"
+    )
+    state.loss_scale, state.step = found.loss_scale, found.step
 
 
 def _corpora(settings: Any) -> str:
     """The folders that settings name and their weights; nothing where they name none."""
     named = settings.get("dataset_dir") if isinstance(settings, Mapping) else None
-    if not isinstance(named, list):
-        return str(named or "")
-    return ", ".join(f"{one['path']} (weight {one['weight']:g})" for one in named)
+    try:
+        return ", ".join(f"{one['path']} (weight {one['weight']:g})" for one in named or [])
+    except (TypeError, KeyError, ValueError):  # one folder, or not ours
+        return str(named)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
@@ -305,7 +353,7 @@ def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         ) from error
 
 
-def _assign(targets: Mapping[str, Any], values: Arrays, path: Path) -> None:
+def _assign(targets: Mapping[str, Any], values: Arrays, path: Path, dtype: str) -> None:
     missing, extra = sorted({*targets} - {*values}), sorted({*values} - {*targets})
     if missing or extra:
         raise CheckpointError(
@@ -317,6 +365,9 @@ def _assign(targets: Mapping[str, Any], values: Arrays, path: Path) -> None:
             raise CheckpointError(
                 f"{path}: {name} has shape {value.shape}, the model {tuple(target.shape)}"
             )
+        problem = fault_of(name, value, dtype)
+        if problem:
+            raise CheckpointError(f"{path}: {name} {problem}; {_older(path.parent)}")
         target.assign(value)
 
 
@@ -335,57 +386,6 @@ def clear_half_written(folder: Path) -> list[str]:
         shutil.rmtree(path, ignore_errors=True)
         removed.append(path.name.removeprefix(PARTIAL))
     return sorted(removed)
-
-
-def note_best(folder: Path, step: int, name: str, value: float) -> bool:
-    """Write down a step's score, and that its checkpoint is the best one unless an older one is as good.
-
-    `value` is the figure `name` of an evaluation; more is better. Returns whether it is the best now.
-    """
-    old = _read_best(folder)
-    is_better = old is None or value > old["value"] or not (folder / name_of(old["step"])).is_dir()
-    best = {"step": step, "value": value} if old is None or is_better else old
-    told = {"step": best["step"], "figure": name, "value": best["value"], "scored": step}
-    beside = folder / f".{BEST}"
-    beside.write_text(json.dumps(told), encoding="utf-8")
-    os.replace(beside, folder / BEST)
-    return is_better
-
-
-def last_scored(folder: Path) -> int:
-    """The last step that was scored; 0 where none was."""
-    found = _read_best(folder)
-    return found["scored"] if found else 0
-
-
-def best_of(folder: Path) -> Path | None:
-    """The checkpoint that an evaluation found to be the best, where one did."""
-    found = _read_best(folder)
-    path = folder / name_of(found["step"]) if found else None
-    return path if path is not None and (path / STATE).is_file() else None
-
-
-def best_value(folder: Path) -> float | None:
-    """The figure of the best checkpoint."""
-    found = _read_best(folder)
-    return found["value"] if found else None
-
-
-def _read_best(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((folder / BEST).read_text(encoding="utf-8"))
-        step = int(found["step"])
-        return {
-            "step": step,
-            "value": float(found["value"]),
-            "scored": int(found.get("scored", step)),
-        }
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / BEST}: cannot be read ({error}); remove it to choose the best checkpoint anew"
-        ) from error
 
 
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:

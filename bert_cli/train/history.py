@@ -7,10 +7,9 @@ beyond that step before has not happened.
 """
 
 import fcntl
-import json
-import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,8 @@ from typing import Any
 
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
-from bert_cli.train.report import METRICS
+from bert_cli.files import read_json
+from bert_cli.train.report import METRICS, read_line
 
 Figures = dict[str, float | None]
 HELD_OUT = "validation_"
@@ -39,6 +39,11 @@ MARKS = {
     "text_column": "classify",
     "num_epochs": "ner",
 }
+
+
+def name_of(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
+    return f"step_{step:08d}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Run:
     def total_steps(self) -> int | None:
         """The steps that the run is to have, where one can know: from a checkpoint, else from its first line."""
         for step in reversed(self.checkpoints):
-            told = _read_object(self.folder / f"step_{step:08d}" / STATE).get("fixed")
+            told = _read_object(self.folder / name_of(step) / STATE).get("fixed")
             if isinstance(told, Mapping) and isinstance(told.get("total_steps"), int):
                 return int(told["total_steps"])
         for step, figures in _lines(self.folder / METRICS):
@@ -136,18 +141,19 @@ class Run:
         """When something was last written, in seconds since 1970."""
         names = (METRICS, SETTINGS, SCORES, BEST)
         there = [self.folder / name for name in names]
-        there += [self.folder / f"step_{step:08d}" for step in self.checkpoints[-1:]]
+        there += [self.folder / name_of(step) for step in self.checkpoints[-1:]]
         return max((path.stat().st_mtime for path in there if path.exists()), default=0.0)
 
     @cached_property
     def scores(self) -> dict[str, float]:
         """The held-out scores of the kept checkpoint: scores.json, else the best one of best.json."""
         told = _read_object(self.folder / SCORES)
-        found = {name: float(value) for name, value in told.items() if _is_number(value)}
+        found = {name: float(value) for name, value in told.items() if _finite(value) is not None}
         if found:
             return found
         best = _read_object(self.folder / BEST)
-        return {str(best["figure"]): float(best["value"])} if _is_number(best.get("value")) else {}
+        value = _finite(best.get("value"))
+        return {} if value is None else {str(best.get("figure", "score")): value}
 
 
 def runs_below(folder: Path) -> Iterator[Run]:
@@ -208,7 +214,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 def is_locked(path: Path) -> bool:
     """Whether a process holds a lock on a file. Looks for an instant, which `checkpoint.claim` waits out."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -230,16 +236,13 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Figures]]
             file.seek(-tail, os.SEEK_END)
             file.readline()
         for line in file if tail is None else reversed(file.readlines()):
-            try:
-                told = json.loads(line)
-                step = int(told.pop("step"))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # cut by a kill, or not ours
-            yield step, {name: _finite(value) for name, value in told.items()}
+            row = read_line(line, path)
+            if row is not None:
+                yield row[0], {name: _finite(value) for name, value in row[1].items()}
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if _is_number(value) and math.isfinite(value) else None
+    return float(value) if _is_number(value) and abs(value) <= sys.float_info.max else None
 
 
 def _is_number(value: Any) -> bool:
@@ -255,10 +258,6 @@ def _entries(folder: Path) -> list[Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none. Raises DataError where it cannot be read."""
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); mend it or remove it") from error
-    return dict(told) if isinstance(told, Mapping) else {}
+    return read_json(path, dict[str, Any], DataError, "fix it or remove it")

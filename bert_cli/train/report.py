@@ -14,8 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from bert_cli.errors import CheckpointError
+from pydantic_core import from_json
+
+from bert_cli.errors import CheckpointError, DataError
 
 Figures = Mapping[str, float]
 Report = Callable[[int, Figures], None]
@@ -30,13 +33,9 @@ silent = False
 def jsonl(path: Path, done: int) -> Report:
     """Append an object a step to a file, after dropping the steps beyond `done`."""
     if path.exists():
-        kept = [
-            line
-            for line in path.read_text(encoding="utf-8").splitlines()
-            if _step(line, done) <= done
-        ]
+        rows = [(read_line(line, path), line) for line in path.read_bytes().splitlines()]
         beside = path.with_name(f".{path.name}")
-        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        beside.write_bytes(b"".join(line + b"\n" for row, line in rows if row and row[0] <= done))
         os.replace(beside, path)
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -59,16 +58,26 @@ def last_step(path: Path) -> int:
     """The last step that a file of `jsonl` tells of; 0 where there is none."""
     if not path.exists():
         return 0
-    return max(
-        (_step(line, 0) for line in path.read_text(encoding="utf-8").splitlines()), default=0
-    )
+    rows = (read_line(line, path) for line in path.read_bytes().splitlines())
+    return max((row[0] for row in rows if row), default=0)
 
 
-def _step(line: str, done: int) -> int:
+def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
+    """Return step and metrics of a line of metrics.jsonl; None for one that a kill cut, or that is no step's.
+
+    Raises DataError for bytes that are not UTF-8, which no run writes and no kill leaves.
+    """
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return done + 1  # a line that kill -9 cut in half
+        metrics = from_json(line)
+        return int(metrics.pop("step")), metrics
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path} ({line[:20]!r}...): is not UTF-8 ({error.reason}); remove that line, or the file"
+            ) from None
+    return None
 
 
 def say(text: str) -> None:

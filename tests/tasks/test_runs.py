@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(folder, capsys):
     (folder / "base" / "settings.json").write_text("{")
     assert main(["runs", str(folder)]) == 0
     told = capsys.readouterr().out
-    assert "settings.json: cannot be read" in told and "glue mrpc" in told
+    assert "settings.json: Invalid JSON" in told and "glue mrpc" in told
 
 
 def test_losses_that_are_not_finite_or_many_are_said_shortly(tmp_path, write_run, capsys):

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.vocab import write_vocabulary
 from bert_cli.data.wordpiece import Encoder
-from bert_cli.errors import CheckpointError
+from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.mesh import open_mesh
 from bert_cli.tasks import assemble, start
-from bert_cli.train import checkpoint
+from bert_cli.train import best, checkpoint
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE
 from bert_cli.train.step import State
 
@@ -41,7 +42,7 @@ FIXED = {
     "seed": 1984,
     "bert_config": {"hidden_size": 16, "num_hidden_layers": 2},
     "examples_per_step": 8,
-    "total_steps": 100,
+    "total_steps": 1000,
     "corpus": "0123",
 }
 ASIDE = {"settings": {"log_every_steps": 1}, "versions": {"bert_cli": "0"}}
@@ -77,7 +78,8 @@ def trained(settings: PretrainSettings, step: int = 7):
     for name, weight in state.weights.items():
         weight.assign(draw.normal(0, 0.1, weight.shape))
         for moment in state.moments[name]:
-            moment.assign(draw.normal(0, 1e-3, moment.shape).astype(np.float32))
+            # Positive, as a mean of squares is.
+            moment.assign(np.abs(draw.normal(0, 1e-3, moment.shape)).astype(np.float32))
     state.step, state.loss_scale = step, SCALE
     return model, state, form
 
@@ -304,31 +306,31 @@ def test_the_newest_and_the_multiples_are_kept(tiny, tmp_path):
 
 def test_the_best_checkpoint_is_kept_until_a_better_one_comes(tiny, tmp_path):
     _, state, form = tiny
-    assert checkpoint.best_of(tmp_path) is None
+    assert best.best_of(tmp_path) is None
     scores = {1: 0.5, 2: 0.7, 3: 0.7, 4: 0.6, 5: 0.8}
     kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5]}
     for step, value in scores.items():
         save(tmp_path, replace(state, step=step), form)
         # As good is not better: the older one had less time to learn the training set by heart.
-        assert checkpoint.note_best(tmp_path, step, "f1", value) == (step in (1, 2, 5))
+        assert best.note_best(tmp_path, step, "f1", value) == (step in (1, 2, 5))
         checkpoint.prune(tmp_path, 1, None)
         steps = [int(path.name[5:]) for path in checkpoint.whole_checkpoints(tmp_path)]
         assert steps == kept[step]
-    assert checkpoint.best_of(tmp_path) == tmp_path / "step_00000005"
-    assert checkpoint.best_value(tmp_path) == 0.8
+    assert best.best_of(tmp_path) == tmp_path / "step_00000005"
+    assert best.read_best(tmp_path).value == 0.8
 
 
 def test_a_best_checkpoint_that_is_gone_is_no_bar_for_others(tiny, tmp_path):
     _, state, form = tiny
     save(tmp_path, replace(state, step=1), form)
-    checkpoint.note_best(tmp_path, 1, "f1", 0.9)
+    best.note_best(tmp_path, 1, "f1", 0.9)
     shutil.rmtree(tmp_path / "step_00000001")
-    assert checkpoint.best_of(tmp_path) is None
+    assert best.best_of(tmp_path) is None
     save(tmp_path, replace(state, step=2), form)
-    assert checkpoint.note_best(tmp_path, 2, "f1", 0.3)
+    assert best.note_best(tmp_path, 2, "f1", 0.3)
     (tmp_path / "best.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"best\.json: cannot be read"):
-        checkpoint.best_of(tmp_path)
+    with pytest.raises(CheckpointError, match=r"best\.json: Invalid JSON"):
+        best.best_of(tmp_path)
 
 
 # --- a real process, really killed
@@ -519,14 +521,147 @@ def test_what_a_run_must_share_is_taken_from_its_settings():
 
 
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-@pytest.mark.parametrize("left", [0, 4, 100, 0.5, -1])
+@pytest.mark.parametrize("left", [0, 100, -1])
 def test_a_cut_file_is_a_message_that_names_it(name, left, saved):
     whole = (saved / name).read_bytes()
     (saved / name).write_bytes(whole[: int(left * len(whole)) if left == 0.5 else left])
     _, state, form = build(settings_of())
     with pytest.raises(CheckpointError) as refused:
         checkpoint.resume(saved, state, form, FIXED)
+    assert str(refused.value).startswith(f"{saved / name}: has changed since it was saved (crc32c ")
+
+
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
+@pytest.mark.parametrize("left", [4, 0.5])
+def test_a_cut_file_of_a_checkpoint_without_checksums_is_a_message_too(name, left, saved):
+    change_state(saved, crc32c={})
+    whole = (saved / name).read_bytes()
+    (saved / name).write_bytes(whole[: int(left * len(whole)) if left == 0.5 else left])
+    _, state, form = build(settings_of())
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.resume(saved, state, form, FIXED)
     assert str(refused.value).startswith(f"{saved / name}: cannot be read (")
+
+
+@pytest.mark.parametrize("name", ["config.json", MODEL, OPTIMIZER])
+def test_a_flipped_bit_is_found_by_its_files_checksum(name, saved):
+    content = bytearray((saved / name).read_bytes())
+    content[-3] ^= 1
+    (saved / name).write_bytes(content)
+    _, state, form = build(settings_of())
+    before = bytes_of(state)
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.resume(saved, state, form, FIXED)
+    message = str(refused.value)
+    assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
+    assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
+    assert bytes_of(state) == before
+
+
+def change_state(path: Path, **changes) -> None:
+    """Edit state.json of a checkpoint."""
+    record = json.loads((path / STATE).read_text(encoding="utf-8"))
+    (path / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
+
+
+def edit_tensor(file: Path, suffix: str, edit) -> None:
+    """Edit the last tensor whose name ends so; the checkpoint is then one without checksums."""
+    tensors = load_file(file)
+    name = [name for name in tensors if name.endswith(suffix)][-1]
+    save_file({**tensors, name: edit(tensors[name].copy())}, file)
+    change_state(file.parent, crc32c={})
+
+
+def with_value(value: float):
+    def edit(tensor: np.ndarray) -> np.ndarray:
+        tensor.flat[-1] = value
+        return tensor
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "edit", "problem"),
+    [
+        (MODEL, "", with_value(np.nan), "has values that are not finite"),
+        (MODEL, "", with_value(np.inf), "has values that are not finite"),
+        (MODEL, "", lambda tensor: tensor.astype(np.int32), "is int32, not float32"),
+        (MODEL, "", lambda tensor: tensor.astype(np.float16), "is float16, not float32"),
+        (OPTIMIZER, "/moment1", with_value(-np.inf), "has values that are not finite"),
+        (OPTIMIZER, "/moment2", with_value(np.nan), "has values that are not finite"),
+        (OPTIMIZER, "/moment2", with_value(-1e-9), "has negative values"),
+        (
+            OPTIMIZER,
+            "/moment2",
+            lambda tensor: tensor.astype(np.float64),
+            "is float64, not float32",
+        ),
+    ],
+)
+def test_values_that_no_run_can_have_come_to_are_refused(name, suffix, edit, problem, saved):
+    edit_tensor(saved / name, suffix, edit)
+    _, state, form = build(settings_of())
+    with pytest.raises(CheckpointError, match=problem) as refused:
+        checkpoint.resume(saved, state, form, FIXED)
+    assert str(refused.value).startswith(f"{saved / name}: ")
+    assert f"remove {saved}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"step": 6}, " (step 6)"),
+        ({"step": -5}, " (step)"),
+        ({"step": 10**9}, " (step 1000000000)"),
+        ({"step": "7"}, " (step)"),
+        ({"loss_scale": {**SCALE.as_json(), "value": float("nan")}}, " (loss_scale.value)"),
+        ({"loss_scale": {**SCALE.as_json(), "value": 0.0}}, " (loss_scale.value)"),
+        ({"loss_scale": {**SCALE.as_json(), "skipped": -1}}, " (loss_scale.skipped)"),
+        ({"loss_scale": 1.0}, " (loss_scale)"),
+        ({"fixed": []}, " (fixed)"),
+        ({"crc32c": [1]}, " (crc32c)"),
+    ],
+)
+def test_a_field_of_the_state_that_cannot_be_is_named(changes, where, saved):
+    change_state(saved, **changes)
+    _, state, form = build(settings_of())
+    with pytest.raises(CheckpointError) as refused:
+        checkpoint.resume(saved, state, form, FIXED)
+    assert str(refused.value).startswith(f"{saved / STATE}{where}: ")
+
+
+def test_a_step_beyond_the_end_of_the_run_is_refused(saved):
+    path = saved.rename(saved.with_name("step_1000000000"))
+    change_state(path, step=10**9)
+    _, state, form = build(settings_of())
+    with pytest.raises(CheckpointError, match="the run has 1000 steps"):
+        checkpoint.resume(path, state, form, FIXED)
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_continued(tiny, saved):
+    record = json.loads((saved / STATE).read_text(encoding="utf-8"))
+    assert set(record.pop("crc32c")) == {"config.json", MODEL, OPTIMIZER}
+    (saved / STATE).write_text(json.dumps(record), encoding="utf-8")
+    _, state, form = build(settings_of(seed=5))
+    checkpoint.resume(saved, state, form, FIXED)
+    assert bytes_of(state) == bytes_of(tiny[1])
+
+
+@pytest.mark.parametrize("where", ["weight", "first", "second"])
+def test_a_state_that_is_not_finite_is_not_saved_over_a_good_one(where, tmp_path):
+    good = save(tmp_path, state_at(3), PLAIN)
+    bad = state_at(4)
+    values = {
+        "weight": bad.weights["w"],
+        "first": bad.moments["w"][0],
+        "second": bad.moments["w"][1],
+    }
+    values[where].value = with_value(np.nan)(values[where].value.copy())
+    with pytest.raises(
+        DeviceError, match=r"step 4: w.* has values that are not finite; it is not saved"
+    ):
+        save(tmp_path, bad, PLAIN)
+    assert [*tmp_path.iterdir()] == [good]
 
 
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
@@ -546,7 +681,8 @@ def test_a_state_that_is_not_one_is_a_message_that_names_it(text, saved):
     _, state, form = build(settings_of())
     with pytest.raises(CheckpointError) as refused:
         checkpoint.resume(saved, state, form, {} if "fixed" in text else FIXED)
-    assert str(refused.value).startswith(f"{saved / STATE}: ")
+    assert str(refused.value).startswith(str(saved / STATE))
+    assert f"remove {saved} to continue" in str(refused.value)
 
 
 @pytest.mark.parametrize("change", [{"hidden_size": 32}, {"num_hidden_layers": 3}, {"vocab_size": 65}])  # fmt: skip
@@ -560,6 +696,7 @@ def test_moments_of_another_model_are_refused(saved):
     _, state, form = trained(settings_of(bert_config={**SHAPE, "intermediate_size": 48}))
     other = save(saved.parent / "other", state, form)
     shutil.copyfile(other / OPTIMIZER, saved / OPTIMIZER)
+    change_state(saved, crc32c={})
     _, state, form = build(settings_of())
     with pytest.raises(CheckpointError, match="has shape") as refused:
         checkpoint.resume(saved, state, form, FIXED)
@@ -582,6 +719,18 @@ def test_a_run_does_not_start_in_the_folder_of_another(tmp_path):
         checkpoint.claim(tmp_path),
     ):
         pass
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_as_it_is(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / checkpoint.LOCK).symlink_to(other)
+    with (
+        pytest.raises(ConfigError, match=rf"save_ckpt_path \({tmp_path / checkpoint.LOCK}\): "),
+        checkpoint.claim(tmp_path),
+    ):
+        pass
+    assert other.read_text() == "kept"
 
 
 MIXED = [{"path": "a", "weight": 3.0}, {"path": "b", "weight": 1.0}]

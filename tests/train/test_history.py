@@ -181,8 +181,63 @@ def test_names_are_as_long_as_it_takes_to_tell_runs_apart():
 def test_settings_that_are_no_json_are_an_error_that_names_the_file(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3)
     (folder / "settings.json").write_text("{")
-    with pytest.raises(DataError, match=r"settings.json: cannot be read"):
+    with pytest.raises(DataError, match=r"settings.json: Invalid JSON"):
         _ = Run(folder).settings
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"\xff{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("settings.json", lambda run: run.kind),
+        ("scores.json", lambda run: run.scores),
+        ("best.json", lambda run: run.scores),
+        ("step_00000003/state.json", lambda run: run.total_steps),
+    ],
+)
+def test_json_that_no_run_writes_is_an_error_that_names_the_file(
+    name, read, content, tmp_path, write_run
+):
+    folder = write_run(tmp_path / "run", 3, saved=(3,))
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        read(Run(folder))
+    assert str(refused.value).startswith(f"{folder / name}: ")
+
+
+def test_fields_of_another_type_are_no_traceback(tmp_path, write_run):
+    folder = write_run(tmp_path / "run", 3, saved=(3,))
+    (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
+    (folder / "best.json").write_text('{"value": 1e999, "figure": []}')
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1e999}\n{"step": 4, "mlm_loss": 1' + "0" * 400 + "}\n")
+    run = Run(folder)
+    assert (run.total_steps, run.scores, run.step) == (10, {}, 4)
+    assert run.steps[4] == {"mlm_loss": None}
+
+
+def test_figures_that_are_not_utf_8_are_an_error_that_names_the_file(tmp_path, write_run):
+    folder = write_run(tmp_path / "run", 3)
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 4, "mlm_loss\xff": 1}\n')
+    for read in (
+        lambda: Run(folder).steps,
+        lambda: Run(folder).last,
+        lambda: jsonl(folder / "metrics.jsonl", 3),
+    ):
+        with pytest.raises(DataError, match=r"metrics.jsonl .*: is not UTF-8"):
+            read()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path, write_run):
+    folder = write_run(tmp_path / "run", 10, saved=(10,))
+    (folder / "lock").unlink()
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (folder / "lock").symlink_to(other)
+    with open(other) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert Run(folder).state == "done"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
