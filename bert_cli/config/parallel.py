@@ -151,6 +151,11 @@ class Cluster(Settings):
     say_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Say which rank the others wait for when they have waited for so long."""
 
+    bind_address: str | None = None
+    """Network interface on which this process takes connections: its name, or its IPv4 address on this
+    host. By default loopback when all processes are on one host, else every interface. Connections are
+    not authenticated, so the network must be trusted."""
+
     @model_validator(mode="after")
     def _workers_and_rank_go_together(self) -> "Cluster":
         if bool(self.workers) != (self.rank is not None):
@@ -178,6 +183,10 @@ class LaunchSettings(Settings):
     folder, environment and file system."""
     port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
     """First port of the processes on a host; by default free ones on this host, else 22300."""
+    bind_address: str | None = None
+    """Network interface of the hosts on which the processes take connections, as ib0; by default every
+    one. Connections are not authenticated, so the network must be trusted. On this host alone it is
+    always loopback."""
     remote_shell: str = "ssh"
     """Program that runs a command on a host, called with the host and the command; may have options
     of its own, as 'ssh -p 2222'."""
@@ -205,7 +214,7 @@ class LaunchSettings(Settings):
 
     @model_validator(mode="after")
     def _what_concerns_hosts_has_some(self) -> "LaunchSettings":
-        for name in ("remote_shell", "pass_variables"):
+        for name in ("bind_address", "remote_shell", "pass_variables"):
             if name in self.model_fields_set and not self.hosts:
                 raise ValueError(f"{name} has no effect without hosts; give --hosts too")
         if self.port is not None and self.port + self.processes - 1 > LAST_PORT:

@@ -20,6 +20,7 @@ from bert_cli.config.parallel import Cluster
 from bert_cli.config.schema import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.interface import find_interface, listen_only_on
 from bert_cli.parallel.roll_call import REGISTER_SECONDS, call_the_roll
 
 # How long a process that is done waits for the others before it leaves.
@@ -112,8 +113,14 @@ def open_mesh(
         fuse_results()
         _set_up(settings, bool(gpus), threads=2 + local * len(mapping))
         if processes.count > 1:
-            call_the_roll(processes, settings.cluster.say_waiting_after_seconds, asked_to_stop)
+            processes, interface = find_interface(processes, settings.cluster.bind_address)
+            seconds = settings.cluster.say_waiting_after_seconds
+            call_the_roll(processes, seconds, asked_to_stop, interface)
             _join(processes, settings.cluster)
+            if interface is not None:
+                port = int(processes.workers[processes.rank].rpartition(":")[2])
+                is_required = settings.cluster.bind_address is not None
+                listen_only_on(interface, port, is_required=is_required)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
             raise DeviceError(

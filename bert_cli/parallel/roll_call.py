@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
@@ -25,7 +26,10 @@ class StoppedWhileJoiningError(Exception):
 
 
 def call_the_roll(
-    processes: Processes, say_after: float, asked_to_stop: Callable[[], bool] = lambda: False
+    processes: Processes,
+    say_after: float,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+    interface: str | None = None,
 ) -> None:
     """Wait until a connection to every other process can be made, and say for whom when it takes long.
 
@@ -37,7 +41,10 @@ def call_the_roll(
     others = dict(enumerate(processes.workers))
     own = others.pop(processes.rank)
     began = said = time.monotonic()
-    with _listening(own):
+    with _listening(own) as listener:
+        if interface is not None:
+            with suppress(OSError):  # said by `listen_only_on`; nothing is sent here
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         while True:
             others = {rank: at for rank, at in others.items() if not _is_there(at)}
             if not others:

@@ -41,6 +41,10 @@ SPREAD: dict[str, type[TrainSettings]] = {
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
 PASSED = ("DATASETS_DIR",)
+TRUST = (
+    "the processes take connections on {on} of their hosts and ask nobody who he is: whoever reaches them can "
+    "run code there. The network must be trusted; --bind-address chooses the interface"
+)
 
 
 def run(settings: LaunchSettings) -> None:
@@ -54,6 +58,8 @@ def run(settings: LaunchSettings) -> None:
     processes = commands(settings, os.environ)
     for process in processes:
         print(f"[{process.rank}] {process.line}", flush=True)
+    if settings.hosts:
+        print(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}", flush=True)
     if not settings.dry_run:
         supervise(processes, settings.grace_seconds)
 
@@ -97,13 +103,14 @@ def commands(settings: LaunchSettings, environment: Mapping[str, str]) -> list[P
         share_of_host(0, of, environment)
         names, ports = ["127.0.0.1"], _ports_here(of, settings.port)
     workers = [f"{name}:{port}" for name in names for port in ports]
+    bound = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
     processes = []
     for rank in range(len(workers)):
         variables = {"PYTHONUNBUFFERED": "1"}
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-        program = (*PROGRAM, *settings.command)
+        program = (*PROGRAM, *settings.command, *bound)
         words = attended(program, rank % of, of, settings.grace_seconds)
         process = Process(rank, "this host", words, variables)
         if settings.hosts:

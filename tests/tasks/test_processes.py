@@ -97,7 +97,7 @@ def start(commands: list[list[str]]) -> list[subprocess.Popen]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        process.told = Path(file.name)
+        process.told, process.port = Path(file.name), int(workers[rank].rpartition(":")[2])
         processes.append(process)
     STARTED.extend(processes)
     return processes
@@ -269,11 +269,22 @@ def test_sigterm_to_any_rank_saves_one_checkpoint_and_all_leave_well(tmp_path):
     assert not list(folder.glob(".partial*"))
 
 
-def test_the_watchdog_says_for_whom_the_others_wait(tmp_path):
+def addresses_outside() -> list[str]:
+    """Addresses of this host on interfaces that are not loopback."""
+    found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
+    return found.split()
+
+
+def test_one_host_listens_on_loopback_and_the_watchdog_says_for_whom_the_others_wait(tmp_path):
     folder = tmp_path / "run"
     flags = {"cluster__say_waiting_after_seconds": 2, "cluster__lost_after_seconds": 60}
     processes = start([words(folder, 2, 2, steps=100_000, **flags)] * 2)
     wait_for(folder / "metrics.jsonl", processes)
+    for process in processes:
+        socket.create_connection(("127.0.0.1", process.port), timeout=5).close()
+        for address in addresses_outside():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, process.port), timeout=5)
     # What it does it tells once a second: stopped sooner, the others know of no step of its.
     time.sleep(3)
     processes[1].send_signal(signal.SIGSTOP)
@@ -314,6 +325,6 @@ def test_one_whose_peers_never_come_says_so_and_can_be_stopped(number, tmp_path)
     alone.send_signal(number)
     told = end([alone], 10)[0]
     assert alone.returncode == 0, told
-    assert re.search(r"cluster: rank 0 \(localhost:\d+\) has waited \d+ s for rank 1 \(", told)
+    assert re.search(r"cluster: rank 0 \(127\.0\.0\.1:\d+\) has waited \d+ s for rank 1 \(", told)
     assert "stopped before all processes had come; nothing was done" in told
     assert not folder.exists()
