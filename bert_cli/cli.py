@@ -8,6 +8,7 @@ TensorFlow. Mistakes of the person at the keyboard end here as one message and a
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -149,12 +150,26 @@ def _with_command(settings: Any, inner: list[str], name: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; the exit code."""
+    """Entry point of the console script; the exit code, which holds until the process has ended.
+
+    After the command has ended Python and TensorFlow need up to seconds to leave. A signal in them would
+    make -15 or -2 of the code of a run that is done or has saved.
+    """
+    try:
+        return _exit_code(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        if arguments is None:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    """Run the command, print the error that ends it, if any, and return its exit code."""
     # TensorFlow's notes bury what a run prints; what goes wrong also comes as an exception.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NOTHING)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
-        dispatch(sys.argv[1:] if arguments is None else arguments)
+        dispatch(arguments)
     except BrokenPipeError:
         # Someone piped the output to `head`; nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,27 @@ def bert(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "bert_cli", *words], capture_output=True, text=True
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("ending", "code"), [("pass", 0), ("raise KeyboardInterrupt", 130)])
+def test_a_signal_after_the_command_has_ended_does_not_change_the_exit_code(ending, code, number):
+    program = f"""
+import atexit, sys, time
+from bert_cli import cli
+def dispatch(arguments):
+    {ending}
+cli.dispatch = dispatch
+atexit.register(lambda: (print("leaving", flush=True), time.sleep(0.3)))
+sys.exit(cli.main())
+"""
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(number)
+    assert process.returncode == code
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

@@ -118,6 +118,7 @@ def test_hosts_get_the_variables_that_were_named_and_where_the_data_is():
         (["--hosts=-oProxyCommand=x"], "is no host"),
         (["--hosts", "me@-a"], "is no host"),
         (["--remote-shell", "rsh"], "remote_shell has no effect without hosts"),
+        (["--bind-address", "ib0"], "bind_address has no effect without hosts"),
         (["--pass-variables", "A"], "pass_variables has no effect without hosts"),
         (["--port", "65535", "--processes", "2"], "leaves too few"),
         (["--processes", "0"], "greater than or equal to 1"),
@@ -174,11 +175,30 @@ def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
     words = ["launch", "--dry-run", "--processes", "2", "--hosts", "a,b", "--", "pretrain", *TINY]
     assert main([*words, "--wandb.name", "it's -- mine"]) == 0
     told = capsys.readouterr().out
+    assert "on every interface of their hosts" in told and "The network must be trusted" in told
     assert "(after --)" in told
     lines = [line for line in told.splitlines() if line.startswith("[")]
     assert [line[:9] for line in lines] == ["[0] ssh a", "[1] ssh a", "[2] ssh b", "[3] ssh b"]
     (remote,) = shlex.split(lines[0])[3:]
     assert shlex.split(remote)[-1] == "it's -- mine"
+
+
+def test_the_interface_is_passed_on_to_every_process(monkeypatch, capsys):
+    words = [
+        "launch",
+        "--dry-run",
+        "--hosts",
+        "a,b",
+        "--bind-address",
+        "ib0",
+        "--",
+        "pretrain",
+        *TINY,
+    ]
+    assert main(words) == 0
+    *lines, note = capsys.readouterr().out.splitlines()[-3:]
+    assert all(line.endswith(" --cluster.bind-address ib0'") for line in lines), lines
+    assert "on ib0 of their hosts" in note
 
 
 FAR = """#!/bin/sh

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train.loop import Every, StopRequest, train
@@ -81,14 +83,16 @@ def test_a_stop_after_a_step_tells_its_hooks_first():
     assert told == [1]
 
 
-def test_the_first_signal_is_a_wish_and_handlers_are_given_back(capfd):
-    before = signal.getsignal(signal.SIGTERM)
+# SIGHUP: the terminal is closed.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_first_signal_is_a_wish_and_handlers_are_given_back(number, capfd):
+    before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert stop()
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert "SIGTERM: saving and stopping" in capfd.readouterr().err
+    assert signal.getsignal(number) is before
+    assert f"{signal.Signals(number).name}: saving and stopping" in capfd.readouterr().err
 
 
 def test_a_sigterm_that_a_scheduler_sends_twice_is_one_wish_and_a_later_one_stops_at_once():
