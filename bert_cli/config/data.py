@@ -72,7 +72,8 @@ class ExecutorSettings(DataSettings):
     """Where the shards of a step are done: by processes of this machine, or by a cluster."""
 
     executor: Literal["local", "dask"] = "local"
-    """`local` processes, or the workers of a `dask` cluster that share the file system."""
+    """`local` processes, or the workers of a `dask` cluster that share the file system. Its messages are
+    pickled and not authenticated: whoever reaches its ports can run code, so the network must be trusted."""
     scheduler: str | None = None
     """Address of the dask scheduler, as tcp://HOST:8786, or the file that `dask scheduler
     --scheduler-file` wrote."""

@@ -24,6 +24,7 @@ from bert_cli.train.summary import (
     summary_of,
     value_in_words,
     window_for,
+    window_in_words,
 )
 
 Figure = tuple[float, float | None]
@@ -147,7 +148,7 @@ def _show(
     print()
     rows = [("what", *kinds), ("state", *states)] if kinds[0] != kinds[1] else [("state", *states)]
     table(("results", *names, "difference"), [*_padded(rows), *_results(results, figures)])
-    print(f"\nlosses, accuracies and gradient norms: means over {window:,} steps")
+    print(f"\nlosses, accuracies and gradient norms are {window_in_words(window)}")
 
 
 def _padded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -18,6 +18,7 @@ from bert_cli.train.summary import (
     label_of,
     summary_of,
     value_in_words,
+    window_in_words,
 )
 
 STYLE = """
@@ -73,8 +74,8 @@ def page_of(
 
 
 def _note(window: int) -> str:
-    means = f"means over {window:,} steps" if window > 1 else "those of single steps"
-    return f"Losses, accuracies and gradient norms are {means}; held-out figures and scores are as measured."
+    smoothed = f"Losses, accuracies and gradient norms are {window_in_words(window)}"
+    return f"{smoothed}; held-out figures and scores are as measured."
 
 
 def _figures(runs: Sequence[Run], window: int) -> dict[str, list[str]]:

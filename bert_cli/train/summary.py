@@ -159,6 +159,11 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
     }
 
 
+def window_in_words(window: int) -> str:
+    """Return what a metric that was smoothed over so many steps is."""
+    return f"means over {window:,} steps" if window > 1 else "those of single steps"
+
+
 def label_of(name: str) -> str:
     """A figure's name before a value `in_words`, which has units of its own."""
     return name.replace("seconds in", "time in")

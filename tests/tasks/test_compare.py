@@ -47,6 +47,13 @@ def test_it_is_json_too(two, capsys):
     assert told["smoothed_over_steps"] == 2
 
 
+def test_single_steps_are_not_called_means(two, capsys):
+    for window, words in (("1", "those of single steps"), ("2", "means over 2 steps")):
+        assert main(["compare", *map(str, two), "--smoothing", window]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last == f"losses, accuracies and gradient norms are {words}"
+
+
 def test_runs_of_the_same_settings_say_so(tmp_path, write_run, capsys):
     a, b = (write_run(tmp_path / name / "run", 3) for name in "ab")
     assert compare(a, b) == 0

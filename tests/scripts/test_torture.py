@@ -1,0 +1,58 @@
+"""scripts/torture in short: kills at random moments, and that it sees a difference."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+TORTURE = Path(__file__).parents[2] / "scripts" / "torture"
+
+
+@pytest.fixture(scope="module")
+def torture() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(TORTURE)))
+
+
+@pytest.mark.timeout(300)
+def test_killed_steps_make_what_an_undisturbed_one_makes(tmp_path):
+    words = ["--kills", "2", "--seed", "2", "--commands", "download,extract"]
+    words += ["--folder", str(tmp_path / "torture")]
+    done = subprocess.run([sys.executable, str(TORTURE), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:3] == ["command", "SIGKILL", "SIGTERM"]
+    assert [row.split()[0] for row in rows] == ["download", "extract"]
+    assert all(sum(map(int, row.split()[1:3])) == 2 and row.endswith("equal") for row in rows)
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_trains_what_an_undisturbed_one_trains(torture, tmp_path, monkeypatch):
+    """The training form: made-up examples, so that nothing has to be prepared."""
+    flags = (
+        f"--config pretrain_demo_128_phase1 --generated-dataset --save-ckpt-path run {torture.TINY}"
+    )
+    monkeypatch.setitem(torture.CHAIN, "pretrain", flags)
+    before, after = tmp_path / "before", tmp_path / "undisturbed"
+    before.mkdir()
+    after.mkdir()
+    seconds = torture.run("pretrain", after)
+    row = torture.torture("pretrain", before, after, seconds, 2, 1)
+    assert row.endswith("equal"), row
+
+
+def test_another_byte_or_another_file_is_a_difference_and_another_time_is_none(torture, tmp_path):
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "records").write_bytes(b"0123")
+        (folder / "metrics.jsonl").write_text(f'{{"step": 1, "seconds_left": {ord(name)}}}\n')
+        (folder / f".records.{ord(name)}").touch()
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert torture.differences(a, b) == []
+    (b / "records").write_bytes(b"0124")
+    (b / "more").touch()
+    (b / "metrics.jsonl").write_text('{"step": 2}\n')
+    assert torture.differences(a, b) == ["metrics.jsonl", "more", "records"]
