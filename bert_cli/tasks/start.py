@@ -5,7 +5,6 @@ Hugging Face folder or name, a TensorFlow checkpoint of Google's or the original
 from the seed. Also what a model looks like on disk, since whatever is started is saved one day.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bert_cli.config.load import Loaded, validate
 from bert_cli.config.schema import BertConfig, TrainSettings
 from bert_cli.data.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
 from bert_cli.errors import CheckpointError, nearest
+from bert_cli.files import read_json
 from bert_cli.model import hf, tf1, tf2
 from bert_cli.tasks import weight_files
 from bert_cli.tasks.assemble import Model
@@ -78,7 +78,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
         return _tensorflow_source(prefix)
     path = find_folder(name, flag)
     found = path / "config.json"
-    return Source(path, _read_json(found), str(found), weight_files.find_file(path))
+    return Source(path, _read_config(found), str(found), weight_files.find_file(path))
 
 
 def _tensorflow_source(prefix: Path) -> Source:
@@ -91,9 +91,9 @@ def _tensorflow_source(prefix: Path) -> Source:
                 f"{prefix}: is a TensorFlow 2 checkpoint without its shape; write {found} beside it, with the "
                 "bert_config that it was trained with, and the tokenizer's vocab.txt"
             )
-        return Source(prefix.parent, _read_json(found), str(found), prefix)
+        return Source(prefix.parent, _read_config(found), str(found), prefix)
     found = prefix.parent / TF1_CONFIG
-    described = {**tf1.config_of(_read_json(found)), **tf1.architecture_of(shapes)}
+    described = {**tf1.config_of(_read_config(found)), **tf1.architecture_of(shapes)}
     return Source(prefix.parent, described, str(found), prefix)
 
 
@@ -154,18 +154,12 @@ def find_tokenizer(name: str) -> Path:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CheckpointError(
-            f"{path}: cannot be read ({why}); a model's folder has its config.json and "
-            f"{checkpoint.MODEL}, one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
-        ) from error
-    return found
+def _read_config(path: Path) -> dict[str, Any]:
+    remedy = (
+        f"a model's folder has its config.json and {checkpoint.MODEL}, one of Google's {TF1_CONFIG} and "
+        "bert_model.ckpt.*"
+    )
+    return read_json(path, dict[str, Any], CheckpointError, remedy)
 
 
 def _from_hub(name: str, flag: str) -> Path:

@@ -607,6 +607,23 @@ def test_values_that_no_run_can_have_come_to_are_refused(name, suffix, edit, pro
     assert f"remove {saved}" in str(refused.value)
 
 
+@pytest.mark.parametrize("edit", [with_value(np.nan), lambda tensor: tensor.astype(np.int32)])
+def test_weights_to_start_from_are_finite_real_numbers(edit, saved):
+    edit_tensor(saved / MODEL, "", edit)
+    _, state, _ = build(settings_of())
+    with pytest.raises(CheckpointError, match=r"not finite|is int32") as refused:
+        start.put_weights(start.find_source(str(saved)), state.weights)
+    assert str(refused.value).startswith(f"{saved / MODEL}: ")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_models_config_that_is_no_json_object_is_an_error_that_names_it(content, saved):
+    (saved / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        start.find_source(str(saved))
+    assert str(refused.value).startswith(f"{saved / 'config.json'}: ")
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
