@@ -59,7 +59,7 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
     import numpy as np
     import tensorflow as tf
 
-    from bert_cli.data.index import read_corpus
+    from bert_cli.data.corpus import read_corpus
     from bert_cli.data.record_files import RecordFiles
     from bert_cli.data.records import STATIC_FEATURES, static_lengths
 

@@ -1,10 +1,12 @@
-"""JSON files of the tool and lock files."""
+"""JSON files of the tool, files written whole or not at all, and lock files."""
+
+import errno
 
 import pytest
 from pydantic import BaseModel
 
 from bert_cli.errors import CheckpointError
-from bert_cli.files import open_lock, read_json
+from bert_cli.files import naming, open_lock, read_json, write_atomically, written_beside
 
 
 class State(BaseModel):
@@ -51,3 +53,37 @@ def test_a_lock_is_not_opened_through_a_symbolic_link_and_keeps_its_content(tmp_
         open_lock(tmp_path / "lock")
     open_lock(target).close()
     assert target.read_text() == "mine"
+
+
+def test_a_file_that_fills_the_disk_leaves_nothing_and_names_path_and_missing_bytes(small_disk):
+    path = small_disk(1 << 20) / "vocab.txt"
+    write_atomically(path, b"old")
+    told = (
+        r"No space left on device, 1\.0 MB are free and 2\.0 MB of the 3\.0 MB to write are missing"
+    )
+    with pytest.raises(OSError, match=told) as raised:
+        write_atomically(path, bytes(3_000_000))
+    assert raised.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in path.parent.iterdir()] == ["vocab.txt"]
+
+
+def test_a_write_that_is_refused_gets_a_path_and_one_that_has_a_path_keeps_it(tmp_path):
+    path = tmp_path / "a"
+    with pytest.raises(OSError, match="read-only") as raised, naming(path):
+        raise OSError(errno.EROFS, "read-only")
+    assert raised.value.filename == str(path)
+    with pytest.raises(FileNotFoundError) as raised, naming(path):
+        (tmp_path / "absent").read_bytes()
+    assert raised.value.filename == str(tmp_path / "absent")
+    with pytest.raises(OSError, match="no errno") as raised, naming(path):
+        raise OSError("no errno")
+    assert raised.value.filename is None
+
+
+def test_a_write_that_fails_for_any_reason_leaves_the_old_file_and_no_part(tmp_path):
+    write_atomically(tmp_path / "a", b"old")
+    with pytest.raises(ValueError, match="midway"), written_beside(tmp_path / "a") as partial:
+        partial.write_bytes(b"half")
+        raise ValueError("midway")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]

@@ -307,13 +307,15 @@ class IndexSettings(DataSettings):
     """Write the `offset length` index beside each record file, and corpus.json.
 
     Example: bert index data/128
-    Example: bert index records_of_another_tool --vocab vocab.txt
+    Example: bert index records_of_another_tool --vocab vocab.txt --check
     """
 
     folder: CliPositionalArg[Path]
     """Folder of .tfrecord files."""
     vocab: str | None = None
     """Vocabulary of records that another tool made (a folder without corpus.json)."""
+    check: bool = False
+    """Read every record and refuse checksums, lengths and values that a run would refuse."""
     processes: Processes = Field(default_factory=_cores)
     """Local processes."""
 

@@ -5,13 +5,17 @@ memory, so what is just written costs a quarter of a second per GB, and what is 
 time. A checksum that corpus.json has already is kept while the file is older than that.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+from pydantic import BaseModel
+
+from bert_cli.errors import DataError
+from bert_cli.files import read_json
 
 PIECE = 1 << 20  # the fastest of 64 kB to 16 MB
 THREADS = 4  # for disks that answer several at once
@@ -44,16 +48,26 @@ def checksums(
         return list(pool.map(check, names))
 
 
+class _Entry(BaseModel):
+    name: str
+    bytes: int
+    crc32c: str | None = None
+
+
+class _Entries(BaseModel):
+    files: list[_Entry]
+    beside: list[_Entry] = []
+
+
 class Checksums:
     """What an older corpus.json says about its files, where it says anything."""
 
     def __init__(self, corpus: Path) -> None:
         self.entries: dict[str, dict[str, Any]] = {}
-        try:
+        with suppress(DataError):  # there is none, or none that helps
+            before = read_json(corpus, _Entries, DataError, "")
+            self.entries = {e.name: e.model_dump() for e in (*before.files, *before.beside)}
             self.written = corpus.stat().st_mtime_ns
-            self.entries = {e["name"]: e for e in entries_of(json.loads(corpus.read_bytes()))}
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # there is none, or none that helps
 
     def of(self, path: Path, name: str) -> str | None:
         """The checksum of a file that is as it was; None if it has to be read."""
@@ -61,8 +75,3 @@ class Checksums:
         if entry.get("bytes") != found.st_size or found.st_mtime_ns >= self.written:
             return None
         return entry.get("crc32c")
-
-
-def entries_of(corpus: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Every file that corpus.json speaks of: those of records, and those beside them."""
-    return [*corpus["files"], *corpus.get("beside", [])]

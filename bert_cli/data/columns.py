@@ -8,7 +8,8 @@ Shapes: B packs, R sequences in the order of their packs, S places, P masked pla
 of a pack.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,46 @@ PACKED_FIELDS = (
     "position_ids",  # [S] from 0 in each sequence
     "next_sentence_positions",  # [C] the place of each sequence's [CLS]
 )
+
+
+def value_limits(vocab_size: int, sequence_length: int, sequences: int) -> dict[str, int]:
+    """Return the largest value of each column of examples; the smallest is 0 in all of them."""
+    return {
+        "input_ids": vocab_size - 1,
+        "input_mask": sequences,
+        "segment_ids": 1,
+        "masked_lm_positions": sequence_length - 1,
+        "masked_lm_ids": vocab_size - 1,
+        "masked_lm_weights": 1,
+        "next_sentence_labels": 1,
+        "next_sentence_weights": 1,
+        "position_ids": sequence_length - 1,
+        "next_sentence_positions": sequence_length - 1,
+    }
+
+
+class Outside(NamedTuple):
+    """A value that is outside 0 to a limit."""
+
+    column: str
+    row: int
+    value: float
+    limit: int
+
+
+def first_outside(columns: Batch, limits: Mapping[str, int]) -> Outside | None:
+    """Return the first value outside 0 to the limit of its column; None if there is none.
+
+    Columns are int32 or float32; NaN is outside.
+    """
+    for name, values in columns.items():
+        # Read as unsigned, negative numbers and NaN are larger than every limit: one pass finds both.
+        limit = np.array(limits[name], values.dtype).view(np.uint32)
+        if values.size and values.view(np.uint32).max() > limit:
+            wrong = np.argwhere(~((values >= 0) & (values <= limits[name])))
+            if wrong.size:
+                return Outside(name, int(wrong[0][0]), values[tuple(wrong[0])].item(), limits[name])
+    return None
 
 
 def label_weights(labels: Ints, next_sentence: bool) -> npt.NDArray[np.float32]:

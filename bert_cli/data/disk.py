@@ -5,10 +5,10 @@ plan is one line, and a disk with clearly less room than the rest needs is refus
 no promise and a quota is not seen: a step may still find the disk full.
 """
 
-import shutil
 from pathlib import Path
 
 from bert_cli.errors import DataError
+from bert_cli.files import amount, free_bytes
 
 
 def disk_plan(
@@ -31,21 +31,3 @@ def disk_plan(
     before = f" ({amount(there)} are there)" if there else ""
     parts += [f"{rest} to write{before}", f"{amount(free)} free in {out}"]
     return f"{step}: plan: {', '.join(parts)}"
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write on the disk of a folder, which need not exist yet."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def amount(size: int) -> str:
-    """Say a number of bytes as people do: 950 bytes, 12 kB, 3.4 MB, 120 GB."""
-    units = ("bytes", "kB", "MB", "GB", "TB")
-    value, step = float(size), 0
-    while value >= 999.5 and step + 1 < len(units):
-        value, step = value / 1000, step + 1
-    exact = step == 0 or value >= 9.95
-    return f"{value:,.0f} {units[step]}" if exact else f"{value:.1f} {units[step]}"

@@ -7,7 +7,6 @@ whose SHA-1 is the listed one is renamed to NAME, and the manifest comes last.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -29,10 +28,10 @@ from bert_cli.data.ledger import (
     Stats,
     claim,
     read_manifest,
-    write_json_atomically,
 )
 from bert_cli.data.shards import Progress, summary
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import naming, read_json, write_atomically, write_json_atomically
 
 if TYPE_CHECKING:
     import httpx
@@ -124,9 +123,7 @@ def _copy_sample(settings: DownloadSettings, ledger: Ledger) -> None:
         )
     source, started = sample_dump(), time.monotonic()
     target = settings.out / source.name
-    part = target.with_name(target.name + ".part")
-    shutil.copyfile(source, part)
-    os.replace(part, target)
+    write_atomically(target, source.read_bytes())
     _conclude(ledger, target, _sha1(target), source.as_posix(), target.stat().st_size, started)
 
 
@@ -234,7 +231,8 @@ class _Transfer:
                 write_json_atomically(_sidecar(self.part), asdict(told))
             bar.total = version.length
             _check_disk(self.part, (version.length or 0) - have, self.url)
-            with open(self.part, "ab") as file:
+            left = (version.length or 0) - have
+            with naming(self.part, left), open(self.part, "ab") as file:
                 for block in answer.iter_raw():
                     file.write(block)
                     self.received += len(block)
@@ -329,10 +327,9 @@ def _sidecar(part: Path) -> Path:
 
 
 def _version_of(part: Path) -> Version | None:
-    try:
-        return Version(**json.loads(_sidecar(part).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    with suppress(DataError):
+        return read_json(_sidecar(part), Version, DataError, "remove it")
+    return None
 
 
 def _forget(part: Path) -> None:

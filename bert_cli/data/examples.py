@@ -8,7 +8,6 @@ feeds. What a reader leaves out or finds odd it counts in `remarks`, for the com
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from bert_cli import errors
 from bert_cli.errors import DataError
+from bert_cli.files import write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
@@ -123,7 +123,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(read_lines(path), 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{path} (line {number}): is no JSON ({error}); give one object a line"
             ) from error
@@ -209,14 +209,10 @@ def sorted_labels(words: Iterable[str]) -> tuple[str, ...]:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a file whole or not at all, each line ended. DataError when that is not possible."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-        os.replace(beside, path)
+        write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise DataError(
             f"{path}: cannot be written ({error.strerror}); choose another folder"
         ) from error

@@ -10,10 +10,8 @@ Shapes: n examples, T tokens of all of them, M micro-batches of a step, B exampl
 
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from bert_cli.data.permutation import record_at
 from bert_cli.data.steps import check_step, micro_batches, positions_of
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
+from bert_cli.files import written_beside
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
 """Places of a batch, unless max_seq_length comes first: more would pad less and trace longer."""
@@ -257,14 +256,12 @@ def cached(
             # A disk's damage; it is only a cache.
             print(f"{path}: cannot be read; built again")
     built = dict(build())
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+    size = sum(array.nbytes for array in built.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(beside, allow_pickle=False, **built)
-        os.replace(beside, path)
+        with written_beside(path, size) as partial, partial.open("wb") as output:
+            np.savez(output, allow_pickle=False, **built)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise DataError(
             f"cache_dir ({folder}): cannot be written ({error.strerror}); give another --cache-dir"
         ) from error

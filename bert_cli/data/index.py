@@ -22,9 +22,9 @@ import numpy.typing as npt
 from bert_cli.config.data import IndexSettings
 from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.checksums import Checksums, checksums
+from bert_cli.data.corpus import CORPUS, read_corpus, refuse_unfinished
 from bert_cli.data.frames import FRAME_BYTES, HEAD_BYTES, payload_bytes, read_payload
-from bert_cli.data.ledger import MANIFEST as STEP_MANIFEST
-from bert_cli.data.ledger import Stats, recorded_step, versions_of, write_json_atomically
+from bert_cli.data.ledger import Stats, versions_of
 from bert_cli.data.records import STATIC_FEATURES, parse_static, token_bytes
 from bert_cli.data.shards import in_threads, summary
 from bert_cli.data.tokenizer import FILES as TOKENIZER
@@ -32,14 +32,20 @@ from bert_cli.data.vocab import (
     VOCAB_FILE,
     Vocabulary,
     find_vocabulary,
+    read_vocabulary,
     tokenizer_config,
     write_vocabulary,
 )
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import write_json_atomically, written_beside
 
-CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"
 MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
+
+INDEX_SHARE = 0.05
+"""Bytes of an index for a byte of records, at most: 0.05 for dynamic records of 128 tokens."""
+OFFSETS_SHARE = 0.6
+"""Bytes of corpus.offsets for a byte of the indexes, whose lines have 13 bytes or more."""
 
 # What the maker of the records knows about them; the rest of corpus.json follows from the files.
 DESCRIPTION = (
@@ -58,9 +64,6 @@ DESCRIPTION = (
 OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
 # What some say beside, and what is no part of the fingerprint, which older folders have without it.
 BESIDE = ("duplication_factor",)
-COPY_LOCK = ".lock"
-"""Lies in a folder that is a copy of one at an address."""
-
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
 
@@ -74,6 +77,12 @@ def run(settings: IndexSettings) -> None:
     stale = [path for path in paths if read_index(path) is None]
     read = _write_indexes(stale, settings.processes)
     corpus = write_corpus(folder, description)
+    if settings.check:
+        from bert_cli.data.record_files import RecordFiles  # which needs what is here
+
+        files, size = RecordFiles(folder, corpus), sum(path.stat().st_size for path in paths)
+        read += in_threads("check", size, files.check_file, paths, settings.processes)
+        print(f"check: the values of all {corpus['records']:,} records are possible")
     seconds = time.monotonic() - started
     indexed = {path.relative_to(folder).as_posix() for path in stale}
     whole = Stats(
@@ -150,15 +159,13 @@ def write_index(path: Path) -> int:
 
     Raises DataError naming the file and the byte where a frame is corrupt or cut.
     """
-    beside = path.with_name(f".{path.stem}.index.{os.getpid()}")
     size = path.stat().st_size
-    try:
-        with beside.open("wb", buffering=1 << 18) as out:
-            for offset, length in _frames(path, size):
-                out.write(b"%d %d\n" % (offset, length))
-        os.replace(beside, path.with_suffix(".index"))
-    finally:
-        beside.unlink(missing_ok=True)
+    with (
+        written_beside(path.with_suffix(".index"), INDEX_SHARE * size) as partial,
+        partial.open("wb", buffering=1 << 18) as out,
+    ):
+        for offset, length in _frames(path, size):
+            out.write(b"%d %d\n" % (offset, length))
     return size
 
 
@@ -207,10 +214,13 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     """
     paths, before = record_files(folder), Checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
-    beside = folder / f".{OFFSETS}.{os.getpid()}"
+    size = sum(path.stat().st_size for path in folder.rglob("*.index"))
     files: list[dict[str, Any]] = []
     hashes: list[str] = []
-    with beside.open("wb") as out:
+    with (
+        written_beside(folder / OFFSETS, OFFSETS_SHARE * size) as partial,
+        partial.open("wb") as out,
+    ):
         for path in paths:
             offsets = read_index(path)
             if offsets is None:
@@ -222,9 +232,6 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
             name = path.relative_to(folder).as_posix()
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
             hashes.append(hashlib.sha256(starts).hexdigest())
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, folder / OFFSETS)
     corpus: dict[str, Any] = {key: description[key] for key in DESCRIPTION}
     more = {key: description[key] for key in OPTIONAL if key in description}
     corpus |= more | {key: description[key] for key in BESIDE if key in description}
@@ -247,69 +254,19 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     return corpus
 
 
-def read_corpus(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's corpus.json; DataError where there is none that holds."""
-    path = folder / CORPUS
-    _refuse_unfinished(folder)
-    try:
-        corpus: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(corpus, dict):
-            raise ValueError(f"a {type(corpus).__name__}, no object")
-    except (FileNotFoundError, NotADirectoryError):
-        is_run = any(folder.glob("step_*/"))
-        told = f"{folder} is a run, see `bert runs {folder.parent}`; " if is_run else ""
-        raise DataError(
-            f"{path}: does not exist; {told}give a folder of records that `bert tokenize` or `bert index` "
-            "has finished"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); {_remedy(folder)}") from None
-    missing = [
-        key for key in (*DESCRIPTION, "files", "records", "fingerprint") if key not in corpus
-    ]
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}; {_remedy(folder)}")
-    return corpus
-
-
-def is_copy(folder: Path) -> bool:
-    """Whether a folder is a copy of one at an address, which is fetched again when it is gone."""
-    return (folder / COPY_LOCK).exists()
-
-
-def _remedy(folder: Path) -> str:
-    """What brings a corpus.json back that cannot be read, by who wrote it."""
-    if is_copy(folder):
-        return f"remove {folder}, it will be fetched again"
-    step = recorded_step(folder)
-    if step is not None:
-        return (
-            f"remove it and run the same `bert {step}` again, which keeps the records and writes it"
-        )
-    vocab = folder / VOCAB_FILE
-    return (
-        f"remove it and run `bert index {folder} --vocab {vocab if vocab.exists() else 'vocab.txt'}`, with "
-        "the vocabulary that the records were made with"
-    )
-
-
-def _refuse_unfinished(folder: Path) -> None:
-    """An older corpus.json must not stand for records that are being made again."""
-    if (folder / ".done").exists() and not (folder / STEP_MANIFEST).exists():
-        step = recorded_step(folder) or "tokenize"
-        raise DataError(
-            f"folder ({folder}): `bert {step}` has not finished in it; run it again to go on"
-        )
-
-
 def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     """What is known of the records: from corpus.json, or the first record and the vocabulary."""
-    _refuse_unfinished(folder)
+    refuse_unfinished(folder)
     if (folder / CORPUS).exists():
         corpus = read_corpus(folder)
         if vocab is not None and _vocabulary(vocab)[0].sha256 != corpus["vocab_sha256"]:
             raise DataError(
                 f"vocab ({vocab}): is not the vocabulary that {folder / CORPUS} names; leave it out"
+            )
+        beside = folder / VOCAB_FILE
+        if beside.exists() and read_vocabulary(beside).sha256 != corpus["vocab_sha256"]:
+            raise DataError(
+                f"{beside}: is not the vocabulary that the records were made with; bring it back"
             )
         return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *BESIDE) if key in corpus}
     if vocab is None:

@@ -20,7 +20,6 @@ from bert_cli.config import terminal
 from bert_cli.config.data import is_remote
 from bert_cli.config.look import InspectSettings
 from bert_cli.config.mistakes import is_said
-from bert_cli.data.disk import amount
 from bert_cli.data.ledger import MANIFEST, give_json, is_printed, read_manifest
 from bert_cli.data.permutation import record_at
 from bert_cli.data.reader import BLOCK, Reader
@@ -28,6 +27,7 @@ from bert_cli.data.remote import local_copy
 from bert_cli.data.statistics import Batch, Tally, labels_of, unmasked, words_of
 from bert_cli.data.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import amount
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -278,10 +278,8 @@ def table(figures: Mapping[str, Any]) -> list[str]:
         ("random next sentences", pairs),
         ("unknown tokens", percent("unknown_share_of_tokens")),
         ("pieces of a word, punctuation apart", number("pieces_per_word")),
-        (
-            "texts read more than once, with equal masks",
-            f"{figures['repeated_texts']:,}, {figures['repeated_texts_with_their_masks']:,}",
-        ),
+        ("sequences whose text was read before", f"{figures['repeated_texts']:,}"),
+        ("  with the same masks, too", f"{figures['repeated_texts_with_their_masks']:,}"),
         ("others with the text of an example, on average", number("equals_per_example")),
     ]
     width = max(len(name) for name, _ in rows)

@@ -13,18 +13,20 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from bert_cli import __version__
 from bert_cli.config.commands import COMMANDS
 from bert_cli.errors import DataError
+from bert_cli.files import JSON, InnerPath, open_lock, read_json, write_json_atomically
 
-JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Manifest = dict[str, Any]
 
 COUNTS = ("documents", "sentences", "records")
@@ -62,6 +64,36 @@ class Stats:
         return {name: getattr(self, name) for name in names} | dict(self.extra)
 
 
+class Marker(BaseModel):
+    """The completion marker of one shard, `.done/OUTPUT.shard`."""
+
+    output: InnerPath
+    files: list[InnerPath]
+    inputs: list[list[str | int]]
+    stats: Stats
+    versions: dict[str, str]
+
+
+class _Begun(BaseModel):
+    """`.done/settings.json`: the step and the settings that a folder was begun with."""
+
+    step: str
+    settings: dict[str, Any]
+
+
+class _Output(BaseModel, extra="allow"):
+    output: InnerPath
+
+
+class _Manifest(BaseModel, extra="allow"):
+    """The parts of a manifest that are read again."""
+
+    settings: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    shards: list[_Output] = []
+    notes: list[str] = []
+
+
 @dataclass(frozen=True)
 class Shard:
     """Some inputs and the one output they become; `output` is relative to OUT.
@@ -91,7 +123,7 @@ class Ledger:
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.versions = versions_of(packages)
         self.order: dict[str, int] = {}
-        self.known: dict[str, dict[str, Any]] = {}  # whole shards: the text of their markers
+        self.known: dict[str, Marker] = {}  # of the complete shards
         shutil.rmtree(self.partial, ignore_errors=True)
         self.is_ours = self._check_settings()
         write_json_atomically(
@@ -118,8 +150,11 @@ class Ledger:
 
     def whole_before(self) -> tuple[int, int]:
         """Number of the shards that earlier runs left whole, and the bytes they wrote."""
-        stats = [json.loads(path.read_bytes())["stats"] for path in self._markers()]
-        return len(stats), sum(each["bytes_out"] for each in stats)
+        sizes = [self._read(path).stats.bytes_out for path in self._markers()]
+        return len(sizes), sum(sizes)
+
+    def _read(self, marker: Path) -> Marker:
+        return read_json(marker, Marker, DataError, "remove it, its shard is then made again")
 
     def _marker(self, shard: Shard) -> Path:
         return self.done / f"{shard.output.as_posix()}.shard"
@@ -141,19 +176,19 @@ class Ledger:
                     "choose another folder"
                 )
             return False
-        entry = json.loads(marker.read_text(encoding="utf-8"))
+        entry = self._read(marker)
         inputs = _fingerprint(shard.inputs)
-        if entry["inputs"] != inputs:
-            before, now = ([str(name) for name, *_ in one] for one in (entry["inputs"], inputs))
+        if entry.inputs != inputs:
+            before, now = ([str(name) for name, *_ in one] for one in (entry.inputs, inputs))
             if before == now:
-                pairs = zip(shard.inputs, entry["inputs"], inputs, strict=True)
+                pairs = zip(shard.inputs, entry.inputs, inputs, strict=True)
                 changed = next(path for path, old, new in pairs if old != new)
                 told = f"was made from {changed}, which has changed since"
             else:
                 told = f"was made from other inputs ({_span(before)}) than there are now ({_span(now)})"
             raise DataError(f"{target}: {told}; remove {self.whole} or choose another folder")
         self.known[name] = entry
-        return all((self.out / file).exists() for file in entry["files"])
+        return all((self.out / file).exists() for file in entry.files)
 
     def commit(self, shard: Shard, stats: Stats) -> None:
         """Rename the shard's files into place, the named output last, then write its marker."""
@@ -165,14 +200,14 @@ class Ledger:
         made = sorted((self.room(shard) / "out").iterdir(), key=lambda p: p.name == target.name)
         for path in made:
             os.replace(path, target.with_name(path.name))
-        entry: dict[str, Any] = {
-            "output": shard.output.as_posix(),
-            "files": [shard.output.with_name(path.name).as_posix() for path in made],
-            "inputs": _fingerprint(shard.inputs),
-            "stats": asdict(stats),
-            "versions": self.versions,
-        }
-        write_json_atomically(marker, entry)
+        entry = Marker(
+            output=shard.output.as_posix(),
+            files=[shard.output.with_name(path.name).as_posix() for path in made],
+            inputs=_fingerprint(shard.inputs),
+            stats=stats,
+            versions=self.versions,
+        )
+        write_json_atomically(marker, entry.model_dump(mode="json"))
         self.known[shard.output.as_posix()] = entry
         # A worker of a cluster that was given up for dead may still write in there.
         shutil.rmtree(self.room(shard), ignore_errors=True)
@@ -197,11 +232,8 @@ class Ledger:
                 f"{self.out / name}: was made from other inputs than there are now (one of "
                 f"{len(strangers)} such), so the inputs have changed; remove {self.whole} or choose another folder"
             )
-        entries = sorted(self.known.values(), key=lambda entry: self.order[entry["output"]])
-        each = [Stats(**{**e["stats"], "notes": tuple(e["stats"]["notes"])}) for e in entries]
-        whole = Stats(notes=tuple(notes))
-        for stats in each:
-            whole += stats
+        entries = sorted(self.known.values(), key=lambda entry: self.order[entry.output])
+        whole = sum((entry.stats for entry in entries), Stats(notes=tuple(notes)))
         if not whole.counts().get(counted):
             why = "".join("; " + note for note in whole.notes[:2])
             raise DataError(
@@ -211,7 +243,7 @@ class Ledger:
         path = self.out / MANIFEST
         if fresh == Stats() and path.exists():
             return read_manifest(self.out), whole
-        others = sum(entry["versions"] != self.versions for entry in entries)
+        others = sum(entry.versions != self.versions for entry in entries)
         if others:
             whole += Stats(notes=(f"{others} shards were made by other versions of the parts",))
         manifest: Manifest = {
@@ -224,9 +256,7 @@ class Ledger:
             "processes": processes,
             "versions": self.versions,
             "notes": list(whole.notes),
-            "shards": [
-                {"output": e["output"], **s.counts()} for e, s in zip(entries, each, strict=True)
-            ],
+            "shards": [{"output": entry.output, **entry.stats.counts()} for entry in entries],
         }
         write_json_atomically(path, manifest)
         return manifest, whole
@@ -242,7 +272,7 @@ def claim(
     process out. Raises DataError while another process has the claim.
     """
     (out / ".done").mkdir(parents=True, exist_ok=True)
-    with open(out / ".done" / "lock", "w") as lock:
+    with open_lock(out / ".done" / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -270,25 +300,26 @@ def _defaults(step: str) -> dict[str, Any]:
 
 def recorded_step(out: Path) -> str | None:
     """The step that OUT was begun by, None where none has begun."""
-    path = out / ".done" / "settings.json"
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    with suppress(DataError):
+        return _begun(out).step
+    return None
+
+
+def _begun(out: Path) -> _Begun:
+    remedy = f"remove {out} or choose another folder"
+    return read_json(out / ".done" / "settings.json", _Begun, DataError, remedy)
 
 
 def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
     """Return the settings OUT was begun with, None if it is new; DataError if by another step."""
-    path = out / ".done" / "settings.json"
-    if not path.exists():
+    if not (out / ".done" / "settings.json").exists():
         return None
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if before["step"] != step:
+    before = _begun(out)
+    if before.step != step:
         raise DataError(
-            f"out ({out}): holds the output of `bert {before['step']}`; choose another folder"
+            f"out ({out}): holds the output of `bert {before.step}`; choose another folder"
         )
-    settings: dict[str, Any] = before["settings"]
-    return settings
+    return before.settings
 
 
 def finished_files(folder: Path) -> list[Path]:
@@ -318,24 +349,10 @@ def finished_files(folder: Path) -> list[Path]:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished step; DataError where there is none."""
     path = folder / MANIFEST
-    try:
-        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: does not exist; run the step that writes it to its end") from None
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); remove it, run the step again") from None
-    return manifest
-
-
-def write_json_atomically(path: Path, value: JSON) -> None:
-    """Write beside and rename: a reader of `path` finds the old text or the new, never half."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    if not path.exists():
+        raise DataError(f"{path}: does not exist; run the step that writes it to its end")
+    manifest = read_json(path, _Manifest, DataError, "remove it and run the step again")
+    return manifest.model_dump(exclude_unset=True)
 
 
 def is_printed(path: Path | None) -> bool:

@@ -6,7 +6,6 @@ a block of packs, and reads records of one file only. Static records keep the ma
 ones keep the number of each sequence in IN, by which its mask is drawn, so that packing changes no mask.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +17,9 @@ import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
 from bert_cli.data.columns import pack_columns
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.frames import RecordWriter
-from bert_cli.data.index import DESCRIPTION, read_corpus, write_corpus
+from bert_cli.data.index import DESCRIPTION, write_corpus
 from bert_cli.data.inspect import copies_of
 from bert_cli.data.ledger import Shard, Stats
 from bert_cli.data.packing import Packs
@@ -29,12 +29,12 @@ from bert_cli.data.records import (
     DynamicPacks,
     pack_payloads,
     parse_dynamic,
-    parse_static,
     static_payloads,
 )
 from bert_cli.data.shards import run_shards
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.errors import DataError
+from bert_cli.files import write_atomically
 
 BLOCK = 1024
 """Sequences read and packed at once: 15 MB at 512 places, if they are static."""
@@ -80,7 +80,7 @@ def run(settings: PackSettings) -> None:
     counts = manifest["counts"]
     for name in TOKENIZER:
         if (folder / name).is_file():
-            _copy(folder / name, settings.out / name)
+            write_atomically(settings.out / name, (folder / name).read_bytes())
     share = counts["tokens"] / (counts["records"] * recipe.sequence_length)
     described = {key: corpus[key] for key in (*DESCRIPTION, "next_sentence") if key in corpus}
     copies = copies_of(folder, corpus)
@@ -122,12 +122,6 @@ def _length(settings: PackSettings, corpus: dict[str, Any]) -> int:
             f"be filled; give {stored} or more"
         )
     return length
-
-
-def _copy(source: Path, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    beside.write_bytes(source.read_bytes())
-    os.replace(beside, target)
 
 
 def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
@@ -180,9 +174,7 @@ def _static_blocks(
     predictions = packed_predictions(
         recipe.sequence_length, recipe.sequences, corpus["mask_tokens"], corpus["masked_lm_prob"]
     )
-    sequences = parse_static(
-        files.payloads(numbers), corpus["sequence_length"], corpus["mask_tokens"]
-    )
+    sequences = files.static(numbers)
     return static_payloads(
         pack_columns(
             sequences,
@@ -204,8 +196,7 @@ def _static_lengths(files: RecordFiles, first: int, end: int) -> npt.NDArray[np.
     lengths = np.empty(end - first, np.uint16)
     for start in range(first, end, BLOCK):
         numbers = np.arange(start, min(start + BLOCK, end))
-        block = parse_static(files.payloads(numbers), len(places), corpus["mask_tokens"])
-        mask = block["input_mask"]
+        mask = files.static(numbers)["input_mask"]
         lengths[numbers - first] = mask.sum(axis=1)
         odd = np.flatnonzero(
             (mask != (places < mask.sum(axis=1)[:, None])).any(axis=1) | (mask[:, 0] == 0)

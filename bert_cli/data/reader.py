@@ -19,14 +19,14 @@ import numpy.typing as npt
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.bins import Bins
 from bert_cli.data.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
-from bert_cli.data.index import read_corpus
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.masks import mask_examples
 from bert_cli.data.packing import Packs
 from bert_cli.data.permutation import record_at
 from bert_cli.data.random_bits import Ints, Keys, row_keys
 from bert_cli.data.record_files import RecordFiles
-from bert_cli.data.records import DynamicRecords, parse_dynamic, parse_packs, parse_static
+from bert_cli.data.records import DynamicRecords, parse_dynamic, parse_packs
 from bert_cli.data.steps import check_step, micro_batches, positions_of
 from bert_cli.data.vocab import read_vocabulary
 from bert_cli.errors import ConfigError, DataError
@@ -147,11 +147,12 @@ class Reader:
             chosen = self._packs.records(records, epochs)
             counts = (chosen >= 0).sum(axis=1)
             epochs, records = np.repeat(epochs, counts), chosen[chosen >= 0]
-        payloads = self._files.payloads(records)
         names = FIELDS if self.max_sequences_per_pack == 1 else PACKED_FIELDS
         if not self.is_dynamic:
-            static = self._static(payloads)
+            static = self._files.static(records)
+            static = static if self.is_packed else self._with_weights(static)
             return {name: static[name] for name in names}
+        payloads = self._files.payloads(records)
         ends = np.cumsum(counts)
         step = max(1, BLOCK // self.max_sequences_per_pack)
         columns: Batch = {}
@@ -174,16 +175,13 @@ class Reader:
         if self.is_packed:
             packs = parse_packs(payloads, self.corpus["token_bytes"])
             epochs = np.repeat(epochs, packs.counts)
+            self._files.check_dynamic(packs.sequences, np.repeat(records, packs.counts))
             return self._packed(packs.sequences, epochs, packs.numbers, packs.counts)
         sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
+        self._files.check_dynamic(sequences, records)
         if self._packs is not None:
             return self._packed(sequences, epochs, records, counts)
         return self._with_weights(self._masked(sequences, epochs, records, width))
-
-    def _static(self, payloads: Sequence[bytes]) -> Batch:
-        most = self.max_sequences_per_pack if self.is_packed else None
-        columns = parse_static(payloads, self.sequence_length, self.masked_places, most)
-        return columns if self.is_packed else self._with_weights(columns)
 
     def _with_weights(self, columns: Batch) -> Batch:
         labels = columns["next_sentence_labels"]

@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.data import packed_predictions
+from bert_cli.data.checksums import crc32c_of
+from bert_cli.data.columns import Batch, Outside, first_outside, value_limits
+from bert_cli.data.corpus import is_copy
 from bert_cli.data.frames import read_payload, read_payloads
-from bert_cli.data.index import OFFSETS, is_copy
-from bert_cli.data.records import dynamic_lengths
+from bert_cli.data.index import OFFSETS
+from bert_cli.data.records import (
+    DynamicRecords,
+    dynamic_lengths,
+    parse_dynamic,
+    parse_packs,
+    parse_static,
+)
 from bert_cli.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -59,6 +69,60 @@ class RecordFiles:
         places_of = np.empty_like(order)
         places_of[order] = np.arange(len(order))
         return list(map(payloads.__getitem__, places_of.tolist()))
+
+    def static(self, records: Ints) -> Batch:
+        """Return the columns of static records [n], packed or not, as `parse_static` does.
+
+        Raises DataError, with file, record, column, value and range, for a value that no model can read.
+        """
+        corpus, length = self.corpus, self.corpus["sequence_length"]
+        most = corpus.get("max_sequences_per_pack", 1)
+        masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
+        payloads = self.payloads(records)
+        columns = parse_static(payloads, length, masked, most if most > 1 else None)
+        found = first_outside(columns, value_limits(corpus["vocab_size"], length, most))
+        if found is not None:
+            raise self._impossible(int(records[found.row]), found)
+        return columns
+
+    def check_dynamic(self, sequences: DynamicRecords, records: Ints) -> None:
+        """Raise DataError, as `static` does, for impossible values of sequences [R] of these records."""
+        length = self.corpus["sequence_length"]
+        limits = {
+            "tokens": self.corpus["vocab_size"] - 1,
+            "lengths": length,
+            "first_lengths": length,
+            "next_sentence_labels": 1,
+        }
+        found = first_outside({name: getattr(sequences, name) for name in limits}, limits)
+        if found is not None:
+            ends = np.cumsum(sequences.lengths)
+            is_token = found.column == "tokens"
+            row = np.searchsorted(ends, found.row, side="right") if is_token else found.row
+            raise self._impossible(int(records[row]), found)
+
+    def check_file(self, path: Path) -> int:
+        """Read every record of a file, check its values as a run does; return the file's bytes."""
+        first, end = self.numbers_of(path)
+        for start in range(first, end, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, end))
+            if self.corpus["format"] == "static":
+                self.static(numbers)
+            elif self.corpus.get("max_sequences_per_pack", 1) > 1:
+                packs = parse_packs(self.payloads(numbers), self.corpus["token_bytes"])
+                self.check_dynamic(packs.sequences, np.repeat(numbers, packs.counts))
+            else:
+                sequences = parse_dynamic(self.payloads(numbers), self.corpus["token_bytes"])
+                self.check_dynamic(sequences, numbers)
+        return path.stat().st_size
+
+    def _impossible(self, record: int, found: Outside) -> DataError:
+        file = int(np.searchsorted(self._ends, record, side="right"))
+        first, _ = self.numbers_of(self._paths[file])
+        return DataError(
+            f"{self._paths[file]} (record {record - first}, counted from 0): {found.column} has {found.value}, "
+            f"which is outside 0 to {found.limit}; make the records again, with the vocabulary that lies beside them"
+        )
 
     def _read(self, files: Ints, starts: Numbers, sizes: Numbers) -> list[bytes]:
         """Payloads of frames. By pread, since a map of a file that shrinks kills the process."""
@@ -137,6 +201,19 @@ class RecordFiles:
         return np.memmap(path, "<u8", "r")
 
     def _check_files(self) -> None:
+        """Raise DataError for a file that is not there or not as corpus.json says.
+
+        Of the records and their offsets sizes are compared, of the tokenizer's files checksums.
+        """
+        for beside in self.corpus.get("beside", []):
+            path = self.folder / beside["name"]
+            found = crc32c_of(path) if path.exists() and path.name != OFFSETS else None
+            if path.name != OFFSETS and found != beside["crc32c"]:
+                wrong = "missing" if found is None else f"checksum {found}"
+                raise DataError(
+                    f"{path} ({wrong}): corpus.json says checksum {beside['crc32c']}; bring back the file that "
+                    f"the records were made with, or {self._remedy()} if it was changed on purpose"
+                )
         for path, size in zip(self._paths, self._sizes, strict=True):
             found = path.stat().st_size if path.exists() else None
             if found != size:

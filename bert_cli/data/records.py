@@ -238,7 +238,10 @@ def _parsed_by_tensorflow(
             f"({str(error.message).splitlines()[0][:300]})"
         ) from error
     return {
-        name: tensor.numpy().astype(np.float32 if kinds[name] == "float" else np.int32)
+        # Clipped, because a number of more than 32 bits would become another one that may be valid.
+        name: tensor.numpy().astype(np.float32)
+        if kinds[name] == "float"
+        else tensor.numpy().clip(-(2**31), 2**31 - 1).astype(np.int32)
         for name, tensor in parsed.items()
     }
 

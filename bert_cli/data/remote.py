@@ -10,27 +10,25 @@ fetches while the others wait. Any address that fsspec knows will do; credential
 
 import fcntl
 import hashlib
-import json
-import os
 import re
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from bert_cli.data.checksums import crc32c_of
+from bert_cli.data.corpus import COPY_LOCK, CORPUS, parse_corpus
 from bert_cli.data.disk import disk_plan
-from bert_cli.data.index import COPY_LOCK, CORPUS, OFFSETS
+from bert_cli.data.index import OFFSETS
 from bert_cli.data.shards import in_threads
 from bert_cli.data.tokenizer import FILES as TOKENIZER
 from bert_cli.data.vocab import VOCAB_FILE
 from bert_cli.errors import BertError, ConfigError, DataError, needs_extra
+from bert_cli.files import DISK_IS_FULL, open_lock, write_atomically, written_beside
 
 BACKENDS = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
@@ -65,7 +63,7 @@ def local_copy(url: str, cache: Path) -> Path:
     """
     remote = Remote(url)
     text = remote.read(CORPUS)
-    corpus = _parse(f"{remote.url}/{CORPUS}", text)
+    corpus = parse_corpus(f"{remote.url}/{CORPUS}", text)
     place = f"{_slug(remote.url)}-{_hash(remote.url.encode())[:8]}-"
     folder = cache / f"{place}{_hash(text)[:16]}"
     wanted = _wanted(corpus, remote.url)
@@ -79,7 +77,7 @@ def local_copy(url: str, cache: Path) -> Path:
         to_fetch = sum(item.bytes or 0 for item in missing)
         print(disk_plan("fetch", len(missing), to_fetch, there, folder, "file"), flush=True)
         in_threads("fetch", to_fetch, partial(_fetch, remote, folder), missing, AT_ONCE)
-        _write(folder / CORPUS, text)
+        write_atomically(folder / CORPUS, text)
     return folder
 
 
@@ -137,6 +135,8 @@ class Remote:
                 "`bert tokenize` or `bert index` has finished"
             ) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+                raise
             told = str(error).strip().split("\n")[0]
             raise DataError(
                 f"{where}: cannot be fetched ({type(error).__name__}: {told}); check the address, the "
@@ -146,23 +146,6 @@ class Remote:
 
 class MissingError(DataError):
     """There is no such file at the address."""
-
-
-def _parse(where: str, text: bytes) -> dict[str, Any]:
-    try:
-        corpus: dict[str, Any] = json.loads(text)
-        names = [str(entry["name"]) for entry in (*corpus["files"], *corpus.get("beside", []))]
-        sizes = [int(entry["bytes"]) for entry in corpus["files"]]
-        records = int(corpus["records"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{where}: is not the corpus.json of a folder of records ({type(error).__name__}: {error}); "
-            "run `bert index` on the folder that was copied there, and copy it again"
-        ) from None
-    bad = [n for n in names if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts]
-    if bad or min([records, *sizes]) < 0:
-        raise DataError(f"{where}: names {bad or 'negative sizes'}; it was not written by `bert`")
-    return corpus
 
 
 def _wanted(corpus: Mapping[str, Any], url: str) -> list[Wanted]:
@@ -205,12 +188,10 @@ def _fetch(remote: Remote, folder: Path, item: Wanted) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     trouble: DataError | None = None
     for _ in range(TRIES):
-        beside = _beside(target)
         try:
-            remote.fetch(item.name, beside)
-            _verify(beside, item, f"{remote.url}/{item.name}")
-            _sync(beside)
-            os.replace(beside, target)
+            with written_beside(target, item.bytes) as partial:
+                remote.fetch(item.name, partial)
+                _verify(partial, item, f"{remote.url}/{item.name}")
             return target.stat().st_size
         except MissingError:
             if item.may_lack:
@@ -218,8 +199,6 @@ def _fetch(remote: Remote, folder: Path, item: Wanted) -> int:
             raise
         except DataError as error:
             trouble = error
-        finally:
-            beside.unlink(missing_ok=True)
     assert trouble is not None
     raise trouble
 
@@ -234,24 +213,6 @@ def _verify(path: Path, item: Wanted, where: str) -> None:
             f"{where}: {wrong} as its corpus.json says, and so it was when fetched again; copy the "
             "file there again, or run `bert index` on the folder it came from and copy that"
         )
-
-
-def _beside(target: Path) -> Path:
-    """A name that no other thread, process or machine uses."""
-    who = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
-    return target.with_name(f".{target.name}.{who}.part")
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = _beside(path)
-    beside.write_bytes(data)
-    _sync(beside)
-    os.replace(beside, path)
 
 
 def _say(url: str, corpus: Mapping[str, Any], folder: Path, place: str) -> None:
@@ -273,7 +234,7 @@ def _claim(folder: Path) -> Iterator[None]:
 
     Where the file system has no locks all of them fetch, each beside the others: slower, no less safe.
     """
-    with open(folder / COPY_LOCK, "w") as lock:
+    with open_lock(folder / COPY_LOCK) as lock:
         told = False
         while True:
             try:

@@ -8,16 +8,17 @@ kept as JSON beside the output, so a second run splits as the first did. sentenc
 one sentence a line already, need no data.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bert_cli.data.ledger import write_json_atomically
+from pydantic import BaseModel
+
 from bert_cli.errors import ConfigError, DataError, needs_extra
+from bert_cli.files import read_json, write_json_atomically
 
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktParameters
@@ -55,10 +56,21 @@ LANGUAGES = {
 }
 
 
+class _Parameters(BaseModel):
+    """Punkt's parameters, in punkt.json."""
+
+    abbreviations: set[str]
+    collocations: set[tuple[str, str]]
+    sentence_starters: set[str]
+    orthographic_context: dict[str, int]
+
+
 def choose_punkt(
     language: str, out: Path, begun_with: str | None, corpus: Callable[[], Iterable[str]]
 ) -> tuple[str, str]:
-    """Find or learn Punkt's parameters; return their name and, if worth saying, a line about it.
+    """Find or learn Punkt's parameters; return their name and a note, empty for installed ones.
+
+    The note is the same in the run that learns them and in one that continues it.
 
     The name is `installed` or `learned`; learned parameters lie in `out/punkt.json`, and once they
     do they are used, whatever has been installed since. `begun_with` is the name that an earlier
@@ -66,7 +78,7 @@ def choose_punkt(
     installed data that are gone.
     """
     if (out / PARAMETERS).exists():
-        return "learned", f"Punkt parameters learned before are used ({out / PARAMETERS})"
+        return "learned", _note(out)
     if language in LANGUAGES:
         if _installed(language):
             return "installed", ""
@@ -76,7 +88,8 @@ def choose_punkt(
             flush=True,
         )
         if _downloaded() and _installed(language):
-            return "installed", "Punkt data were downloaded by NLTK"
+            print("preprocess: Punkt data were downloaded by NLTK")
+            return "installed", ""
         why = "Punkt data are not installed and could not be downloaded"
     else:
         why = f"NLTK has no Punkt data for {language!r}"
@@ -93,10 +106,14 @@ def choose_punkt(
         if characters >= TRAINING_CHARACTERS:
             break
     _learn("\n".join(text), out / PARAMETERS)
-    return "learned", (
-        f"{why}: learned from the first {characters / 1e6:.1f} million characters of the corpus "
-        f"instead (kept in {out / PARAMETERS})"
+    print(
+        f"preprocess: {why}: learned from the first {characters / 1e6:.1f} million characters instead"
     )
+    return "learned", _note(out)
+
+
+def _note(out: Path) -> str:
+    return f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
 
 
 @lru_cache(maxsize=2)
@@ -192,10 +209,10 @@ def _learn(text: str, path: Path) -> None:
 def _read_parameters(path: Path) -> "PunktParameters":
     from nltk.tokenize.punkt import PunktParameters
 
-    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    read = read_json(path, _Parameters, DataError, "remove it, it is then learned again")
     parameters = PunktParameters()
-    parameters.abbrev_types = set(read["abbreviations"])
-    parameters.collocations = {(first, second) for first, second in read["collocations"]}
-    parameters.sent_starters = set(read["sentence_starters"])
-    parameters.ortho_context.update(read["orthographic_context"])
+    parameters.abbrev_types = read.abbreviations
+    parameters.collocations = read.collocations
+    parameters.sent_starters = read.sentence_starters
+    parameters.ortho_context.update(read.orthographic_context)
     return parameters

@@ -131,6 +131,10 @@ def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
+    except RecursionError:
+        raise DataError(
+            f"{path}: is JSON nested too deeply; take it from its source again"
+        ) from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path} (line {error.lineno}, column {error.colno}): is no JSON ({error.msg}); "

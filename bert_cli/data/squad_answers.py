@@ -10,7 +10,6 @@ on the same logits.
 Shapes: q questions, n windows, T tokens of all of them, L places of a window.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from bert_cli.data.features import by_length
 from bert_cli.data.squad import Questions
 from bert_cli.data.squad_score import best_score, gold_of
 from bert_cli.data.squad_windows import Windows
 from bert_cli.errors import DataError
+from bert_cli.files import read_json
 
 Floats = npt.NDArray[np.floating[Any]]
 Numbers = npt.NDArray[np.int64]
@@ -211,17 +212,16 @@ def _null_places(windows: Windows, start: Floats, end: Floats, questions: int) -
     return places[order[first]]
 
 
+class _Threshold(BaseModel):
+    threshold: float
+
+
 def null_threshold_of(run: Path) -> float | None:
     """The threshold that lies in a run's folder, None for none. DataError where it cannot be read."""
     path = run / NULL_THRESHOLD
     if not path.is_file():
         return None
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: holds no threshold ({error}); remove it, or score the run again"
-        ) from error
+    return read_json(path, _Threshold, DataError, "remove it, or score the run again").threshold
 
 
 def with_null_threshold(

@@ -183,7 +183,7 @@ def _json_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number, from 1, and object of each item of a file that is one list."""
     try:
         items = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no JSON ({error}); mend it") from error
     for number, row in enumerate(items, 1):
         if not isinstance(row, dict):

@@ -17,6 +17,7 @@ from bert_cli.data.instances import SpecialIds
 from bert_cli.data.vocab import CONFIG_FILE, SPECIAL_TOKENS, VOCAB_FILE, read_vocabulary
 from bert_cli.data.wordpiece import library_tokenizer
 from bert_cli.errors import DataError
+from bert_cli.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -144,10 +145,4 @@ def _from_description(path: Path) -> "Tokenizer":
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error}); mend or remove it") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: is no JSON object; take it from the model again")
-    return found
+    return read_json(path, dict[str, Any], DataError, "take it from the model again")

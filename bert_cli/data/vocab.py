@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,11 @@ from bert_cli.data.ledger import (
     Shard,
     Stats,
     claim,
-    write_json_atomically,
 )
 from bert_cli.data.shards import Progress, summary
 from bert_cli.data.text_files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import read_json, write_atomically, write_json_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -97,6 +97,15 @@ def read_vocabulary(path: Path) -> Vocabulary:
             f"vocabulary ({path}): {' '.join(missing)} missing; give a BERT vocabulary, "
             "a piece a line, that holds " + " ".join(SPECIAL_TOKENS)
         )
+    if len(set(pieces)) < len(pieces) or "" in pieces:
+        seen: dict[str, int] = {"": 0}
+        for line, piece in enumerate(pieces, 1):
+            if seen.setdefault(piece, line) != line:
+                wrong = f"repeats {piece!r} of line {seen[piece]}" if piece else "is blank"
+                raise DataError(
+                    f"vocabulary ({path}, line {line}): {wrong}, so an id would have no piece of its own; "
+                    f"write [unused{line - 1}] there, which leaves all other ids as they are"
+                )
     return Vocabulary(path, pieces, hashlib.sha256(data).hexdigest())
 
 
@@ -182,10 +191,7 @@ def _check_config(path: Path, name: str, *, cased: bool) -> bool:
 
     Whether the file says anything of capitals.
     """
-    try:
-        config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); mend or remove it") from error
+    config = read_json(path, dict[str, Any], DataError, "fix or remove it")
     lower = config.get("do_lower_case", not cased)
     if lower == cased:
         raise ConfigError(
@@ -236,9 +242,7 @@ def tokenizer_config(*, cased: bool) -> dict[str, Any]:
 
 def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
     """Write vocab.txt and tokenizer_config.json into a folder, each whole or not at all."""
-    beside = folder / f".{VOCAB_FILE}.{os.getpid()}"
-    beside.write_bytes(data)
-    os.replace(beside, folder / VOCAB_FILE)
+    write_atomically(folder / VOCAB_FILE, data)
     # A vocabulary has no model yet; a model's folder has the number of its own positions.
     most = {"model_max_length": BertConfig().max_position_embeddings}
     write_json_atomically(folder / CONFIG_FILE, tokenizer_config(cased=cased) | most)

@@ -22,7 +22,7 @@ from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSett
 from bert_cli.config.layout import size
 from bert_cli.config.terminal import table
 from bert_cli.data import index, preprocess, tokenize, vocab
-from bert_cli.data.index import read_corpus
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.ledger import finished_files, give_json, is_printed, versions_of
 from bert_cli.data.reader import Reader
 from bert_cli.tasks.bench_table import machine_told, seconds

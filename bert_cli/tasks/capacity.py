@@ -15,8 +15,8 @@ from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan
-from bert_cli.data.disk import amount, free_bytes
 from bert_cli.errors import BertError, ConfigError, install_command
+from bert_cli.files import amount, free_bytes
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.mesh import devices_here
 from bert_cli.tasks import machine, training

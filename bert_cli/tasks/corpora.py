@@ -14,8 +14,8 @@ import numpy.typing as npt
 from bert_cli.config.data import is_remote
 from bert_cli.config.mistakes import is_said
 from bert_cli.config.schema import PretrainSettings, WeightedCorpus
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.generated import GeneratedReader
-from bert_cli.data.index import read_corpus
 from bert_cli.data.mixture import Mixture
 from bert_cli.data.reader import Reader
 from bert_cli.data.remote import local_copy

@@ -17,9 +17,9 @@ from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import Plan, plan_of
 from bert_cli.data.features import FeatureReader, Features
 from bert_cli.data.generated import generated_features
-from bert_cli.data.ledger import JSON, write_json_atomically
 from bert_cli.data.tokenizer import TextTokenizer, model_max_length, read_tokenizer
 from bert_cli.errors import ConfigError
+from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import ARCHITECTURES
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh

@@ -4,11 +4,11 @@ Each picture is a PNG file of its own; the page has them inside, with the figure
 to and the settings in which they differ.
 """
 
-import os
 from pathlib import Path
 
 from bert_cli.config.look import PlotSettings
 from bert_cli.errors import DataError
+from bert_cli.files import write_atomically
 from bert_cli.tasks.curves import draw, pictures_of
 from bert_cli.tasks.page import page_of
 from bert_cli.train.history import METRICS, names_of, open_runs
@@ -46,11 +46,9 @@ def run(settings: PlotSettings) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a page that is being read stays whole."""
-    beside = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        write_atomically(path, content)
     except OSError as error:
         raise DataError(
             f"output ({path}): cannot be written ({error.strerror}); choose another folder"

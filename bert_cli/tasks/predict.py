@@ -151,7 +151,7 @@ def _from_standard_input(task: str) -> Iterator[Asked]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{where} (line {number}): is no JSON ({error}); give an object a line, with question and context"
             ) from error

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.data.features import cached, file_hash
-from bert_cli.data.ledger import write_json_atomically
 from bert_cli.data.squad import Questions, read_squad
 from bert_cli.data.squad_answers import (
     NULL_THRESHOLD,
@@ -24,6 +23,7 @@ from bert_cli.data.squad_score import Gold, gold_of, score
 from bert_cli.data.squad_windows import Windows, arrays_of_windows, make_windows, windows_of
 from bert_cli.data.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
+from bert_cli.files import write_json_atomically
 from bert_cli.tasks import finetune, start
 from bert_cli.tasks.task import Logits, Scores, Task
 from bert_cli.train.report import say

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from bert_cli.config import layout
 from bert_cli.config.plan import describe
 from bert_cli.config.schema import TrainSettings
-from bert_cli.data.ledger import write_json_atomically
 from bert_cli.data.steps import read_ahead
 from bert_cli.errors import ConfigError
+from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.parallel.collectives import Peers
 from bert_cli.parallel.engine import Engine

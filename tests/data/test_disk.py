@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.data import disk
-from bert_cli.data.disk import amount, disk_plan, free_bytes
+from bert_cli import files
+from bert_cli.data.disk import disk_plan
 from bert_cli.data.ledger import Shard, Stats
 from bert_cli.data.shards import run_shards
 from bert_cli.errors import DataError
+from bert_cli.files import amount, free_bytes
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -35,7 +36,7 @@ def run(shards: list[Shard], out: Path, needs: int) -> None:
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that the disk has free, to be set."""
     told = [0]
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Usage(0, 0, told[0]))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: Usage(0, 0, told[0]))
     return told
 
 

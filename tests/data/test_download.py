@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import bert_cli
+from bert_cli.cli import main
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data import download
 from bert_cli.data.ledger import finished_files, read_manifest
@@ -325,3 +326,27 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path: Path) -> None:
     assert finished_files(tmp_path) == [tmp_path / sample.name]
     with pytest.raises(ConfigError, match="language: has no effect with --sample"):
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
+
+
+class Circle(BaseHTTPRequestHandler):
+    """A server whose every address is another name of itself."""
+
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_redirect_that_comes_back_to_itself_is_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Circle) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        mirror = f"http://127.0.0.1:{server.server_port}"
+        assert main(["download", str(tmp_path / "out"), "--mirror", mirror]) == 3
+        server.shutdown()
+    assert f"bert: {mirror}/enwiki/" in (told := capsys.readouterr().err) and "redirects" in told

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpora import make_corpus
 from processes import index_of_tfrecord_package
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.frames import RecordWriter
 from bert_cli.data.index import (
     DESCRIPTION,
-    read_corpus,
     read_index,
     record_files,
     run,
@@ -417,3 +418,15 @@ def test_how_often_text_was_gone_through_is_kept_and_changes_no_fingerprint(tmp_
     assert told["fingerprint"] == plain["fingerprint"]
     run(settings(tmp_path))
     assert read_corpus(tmp_path)["duplication_factor"] == 5
+
+
+def test_bert_index_takes_no_vocabulary_over_that_was_changed_beside_the_records(
+    tmp_path: Path,
+) -> None:
+    folder = make_corpus(tmp_path / "c", "static", [5])
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("{", '{"model_max_length": 16,', 1))
+    run(settings(folder))
+    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "more\n")
+    with pytest.raises(DataError, match=r"vocab\.txt: is not the vocabulary .*; bring it back"):
+        run(settings(folder))

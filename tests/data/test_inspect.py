@@ -370,7 +370,7 @@ def test_what_is_no_folder_of_finished_records_is_refused(tmp_path, capsys):
         looked_at(capsys, tmp_path)
     folder = corpus_of(tmp_path / "other", [texts(20)])
     (folder / "vocab.txt").write_text("\n".join([*PIECES[:-1], "another"]) + "\n")
-    with pytest.raises(DataError, match="is not the vocabulary that the records were made with"):
+    with pytest.raises(DataError, match="bring back the file that the records were made with"):
         looked_at(capsys, folder)
     (folder / ".done").mkdir()
     with pytest.raises(DataError, match="has not finished in it"):

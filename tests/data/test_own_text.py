@@ -16,8 +16,8 @@ import pytest
 import bert_cli
 from bert_cli.config.data import PreprocessSettings, TokenizeSettings, VocabSettings
 from bert_cli.data import preprocess, tokenize, vocab
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.frames import read_payload
-from bert_cli.data.index import read_corpus
 from bert_cli.data.ledger import read_manifest
 from bert_cli.data.records import parse_dynamic, parse_static
 from bert_cli.errors import ConfigError, DataError

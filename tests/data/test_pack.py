@@ -18,8 +18,9 @@ from bert_cli.config.data import (
     packed_predictions,
 )
 from bert_cli.data import index, pack, tokenize
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.frames import RecordWriter
-from bert_cli.data.index import read_corpus, write_corpus
+from bert_cli.data.index import write_corpus
 from bert_cli.data.reader import Reader
 from bert_cli.data.records import static_payloads
 from bert_cli.errors import DataError

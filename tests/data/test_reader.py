@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from corpora import PIECES, WORDS, P, S, dynamic_records, make_corpus, static_examples
 
-from bert_cli.config.data import Masking
+from bert_cli.config.data import IndexSettings, Masking
+from bert_cli.data import index
 from bert_cli.data.columns import Batch
+from bert_cli.data.frames import RecordWriter
 from bert_cli.data.generated import GeneratedReader
 from bert_cli.data.index import write_corpus
 from bert_cli.data.reader import Reader
+from bert_cli.data.records import static_payloads
 from bert_cli.errors import ConfigError, DataError
 
 SHAPES = {
@@ -252,15 +255,97 @@ def test_whole_words_are_masked_whole_when_the_run_says_so(tmp_path: Path) -> No
             assert not continues or (place in places) == (place - 1 in places)
 
 
-def test_a_changed_vocabulary_is_noticed_where_it_decides_the_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_changed_or_missing_vocabulary_is_noticed_when_opening(tmp_path: Path, kind: str) -> None:
+    folder = make_corpus(tmp_path / "c", kind, [5])
+    open_reader(folder)
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(DataError, match=r"vocab\.txt \(checksum .*bring back the file"):
+        open_reader(folder)
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(DataError, match=r"vocab\.txt \(missing\)"):
+        open_reader(folder)
+
+
+def test_a_changed_vocabulary_without_checksum_is_noticed_where_it_decides_the_masks(
+    tmp_path: Path,
+) -> None:
     folder = make_corpus(tmp_path / "c", "dynamic", [5])
     words = Masking(unit="word")
     open_reader(folder, masking=words)
+    corpus = json.loads((folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps(corpus | {"beside": []}))
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
     open_reader(folder)
     with pytest.raises(DataError, match="is not the vocabulary"):
         open_reader(folder, masking=words)
+
+
+IMPOSSIBLE = [
+    ("input_ids", 999_999),
+    ("input_ids", -3),
+    ("input_ids", 2**32 + 5),
+    ("input_mask", 2),
+    ("segment_ids", 7),
+    ("masked_lm_positions", 500),
+    ("masked_lm_ids", 99_999),
+    ("masked_lm_weights", np.nan),
+    ("next_sentence_labels", 9),
+]
+
+
+def with_last_value(payload: bytes, column: str, value: int) -> bytes:
+    """A record with another last value in a column, as TensorFlow writes it."""
+    import tensorflow as tf
+
+    example = tf.train.Example.FromString(payload)
+    example.features.feature[column].int64_list.value[-1] = value
+    written: bytes = example.SerializeToString()
+    return written
+
+
+@pytest.mark.parametrize(("column", "value"), IMPOSSIBLE)
+def test_an_impossible_value_is_named_by_file_record_column_value_and_range(
+    tmp_path: Path, column: str, value: float
+) -> None:
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+    examples = static_examples(5, 5)
+    examples[column] = examples[column].astype(np.float32 if column.endswith("weights") else int)
+    examples[column].reshape(5, -1)[3, -1] = abs(value)
+    payloads = list(static_payloads(examples))
+    if value < 0:
+        payloads[3] = with_last_value(payloads[3], column, int(value))
+    with RecordWriter(folder / "wiki_001.tfrecord") as writer:
+        writer.write_all(iter(payloads))
+    write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
+    reader = open_reader(folder)
+    shown = "2147483647" if value > 2**31 else f"{value:g}" if value != 999_999 else "999999"
+    told = rf"wiki_001\.tfrecord \(record 3, counted from 0\): {column} has {shown}, which is outside 0 to \d+;"
+    with pytest.raises(DataError, match=told):
+        reader[0]
+    with pytest.raises(DataError, match=told):
+        index.run(IndexSettings(folder=folder, check=True, processes=1))
+    index.run(IndexSettings(folder=folder, processes=1))
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 500}, {"sequence_length": S - 1}])
+def test_dynamic_records_are_checked_too(tmp_path: Path, change: dict[str, int]) -> None:
+    folder = make_corpus(tmp_path / "c", "dynamic", [5, 5], **change)
+    with pytest.raises(
+        DataError, match=r"(tokens|lengths) has \d+, which is outside 0 to (499|15)"
+    ):
+        index.run(IndexSettings(folder=folder, check=True, processes=1))
+    with pytest.raises(DataError):
+        open_reader(folder)[0]
+
+
+def test_possible_values_pass_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("static", "dynamic"):
+        folder = make_corpus(tmp_path / kind, kind, [5, 0, 5])
+        index.run(IndexSettings(folder=folder, check=True, processes=2))
+        assert "the values of all 10 records are possible" in capsys.readouterr().out
 
 
 def test_a_step_must_be_whole_micro_batches(corpus: Path) -> None:
@@ -374,15 +459,15 @@ def test_a_million_records_give_their_first_batch_within_two_seconds(
     tmp_path: Path, kind: str
 ) -> None:
     """Forty files of 25,000 real records; they are names of one file, so as not to fill the disk."""
-    folder = make_corpus(tmp_path / "c", kind, [25_000])
+    folder = make_corpus(tmp_path / "c", kind, [25_000], vocab_size=25_000)
     for number in range(1, 40):
         for suffix in (".tfrecord", ".index"):
             name = folder / f"wiki_{number:03}{suffix}"
             os.link(folder / f"wiki_000{suffix}", name)
     described = json.loads((folder / "corpus.json").read_text())
     write_corpus(folder, described)
-    for index in folder.glob("*.index"):
-        index.unlink()  # the text indexes are not for the reader
+    for text in folder.glob("*.index"):
+        text.unlink()  # the text indexes are not for the reader
     done = subprocess.run(
         [sys.executable, "-c", FIRST_BATCH, str(folder), kind],
         capture_output=True,

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import bert_cli
+from bert_cli import files
 from bert_cli.config.data import TokenizeSettings, is_remote
-from bert_cli.data import disk, remote, tokenize
-from bert_cli.data.index import read_corpus
+from bert_cli.data import remote, tokenize
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.reader import Reader
 from bert_cli.data.remote import local_copy
 from bert_cli.errors import ConfigError, DataError
@@ -300,11 +301,17 @@ def test_records_without_checksums_are_compared_by_size_and_that_is_said(
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (lambda data: b"{", "is not the corpus.json of a folder of records"),
-        (lambda data: b"[]", "is not the corpus.json of a folder of records"),
-        (edit_corpus(lambda corpus: corpus.pop("files")), "KeyError"),
-        (edit_corpus(lambda c: c["files"][0].update(name="../../evil")), "was not written by"),
-        (edit_corpus(lambda c: c["beside"][0].update(name="/etc/evil")), "was not written by"),
+        (lambda data: b"{", "corpus.json: Invalid JSON"),
+        (lambda data: b"[]", "corpus.json: Input should be an object"),
+        (edit_corpus(lambda corpus: corpus.pop("files")), r"corpus.json \(files\): Field required"),
+        (
+            edit_corpus(lambda c: c["files"][0].update(name="../../evil")),
+            "a file outside the folder is named",
+        ),
+        (
+            edit_corpus(lambda c: c["beside"][0].update(name="/etc/evil")),
+            "a file outside the folder is named",
+        ),
     ],
 )
 def test_a_corpus_json_that_is_none_is_refused(
@@ -346,7 +353,7 @@ def test_a_disk_too_small_is_refused_before_the_first_file(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
 ) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage(1000))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage(1000))
     with pytest.raises(DataError, match="make room or choose a folder on another disk"):
         local_copy(url, tmp_path)
     assert fetched == []

@@ -15,9 +15,9 @@ from processes import index_of_tfrecord_package
 
 from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data import tokenize
+from bert_cli.data.corpus import read_corpus
 from bert_cli.data.frames import read_payload
 from bert_cli.data.groups import encode_groups, plan_groups
-from bert_cli.data.index import read_corpus
 from bert_cli.data.ledger import read_manifest
 from bert_cli.data.masks import mask_tokens
 from bert_cli.data.random_bits import row_keys

@@ -71,8 +71,8 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "is no JSON object"),
+        ("{", "Invalid JSON"),
+        ("[]", "Input should be an object"),
         (json.dumps({"model": {"type": "BPE"}}), r"\(model.type BPE\): is no WordPiece"),
         (json.dumps({"model": {"type": "WordPiece", "vocab": 3}}), "cannot be read"),
     ],

@@ -55,6 +55,14 @@ def test_line_ends_of_other_kinds_within_a_piece_do_not_shift_the_ids(tmp_path):
     assert list(read_vocabulary(write_vocab(tmp_path, pieces)).pieces) == pieces
 
 
+@pytest.mark.parametrize(
+    ("line", "told"), [("cat", r"line 9\): repeats 'cat' of line 2"), ("", r"line 9\): is blank")]
+)
+def test_a_doubled_or_blank_line_is_refused_by_its_number(tmp_path, line, told):
+    with pytest.raises(DataError, match=rf"{told}.*write \[unused8\] there"):
+        read_vocabulary(write_vocab(tmp_path, [*PIECES[:8], line, *PIECES[8:]]))
+
+
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
 def test_a_missing_special_token_is_named(tmp_path, token):
     path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
@@ -155,7 +163,7 @@ def test_googles_vocabularies_tell_their_case_by_their_pieces(shared_data):
 def test_a_broken_tokenizer_config_is_refused(tmp_path):
     write_vocab(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match="not JSON"):
+    with pytest.raises(DataError, match="Invalid JSON"):
         find_vocabulary(str(tmp_path), cased=False)
 
 
