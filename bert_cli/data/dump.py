@@ -88,6 +88,7 @@ class Dump:
         self.path = path
         self.notes: list[str] = []
         self.raw_bytes = 0
+        self.is_packed = False
         self._blocks = self._utf8()
         self.header, self._rest = self._read_header()
 
@@ -202,6 +203,7 @@ class Dump:
                         f"dump ({self.path}): is a {kind} file; unpack it, or pack it as .bz2 or .xz"
                     )
             made = [make for start, make in DECODERS.items() if magic.startswith(start)]
+            self.is_packed = bool(made)
             decoder = made[0]() if made else None
             while raw := file.read(RAW_BYTES):
                 self.raw_bytes += len(raw)

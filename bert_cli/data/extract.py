@@ -8,6 +8,7 @@ a chunk it fails on is halved until the page at fault stands alone. The output i
 form, `<doc id= url= title=>` blocks with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
 """
 
+import errno
 import json
 import os
 import re
@@ -27,8 +28,16 @@ from bert_cli.data.dump import NAMESPACE, TITLE, Chunk, Dump, find_dump
 from bert_cli.data.ledger import Shard, Stats
 from bert_cli.data.shards import run_shards
 from bert_cli.errors import DataError
+from bert_cli.files import written_beside
 
 FILES_PER_FOLDER = 100
+SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_ASLEEP = 5.0
+"""Time without work after which WikiExtractor is stuck: its parts wait for one that has died."""
+PACKED_EXPANSION = 4.0
+"""Bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them."""
+TEXT_PER_BYTE = 0.21
+"""Bytes of text for a byte of XML: 20 GB for a packed dump of 24 GB, as docs/wikipedia.md reckons."""
 SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # 8 MB/s is usual, 2 with templates
 PAGES_NAMED = 3  # in a note about lost pages
 PAGES_FAILED = 20  # of one chunk, left out one by one; more is no longer the pages' fault
@@ -61,9 +70,22 @@ def run(settings: ExtractSettings) -> None:
         versions=["wikiextractor"],
         total=path.stat().st_size,
         notes=dump.notes,
+        needs=bytes_written(dump, settings),
         scheduler=settings.scheduler,
         own_process=True,  # so that WikiExtractor dies with this process, see shards.py
     )
+
+
+def bytes_written(dump: Dump, settings: ExtractSettings) -> int:
+    """Estimate the bytes of the text, and of the chunks that are on the disk with it at a time.
+
+    Of each chunk there are the articles and their text; twice as many chunks as processes are begun.
+    """
+    size = dump.path.stat().st_size
+    expansion = PACKED_EXPANSION if dump.is_packed else 1.0
+    text = TEXT_PER_BYTE * size * expansion
+    chunks = min(2 * settings.processes * settings.chunk_megabytes * 1e6, size * expansion)
+    return round(text + chunks)
 
 
 def output_name(number: int) -> Path:
@@ -165,13 +187,11 @@ def _header_without_templates(header: bytes) -> bytes:
 def _collect_templates(path: Path, templates: Path) -> int:
     """Write the pages of namespace 10 into one file, once; return how many there are."""
     if not templates.exists() or templates.stat().st_mtime_ns < path.stat().st_mtime_ns:
-        beside = templates.with_suffix(".part")
-        with open(beside, "wb") as file:
+        with written_beside(templates) as partial, partial.open("wb") as file:
             for page in Dump(path).pages():
                 found = NAMESPACE.search(page[: page.find(b"<revision")])
                 if found is not None and found[1] == b"10":
                     file.write(page + b"\n")
-        os.replace(beside, templates)
     with open(templates, "rb") as file:
         return sum(b"</page>" in line for line in file)
 
@@ -230,41 +250,78 @@ def _halved(
 def _run_wikiextractor(chunk: Path, output: Path, templates: Path | None) -> None:
     """Run the program on one small dump, its whole text into `output`.
 
-    A worker of it that dies leaves the rest waiting for ever, and the exit status says nothing; so
-    its messages are watched for a traceback, and its time is limited.
+    A worker of it that dies leaves the rest waiting for ever, and the exit status says nothing; so its
+    messages are watched for a traceback, its processes for one that is not asleep, and its time is
+    limited. The messages come through a pipe, because a full disk would not take them. Raises OSError
+    for a full disk, ToolFailedError for anything else.
     """
-    folder, messages = chunk.with_suffix(".text"), chunk.with_suffix(".messages")
+    folder = chunk.with_suffix(".text")
     line = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(chunk.absolute())]
     line += ["-o", str(folder.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
     line += ["--templates", str(templates.absolute())] if templates else ["--no-templates"]
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * chunk.stat().st_size / 1e6
     end = time.monotonic() + limit
-    with open(messages, "wb") as file:
-        program = subprocess.Popen(
-            line, stdout=file, stderr=file, process_group=0, cwd=chunk.parent
-        )
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    program = subprocess.Popen(
+        line, stdout=writing, stderr=writing, process_group=0, cwd=chunk.parent
+    )
+    os.close(writing)
     shards.PROGRAMS.add(program.pid)
-    trouble = ""
+    trouble, messages, ticks = "", b"", [-1]
     while not trouble:
         try:
-            status = program.wait(0.05)
+            status = program.wait(SECONDS_BETWEEN_LOOKS)
             trouble = f"exit status {status}" if status else ""
             break
         except subprocess.TimeoutExpired:
+            crashed = b"Traceback" in messages  # at the look before, so that it is written out
+            messages += _read_available(reading)
+            now = _ticks_asleep(program.pid)
+            ticks = [*ticks, now] if now == ticks[-1] else [now]
             if time.monotonic() > end:
                 trouble = f"no end after {limit:.0f} s"
-            elif messages.stat().st_size and b"Traceback" in messages.read_bytes():
+            elif crashed:
                 trouble = "a crash"
+            elif now >= 0 and len(ticks) * SECONDS_BETWEEN_LOOKS > SECONDS_ASLEEP:
+                trouble = f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
     if trouble:
         _kill(program)
     shards.PROGRAMS.discard(program.pid)
-    told = messages.read_bytes().decode(errors="replace").strip()
+    messages += _read_available(reading)
+    os.close(reading)
+    told = messages.decode(errors="replace").strip()
     text = folder / "AA" / "wiki_00"
+    if os.strerror(errno.ENOSPC) in told:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
     if trouble or "Traceback" in told or not text.exists():
         reason = told.splitlines()[-1] if told else "no output"
         raise ToolFailedError(f"{trouble or 'no text'} ({reason})")
     os.replace(text, output)
     text.parent.rmdir()
+
+
+def _read_available(pipe: int) -> bytes:
+    """Return what a pipe that does not block holds now."""
+    data = b""
+    with suppress(BlockingIOError):
+        while piece := os.read(pipe, 1 << 16):
+            data += piece
+    return data
+
+
+def _ticks_asleep(group: int) -> int:
+    """Return the processor ticks that a process group has used if all of it sleeps, else -1.
+
+    A process that waits for a processor or a disk does not sleep. Always -1 where there is no /proc.
+    """
+    ticks = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, process_group, *fields = path.read_text().rpartition(")")[2].split()
+            if int(process_group) == group:
+                ticks.append(int(fields[8]) + int(fields[9]) if state in "SZ" else -1)
+    return -1 if not ticks or -1 in ticks else sum(ticks)
 
 
 def _kill(program: "subprocess.Popen[bytes]") -> None:

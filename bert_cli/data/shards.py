@@ -9,6 +9,7 @@ progress.
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -34,7 +35,6 @@ from typing import Any, TypeVar
 from bert_cli.data.disk import disk_plan
 from bert_cli.data.ledger import (
     COUNTS,
-    JSON,
     Ledger,
     Manifest,
     Shard,
@@ -42,6 +42,7 @@ from bert_cli.data.ledger import (
     claim,
 )
 from bert_cli.errors import DataError
+from bert_cli.files import JSON, naming
 
 Item = TypeVar("Item")
 Convert = Callable[[tuple[Path, ...], Path], Stats]
@@ -90,31 +91,39 @@ def run_shards(
     started = time.monotonic()
     fresh, skipped, finished = Stats(), 0, 0
     with claim(out, step, settings, versions) as ledger:
-        _say_plan(ledger, shards, needs)
-        work = _executor(processes, own_process, scheduler)
+        left = _say_plan(ledger, shards, needs)
+        work = _executor(processes, own_process, scheduler)(ledger, shards, convert)
         try:
-            with closing(work(ledger, shards, convert)) as results, Progress(step, total) as bar:
+            with closing(work) as results, Progress(step, total) as bar:
                 for shard, stats in results:
-                    if stats is None:
-                        skipped += 1
-                    else:
+                    if stats is not None:
                         ledger.commit(shard, stats)
+                        left -= stats.bytes_out
                         fresh += stats
+                    skipped += stats is None
                     finished += 1
                     bar.advance(_weight(shard))
+        except OSError as error:
+            shutil.rmtree(ledger.partial, ignore_errors=True)  # and its room is free again
+            with naming(out, left):
+                raise error
         except KeyboardInterrupt:
-            print(
-                f"{step}: interrupted, {finished} shards are finished; the same command continues",
-                file=sys.stderr,
-            )
-            raise SystemExit(130) from None
+            raise _interrupted(step, finished) from None
         seconds = time.monotonic() - started
-        here = processes if scheduler is None else None
-        manifest, whole = ledger.close(fresh, seconds, here, counted, notes or [])
+        count = processes if scheduler is None else None
+        manifest, whole = ledger.close(fresh, seconds, count, counted, notes or [])
     _say_notes(step, manifest["notes"], out)
     before = f"{skipped} of {finished}" if skipped else ""
     print(summary(step, whole, seconds, fresh.bytes_in, before))
     return manifest
+
+
+def _interrupted(step: str, finished: int) -> SystemExit:
+    print(
+        f"{step}: interrupted, {finished} shards are finished; the same command continues",
+        file=sys.stderr,
+    )
+    return SystemExit(130)
 
 
 def _say_notes(step: str, notes: Sequence[str], out: Path) -> None:
@@ -146,14 +155,15 @@ def _executor(processes: int, own_process: bool, scheduler: str | None) -> Execu
     return _in_this_process
 
 
-def _say_plan(ledger: Ledger, shards: Iterable[Shard], needs: int | None) -> None:
-    """The disk plan of a step, from its estimate and from what the markers say is whole."""
+def _say_plan(ledger: Ledger, shards: Iterable[Shard], needs: int | None) -> int:
+    """Print the disk plan of a step, from its estimate and its markers; return the bytes to write."""
     if needs is None:
-        return
+        return 0
     whole, written = ledger.whole_before()
     count = len(shards) if isinstance(shards, Sequence) else None
     to_write = 0 if whole == count else max(0, needs - written)
     print(disk_plan(ledger.step, count, to_write, written, ledger.out), flush=True)
+    return to_write
 
 
 def _weight(shard: Shard) -> int:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,60 @@ def test_a_tool_that_hangs_is_ended_with_its_children(
     while _is_alive(status) and time.monotonic() < until:
         time.sleep(0.01)
     assert not _is_alive(status)
+
+
+@pytest.mark.parametrize("ending", ["os._exit(1)", "time.sleep(600)"])
+def test_a_worker_of_the_tool_that_dies_or_sleeps_is_noticed_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 1.0)
+    fake = f"import os\nif not os.fork(): {ending}\ntime.sleep(600)"
+    started = time.monotonic()
+    stats, _ = convert(tmp_path, articles(1), fake)
+    assert time.monotonic() - started < 10
+    assert "stuck, all its processes asleep for 1 s" in stats.notes[0]
+
+
+def test_a_tool_that_works_or_waits_for_its_turn_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 0.5)
+    work = "end = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+    fake = f"import os\nif not os.fork():\n    {work.replace(chr(10), chr(10) + '    ')}\n    os._exit(0)\n"
+    fake += """os.wait()
+out = Path(sys.argv[sys.argv.index("-o") + 1], "AA", "wiki_00")
+out.parent.mkdir(parents=True)
+out.write_text('<doc id="1" url="" title="Article 1">\\nArticle 1\\n\\n</doc>\\n')"""
+    stats, _ = convert(tmp_path, articles(1), fake)
+    assert (stats.documents, stats.notes) == (1, ())
+
+
+@pytest.mark.parametrize("size", [200_000, 2_600_000])
+def test_a_disk_that_fills_ends_an_extraction_at_once_with_path_and_missing_bytes(
+    tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(extract, "bytes_written", lambda *_: 1)  # else it is refused at once
+    source = dump(tmp_path / "dump.xml", articles(200, 3000))  # 4 chunks of a megabyte
+    out = small_disk(size) / "out"
+    started = time.monotonic()
+    with pytest.raises(OSError, match=r"No space left on device, .* are free") as raised:
+        run(source, out)
+    assert time.monotonic() - started < 20
+    assert str(raised.value.filename).startswith(str(out))
+    assert not (out / ".partial").exists() and not (out / "manifest.json").exists()
+    subprocess.run(["mount", "-o", "remount,size=100M", str(out.parent)], check=True)
+    assert run(source, out)["counts"]["documents"] == 200
+
+
+def test_a_disk_too_small_for_an_extraction_is_refused_before_it_begins(
+    tmp_path: Path, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = dump(tmp_path / "dump.xml", articles(200, 3000))
+    with pytest.raises(DataError, match=r"extract is to write about .* MB and .* are free"):
+        run(source, small_disk(1 << 20) / "out")
+    capsys.readouterr()
+    run(source, tmp_path / "out")
+    assert capsys.readouterr().out.startswith("extract: plan: about ")
 
 
 def _is_alive(status: Path) -> bool:
