@@ -5,7 +5,6 @@ of one is imported before it is asked for, so that `--help` stays under a second
 TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
 """
 
-import errno
 import importlib
 import os
 import signal
@@ -16,18 +15,9 @@ from typing import Any
 
 from bert_cli.config.commands import COMMANDS, taken_apart
 from bert_cli.config.quiet import NOTHING, lightly, quietly
-from bert_cli.errors import BertError, ConfigError, DataError, nearest
+from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest
+from bert_cli.files import DISK_IS_FULL
 
-# A disk that is full, read-only or not there is the machine's matter: a message, no traceback.
-NO_FAULT_OF_OURS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOENT,
-    errno.ENOTDIR,
-)
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
 # Name of --log-level -> what TensorFlow knows it by; without it NOTHING is said.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
@@ -177,19 +167,32 @@ def _exit_code(arguments: Sequence[str]) -> int:
         for line in str(error).splitlines():
             print(f"bert: {line}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        if error.errno not in NO_FAULT_OF_OURS:
-            raise
-        where = error.filename or "disk"
-        print(
-            f"bert: {where}: {os.strerror(error.errno)}; mend that and run it again",
-            file=sys.stderr,
-        )
-        return DataError.exit_code
     except KeyboardInterrupt:
         print("bert: interrupted; the same command continues", file=sys.stderr)
         return 130
+    except Exception as error:
+        refused = _refused(error)
+        if refused is None:
+            raise
+        print(f"bert: {refused}", file=sys.stderr)
+        return DeviceError.exit_code if isinstance(error, MemoryError) else DataError.exit_code
     return 0
+
+
+def _refused(error: Exception) -> str | None:
+    """Return the message for what the system or the network refuses; None for a defect of ours."""
+    httpx = sys.modules.get("httpx")
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_IS_FULL):
+        where = os.fsdecode(error.filename or "the file that was written last")
+        if not where.startswith(os.path.dirname(__file__) + os.sep):
+            return f"{where}: {error.strerror}; fix that and run the command again"
+    if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
+        request = getattr(error, "_request", None)  # the property raises where there is none
+        address = "network" if request is None else request.url
+        return f"{address}: {error}; check the address and the network, or give another one"
+    if isinstance(error, MemoryError):
+        return f"memory: {error or 'none is left'}; give smaller sizes, or run where there is more memory"
+    return None
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """The door: commands, exit codes, and what is printed where."""
 
+import errno
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
 
+from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
 from bert_cli.config.help import LEVELS
 
@@ -81,6 +86,104 @@ def test_a_place_that_cannot_be_written_is_a_message_and_no_traceback(tmp_path):
     done = bert("preprocess", str(tmp_path / "text"), "/proc/nowhere")
     assert done.returncode == 3, done.stderr
     assert "/proc/nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+TEXT = Path(__file__).parents[1] / "data" / "sample" / "articles"
+
+
+def deep(path):
+    path.write_text("[" * 100_000)
+
+
+def loop(path):
+    path.symlink_to(path.name)
+
+
+def described(**changes):
+    def write(path):
+        fields = dict.fromkeys(("masked_lm_prob", "whole_word_masking"))
+        fields |= {"format": "static", "sequence_length": 16, "mask_tokens": 4, "vocab_size": 30}
+        fields |= {"vocab_sha256": "", "token_bytes": 2, "tokenizer": {}, "records": 1}
+        fields |= {"files": [{"name": "a.tfrecord", "bytes": 1, "records": 1}], "fingerprint": ""}
+        fields |= {"special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}}
+        path.write_text(json.dumps(fields | changes))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "words", "told"),
+    [
+        ("out", Path.touch, ["download", "--sample"], "out: File exists"),
+        ("out", loop, ["download", "--sample"], "out: "),
+        ("out", Path.touch, ["preprocess", "--sentence-splitter", "lines", str(TEXT)], "out"),
+        ("out/.done/lock", loop, ["download", "--sample"], "out/.done/lock: Too many levels of"),
+        ("out/.done/settings.json", deep, ["download", "--sample"], "recursion limit"),
+        ("out/corpus.json", deep, ["inspect"], "recursion limit"),
+        ("out/corpus.json", loop, ["inspect"], "corpus.json: does not exist"),
+        (
+            "out/corpus.json",
+            described(sequence_length="128"),
+            ["inspect"],
+            r"corpus.json (sequence_length): Input should be a valid integer",
+        ),
+        (
+            "out/corpus.json",
+            described(mask_tokens=10**15),
+            ["inspect"],
+            "corpus.json (mask_tokens): Input should be less than or equal to 65535",
+        ),
+        (
+            "out/corpus.json",
+            described(files=[{"name": "../a", "bytes": 1, "records": 1}]),
+            ["inspect"],
+            "corpus.json (files.0.name): Value error, a file outside the folder is named",
+        ),
+    ],
+)
+def test_what_a_users_file_or_folder_refuses_is_a_message(
+    place, make, words, told, tmp_path, capsys
+):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+    assert main([*words, str(tmp_path / "out")]) == 3
+    shown = capsys.readouterr().err
+    assert shown.startswith("bert: ") and str(tmp_path) in shown and told in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/data/a"), 3, "/data/a: Input/output error; "),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; "),
+        (httpx.TooManyRedirects("too many", request=httpx.Request("GET", "http://a/b")), 3, "http://a/b: too many; "),
+        (httpx.InvalidURL("no port"), 3, "network: no port; "),
+        (MemoryError("7 TiB for an array"), 5, "memory: 7 TiB for an array; "),
+    ],
+)  # fmt: skip
+def test_what_the_system_or_the_network_refuses_is_a_message(
+    error, code, told, monkeypatch, capsys
+):
+    def refuse(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "dispatch", refuse)
+    assert main([]) == code
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EIO, "no path"), OSError(errno.ENOENT, "ours", cli.__file__), KeyError()],
+)
+def test_a_defect_of_the_tool_keeps_its_traceback(error, monkeypatch):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "dispatch", fail)
+    with pytest.raises(type(error)):
+        main([])
 
 
 def test_a_reader_that_hangs_up_is_no_error():
