@@ -1,3 +1,3 @@
 """`bert`: from a Wikipedia dump, or text of your own, to a pre-trained BERT."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
