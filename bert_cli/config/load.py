@@ -234,7 +234,8 @@ def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str
     """Where settings have our default and the original has another one, a line each."""
     ours = dict(leaves(settings.model_dump(mode="json")))
     return [
-        f"{where} is {json.dumps(ours[where])} here by default; the original's default is {json.dumps(theirs)}"
+        f"{where} is {json.dumps(ours[where])} here by default; "
+        f"the default of Graphcore's example is {json.dumps(theirs)}"
         for where, theirs in DEFAULTS.items()
         if not origin_of(where, origins) and ours[where] != theirs
     ]

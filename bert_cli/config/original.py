@@ -1,4 +1,4 @@
-"""The names of the original example's settings: ours, what has no effect here, what to give instead.
+"""The settings of Graphcore's example, "the original" below: our names, what has no effect, what to give instead.
 
 `RENAMES` turns a key into ours, `NO_EFFECT` and `MODEL_HAS` name what is accepted and does nothing, `INSTEAD`
 what cannot be taken over, `DEFAULTS` where a config of the original means another value than ours does by
@@ -34,7 +34,7 @@ RENAMES = {
     "name": "wandb.name",
 }
 # Last part of a key -> why it is accepted and does nothing.
-ITS_HARDWARE = "only the original's hardware has it"
+ITS_HARDWARE = "only Graphcore's IPUs have it"
 NO_EFFECT = {
     "matmul_available_memory_proportion_per_pipeline_stage": ITS_HARDWARE,
     "matmul_partials_type": ITS_HARDWARE,

@@ -159,7 +159,7 @@ class TrainSettings(Settings):
     again continues what is there. By default checkpoints/ and the name of the config."""
     pretrained_ckpt_path: str | None = None
     """Weights to start from: a checkpoint of ours or a run's folder, a Hugging Face folder or a name on
-    its hub, or a TensorFlow checkpoint of Google's or the original (its folder or `bert_model.ckpt`).
+    its hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
     The optimizer starts fresh."""
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""

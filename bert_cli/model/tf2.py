@@ -93,7 +93,8 @@ def to_hf_names(
         raise CheckpointError(
             f"{where}: is a TensorFlow 2 checkpoint that "
             f"{f'has variables at other attributes than BERT: {listed}' if unknown else 'holds no BERT'}; give one "
-            "of transformers' TFBert models or of the original, or save the model with transformers' save_pretrained"
+            "of transformers' TFBert models or of Graphcore's example, or save the model with "
+            "transformers' save_pretrained"
         )
     found: dict[str, Array] = {}
     for key, name in names.items():

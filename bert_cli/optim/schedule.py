@@ -3,7 +3,7 @@
 Step 0 is the first update. Every schedule rises linearly over the steps of the warm-up, has its maximum
 on the step after them, and differs only in what follows. The first update sees value(0), which would be
 exactly zero with a warm-up, and the last one value(total_steps - 1). A floor of 1e-7 replaces every
-smaller value, so that no update is an empty one. The linear fall is the original's: the last step has
+smaller value, so that no update is an empty one. The linear fall is that of Graphcore's example: the last step has
 the floor, and the step after the maximum is two parts of the fall below it.
 """
 
@@ -28,7 +28,7 @@ def learning_rate(
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
-    `schedule_name` is a key of FALLS. The fall is linear (`up_down`, the original's), half a cosine
+    `schedule_name` is a key of FALLS. The fall is linear (`up_down`, that of Graphcore's example), half a cosine
     (Loshchilov & Hutter 2017, SGDR, eq. 5 without restarts) or none. Steps past the end stay at the
     end's value.
     Raises ConfigError for an unknown name or a number out of its range.

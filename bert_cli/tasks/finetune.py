@@ -38,7 +38,7 @@ Asked = TypeVar("Asked", bound=FinetuneSettings)
 
 Build = Callable[[Asked, TextTokenizer, start.Source | None], Task]
 SYNTHETIC_EXAMPLES = 12_000
-"""As many as the original generates."""
+"""As many as Graphcore's example generates."""
 
 
 def run(

@@ -1,7 +1,7 @@
 """Where a run starts: one ordered list, and the choice is printed.
 
 A whole checkpoint of this run, else the weights it was told to start from (a checkpoint of ours, a
-Hugging Face folder or name, a TensorFlow checkpoint of Google's or the original), else new weights
+Hugging Face folder or name, a TensorFlow checkpoint of Google's or Graphcore's example), else new weights
 from the seed. Also what a model looks like on disk, since whatever is started is saved one day.
 """
 

@@ -111,7 +111,7 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     assert settings.pretrained_ckpt_path == CONFIGS[name].get("bert_model_name")
     assert any(key.endswith("per_pipeline_stage") for key in found.no_effect)
     assert settings.save_ckpt_path == Path("checkpoints/mine")
-    assert sum("the original's default is" in line for line in found.notes) == 5
+    assert sum("the default of Graphcore's example is" in line for line in found.notes) == 5
 
 
 def test_what_a_task_cannot_use_of_a_config_of_the_original_is_said(tmp_path):
@@ -222,7 +222,7 @@ def test_another_default_of_the_original_is_said_unless_the_setting_is_given(tmp
         "parallel.embedding_serialization_factor",
         "optimizer_opts.stochastic_rounding",
     ]
-    assert "is 1 here by default; the original's default is 2" in found.notes[1]
+    assert "is 1 here by default; the default of Graphcore's example is 2" in found.notes[1]
     assert load(PretrainSettings, ["--config", "pretrain_demo_128_phase1"], "bert")[1].notes == ()
 
 
@@ -265,7 +265,10 @@ def test_the_plan_says_what_a_config_of_the_original_has_in_vain(tmp_path, capsy
     assert main(["plan", "--config", str(path), "--logging", "INFO"]) == 0
     out = capsys.readouterr().out
     assert "--logging has no effect here: a run always prints its lines" in out
-    assert 'precision is "float32" here by default; the original\'s default is "float16"' in out
+    assert (
+        'precision is "float32" here by default; the default of Graphcore\'s example is "float16"'
+        in out
+    )
     assert "460,849,152" in out or "7,060 steps" in out
 
 
