@@ -13,7 +13,7 @@ from bert_cli.data.vocab import write_vocabulary
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
 OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]
 WORDS = ["good", "bad", "fine", "awful", *OTHERS, "who", "what", "where"]
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?"
+LETTERS = "bcdefghijklmnopqrstuvwxyz0123456789.,?"  # "a" is one of the words
 PIECES = [
     "[PAD]",
     "[UNK]",
@@ -22,7 +22,7 @@ PIECES = [
     "[MASK]",
     *WORDS,
     *LETTERS,
-    *(f"##{c}" for c in LETTERS),
+    *(f"##{c}" for c in "a" + LETTERS),
 ]
 
 TINY = BertConfig(
