@@ -76,12 +76,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     not near `dataset_dir`. Of several the one whose last part resembles it most.
     """
     words = _words(name)
+    if not words:
+        return None
 
     def is_near(other: str) -> bool:
         theirs = _words(other)
         if _likeness("".join(words), "".join(theirs)) >= 0.85:
             return True
-        return bool(words) and all(any(_is_slip(one, word) for word in theirs) for one in words)
+        return all(any(_is_slip(one, word) for word in theirs) for one in words)
 
     def rank(other: str) -> tuple[bool, float]:
         last = other.rpartition(".")[2].lower()

@@ -40,10 +40,11 @@ NAMED = sorted(
         ("total_num_train_steps", None),
         ("save_dir", None),
         ("-", None),
+        ("!", None),
     ],
 )
 def test_a_name_is_suggested_where_it_means_something_like_it(name, meant):
-    assert nearest(name, field_paths(PretrainSettings)) == meant
+    assert nearest(name, ["+", "O", *field_paths(PretrainSettings)]) == meant
 
 
 @pytest.mark.parametrize("extra", NAMED)

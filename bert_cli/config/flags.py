@@ -18,18 +18,22 @@ from bert_cli.errors import ConfigError
 
 
 def parse_flags(
-    settings: type[BaseModel], arguments: Sequence[str], program: str
+    settings: type[BaseModel],
+    arguments: Sequence[str],
+    program: str,
+    renamed: Mapping[str, str],
 ) -> dict[str, Any]:
     """The values that flags and positional paths give, nested like the settings.
 
-    Raises ConfigError for a flag that does not exist, with the nearest one that does.
+    `renamed` has the old names that were typed in place of ours. Raises ConfigError for a flag that does
+    not exist, with the nearest one that does.
     """
     # 0.2 s to import: only when a command's arguments are read.
     from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
     described = type(settings.__name__, (settings, BaseSettings), {"__doc__": settings.__doc__})
     words = _with_values(settings, arguments)
-    groups = group_mistake(settings, words, program)
+    groups = group_mistake(settings, words, program, renamed)
     if groups:
         raise ConfigError(groups)
     try:

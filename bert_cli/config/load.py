@@ -21,10 +21,10 @@ from bert_cli.config.help import help_of
 from bert_cli.config.mistakes import mistake, origin_of, worth_saying
 from bert_cli.config.original import (
     DEFAULTS,
+    both_names,
     fitted,
     our_name,
     our_words,
-    value_here,
     why_no_effect,
 )
 from bert_cli.config.shipped import find_config
@@ -127,8 +127,15 @@ def _read_config(path: Path, extending: tuple[Path, ...]) -> Loaded:
     under = {n: one for n, one in below.values.items() if n != "about" or n in ours.values}
     origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
     origins |= {where: str(path) for where, _ in leaves(ours.values)}
-    no_effect, renamed = {**below.no_effect, **ours.no_effect}, {**below.renamed, **ours.renamed}
-    return Loaded(merge(under, ours.values), origins, no_effect, renamed)
+    renamed = {**_not_in(ours.values, below.renamed), **ours.renamed}
+    return Loaded(
+        merge(under, ours.values), origins, {**below.no_effect, **ours.no_effect}, renamed
+    )
+
+
+def _not_in(over: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return our key -> old name without the keys that `over` sets anew."""
+    return {where: old for where, old in renamed.items() if where not in dict(leaves(over))}
 
 
 def _in_our_names(raw: Mapping[str, Any]) -> Loaded:
@@ -148,11 +155,9 @@ def _in_our_names(raw: Mapping[str, Any]) -> Loaded:
         if where != old and old != "parallel":
             twice = where if where in given else renamed.get(where)
             if twice is not None:
-                raise ConfigError(
-                    f"{old}: is the old name of {where}, which is given too ({twice}); keep one of them"
-                )
+                raise both_names(old, where, twice)
             renamed[where] = old
-            values = merge(_nested(where, value_here(old, value, raw)), values)
+            values = merge(_nested(where, value), values)
         else:
             values = merge(values, _nested(where, value))
     return Loaded(values, {}, no_effect, renamed)
@@ -175,9 +180,9 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
         raise SystemExit(0)
     files, folder, rest = _files_of(settings, arguments)
     words, unused, old_flags = (
-        our_words(rest) if "about" in settings.model_fields else (rest, {}, {})
+        our_words(rest, settings) if "about" in settings.model_fields else (rest, {}, {})
     )
-    flags = parse_flags(settings, words, program)
+    flags = parse_flags(settings, words, program, old_flags)
     asked = merge(files.values, flags)
     if folder and asked.get("do_training") is not False:
         asked.setdefault("save_ckpt_path", folder)
@@ -187,7 +192,7 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
     ):
         # What the file says of itself is not true of a run with other values.
         asked.pop("about", None)
-    renamed = {**files.renamed, **old_flags}
+    renamed = {**_not_in(flags, files.renamed), **old_flags}
     given, left_out = fitted(merge(_default_groups(settings), asked), renamed, settings)
     unset: ConfigError | None = None
     try:

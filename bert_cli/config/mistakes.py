@@ -81,16 +81,19 @@ def members_of(settings: type[BaseModel], group: str) -> list[str]:
     return [path for path in field_paths(settings) if path.rpartition(".")[0] == group]
 
 
-def group_mistake(settings: type[BaseModel], words: Sequence[str], program: str) -> str:
+def group_mistake(
+    settings: type[BaseModel], words: Sequence[str], program: str, renamed: Mapping[str, str]
+) -> str:
     """What to say of flags that are names of groups, a line each; as JSON a group may be given whole."""
     lines = []
     for word, behind in zip(words, [*words, ""][1:], strict=True):
         flag, _, value = word.partition("=")
-        inside = members_of(settings, flag[2:].replace("-", "_")) if flag.startswith("--") else []
+        group = flag[2:].replace("-", "_")
+        inside = members_of(settings, group) if flag.startswith("--") else []
         if inside and not (value or behind).lstrip().startswith("{"):
             auto = ", for auto --parallel.layout auto" if flag == "--parallel" else ""
             lines.append(
-                f"{program} ({flag}): is a group of settings; give one of them, as "
+                f"{program} ({_flag(renamed.get(group, group))}): is a group of settings; give one of them, as "
                 f"{_flag(inside[0])}{auto}; {program} --help tells all"
             )
     return "\n".join(lines)

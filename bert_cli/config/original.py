@@ -5,10 +5,14 @@ what cannot be taken over, `DEFAULTS` where a config of the original means anoth
 saying nothing. A flag is a key in kebab case, so the same tables read config files and command lines.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+
+from bert_cli.errors import ConfigError
 
 # Old dotted key -> ours. A rename of a group moves everything under it.
 RENAMES = {
@@ -68,8 +72,9 @@ DEFAULTS = {
     "parallel.embedding_serialization_factor": 2,
     "optimizer_opts.stochastic_rounding": True,
 }
-EXECUTIONS, STEPS_OF_ONE = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
-PREDICTIONS = "max_predictions_per_seq"
+# The original counts checkpoints in executions, each of as many steps as lie between two logs.
+EXECUTIONS = "ckpt_every_n_steps_per_execution"
+PREDICTIONS, NO_MASKS = "max_predictions_per_seq", "fine-tuning masks no words"
 ROUNDING = "stochastic_rounding"
 NOT_OF_THE_TASK = ("enc_out", "pool")
 TRUE = ("true", "t", "1", "yes", "y", "on")
@@ -94,25 +99,29 @@ def why_no_effect(path: str, value: Any) -> str | None:
 
 def instead_of(path: str) -> str | None:
     """Return what to say of an old key or flag that cannot be taken over; None for any other."""
-    name = path.rpartition(".")[2].replace("-", "_")
+    name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
     if name in MODEL_HAS:
         return f"the model always has {MODEL_HAS[name]}; leave it out"
     return f"no such setting; {INSTEAD[name]}" if name in INSTEAD else None
 
 
-def value_here(path: str, value: Any, config: Mapping[str, Any]) -> Any:
-    """Return the value in our unit: the original counts checkpoints in executions of several steps."""
-    if path == EXECUTIONS and isinstance(value, int):
-        return value * config.get(STEPS_OF_ONE, 1)
-    return value
+def both_names(old: str, where: str, other: str) -> ConfigError:
+    """Return the error for a setting that is given under an old name and under another one."""
+    return ConfigError(
+        f"{old}: is the old name of {where}, which is given too ({other}); keep one of them"
+    )
 
 
-def our_words(words: Sequence[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
+def our_words(
+    words: Sequence[str], settings: type[BaseModel]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
     """Return a command line with our flags, the flags without effect and why, and our key -> old key.
 
     `--no-OLD` is the `--no-` form of ours. A flag without effect goes with the words behind it.
+    Raises ConfigError for a setting under two names.
     """
     ours: list[str] = []
+    flags: dict[str, str] = {}  # our key -> its name in the flag
     no_effect: dict[str, str] = {}
     renamed: dict[str, str] = {}
     rest = list(words)
@@ -120,31 +129,48 @@ def our_words(words: Sequence[str]) -> tuple[list[str], dict[str, str], dict[str
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         old = flag.removeprefix("--").replace("-", "_")
-        is_off = old.startswith("no_") and our_name(old[3:]) != old[3:]
-        old = old[3:] if is_off else old
+        is_off = old.startswith("no_")
+        old = old.removeprefix("no_")
         where = our_name(old)
         behind = next((n for n, one in enumerate(rest) if one.startswith("--")), len(rest))
         given = value if equals else " ".join(rest[:behind])
-        reason = why_no_effect(where, given or "true") if flag.startswith("--") else None
+        if not flag.startswith("--"):
+            ours.append(word)
+            continue
+        reason = why_no_effect(where, "false" if is_off else given or "true")
+        if where == PREDICTIONS and PREDICTIONS not in settings.model_fields:
+            reason = NO_MASKS
         if reason is not None:
             no_effect[flag] = reason
             rest = rest if equals else rest[behind:]
-        elif where != old and flag.startswith("--"):
+            continue
+        other = flags.setdefault(where, old)
+        if other != old:
+            pair = (old, where, other) if old != where else (other, where, old)
+            raise both_names(*(f"--{one.replace('_', '-')}" for one in pair))
+        if where != old:
             renamed[where] = old
-            ours.append(f"--{'no-' if is_off else ''}{where.replace('_', '-')}{equals}{value}")
-        else:
-            ours.append(word)
+            word = f"--{'no-' if is_off else ''}{where.replace('_', '-')}{equals}{value}"
+        ours.append(word)
     return ours, no_effect, renamed
 
 
 def fitted(
     values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Leave out what a config of the original says and the command cannot use; what, and why."""
+    """Leave out what a config of the original says and the command cannot use; what, and why.
+
+    Executions between checkpoints become steps.
+    """
     kept, no_effect = dict(values), {}
+    every = our_name(EXECUTIONS)
+    counts = [str(one) for one in (kept.get(every), kept.get("log_every_steps") or 1)]
+    # Flags come as text; validation refuses what is no count.
+    if renamed.get(every) == EXECUTIONS and all(re.fullmatch(r"\d+", one) for one in counts):
+        kept[every] = math.prod(map(int, counts))
     if PREDICTIONS in kept and PREDICTIONS not in settings.model_fields:
         del kept[PREDICTIONS]
-        no_effect[PREDICTIONS] = "fine-tuning masks no words"
+        no_effect[PREDICTIONS] = NO_MASKS
     options, layout = kept.get("optimizer_opts"), kept.get("parallel")
     old = renamed.get(f"optimizer_opts.{ROUNDING}")
     if old and isinstance(options, Mapping) and kept.get("precision", "float32") != "float16":

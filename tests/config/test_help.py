@@ -33,7 +33,7 @@ def test_every_command_has_two_or_three_examples_whose_flags_there_are(name):
         if "--config" in rest:
             at = rest.index("--config")
             rest = rest[:at] + rest[at + 2 :]
-        parse_flags(settings_of(name), rest, f"bert {name}")
+        parse_flags(settings_of(name), rest, f"bert {name}", {})
 
 
 @pytest.mark.parametrize("columns", ["60", "300"])

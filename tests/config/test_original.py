@@ -118,6 +118,8 @@ def test_what_a_task_cannot_use_of_a_config_of_the_original_is_said(tmp_path):
     assert loaded(tmp_path, "squad")[1].no_effect["enc_out and pool in parallel.pipeline_stages"]
     _, found = loaded(tmp_path, "squad with a checkpoint")
     assert found.no_effect["max_predictions_per_seq"] == "fine-tuning masks no words"
+    for flag in ("--max-predictions-per-seq", "--bert-config.max-predictions-per-seq"):
+        assert loaded(tmp_path, "squad", flag, "20")[1].no_effect[flag].startswith("fine-tuning")
 
 
 # Old key -> a value of it, our key and the value there.
@@ -177,10 +179,49 @@ def test_an_old_name_and_ours_together_are_refused(tmp_path):
     assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
 
 
-def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_path):
-    more = {"ckpt_every_n_steps_per_execution": 20, "global_batches_per_log": 5}
-    settings, _ = loaded(tmp_path, "pretrain", **more)
-    assert (settings.checkpoint_every_steps, settings.log_every_steps) == (100, 5)
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--wandb-project-name", "p", "--wandb-name=n"],
+         "--wandb-name: is the old name of --wandb.project, which is given too (--wandb-project-name)"),
+        (["--no-enable-wandb", "--wandb.enabled"], "--enable-wandb: is the old name of --wandb.enabled, which"),
+        (["--no-wandb.enabled", "--enable-wandb"], "--enable-wandb: is the old name of --wandb.enabled, which"),
+    ],
+)  # fmt: skip
+def test_two_names_for_a_setting_are_refused_as_flags_too(flags, told, tmp_path):
+    assert told in refusal(tmp_path, "pretrain", *flags)
+
+
+EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
+
+
+@pytest.mark.parametrize(
+    ("parent", "own", "flags", "expected"),
+    [
+        ({}, {EXECUTIONS: 20, STEPS: 5}, [], (100, 5)),
+        ({STEPS: 5}, {EXECUTIONS: 20}, [], (100, 5)),
+        ({EXECUTIONS: 20, STEPS: 2}, {STEPS: 5}, [], (100, 5)),
+        ({EXECUTIONS: 20, STEPS: 5}, {"checkpoint_every_steps": 7}, [], (7, 5)),
+        ({}, {EXECUTIONS: 20, STEPS: 5}, ["--log-every-steps", "3"], (60, 3)),
+        ({}, {STEPS: 5}, ["--ckpt-every-n-steps-per-execution", "20"], (100, 5)),
+        ({}, {EXECUTIONS: 20, STEPS: 5}, ["--checkpoint-every-steps", "7"], (7, 5)),
+        ({}, {"checkpoint_every_steps": 7, STEPS: 5}, [], (7, 5)),
+    ],
+)
+def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(
+    parent, own, flags, expected, tmp_path
+):
+    base = {name: value for name, value in CONFIGS["pretrain"].items() if name != STEPS}
+    (tmp_path / "parent.json").write_text(json.dumps(base | parent), encoding="utf-8")
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"extends": "parent.json", **own}), encoding="utf-8")
+    settings, _ = load(PretrainSettings, ["--config", str(path), *flags], "bert pretrain")
+    assert (settings.checkpoint_every_steps, settings.log_every_steps) == expected
+
+
+def test_executions_of_no_number_of_steps_are_refused(tmp_path):
+    for more in ({EXECUTIONS: 20, STEPS: None}, {EXECUTIONS: "x", STEPS: 2}):
+        assert "mine.json): got " in refusal(tmp_path, "pretrain", **more)
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
@@ -201,6 +242,7 @@ def test_a_variant_of_the_layers_is_accepted_where_it_is_our_model(name, tmp_pat
     for text in (
         refusal(tmp_path, "pretrain", **{name: False}),
         refusal(tmp_path, "pretrain", flag, "false"),
+        refusal(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
     ):
         assert f"): {told}; leave it out" in text
 
@@ -242,6 +284,7 @@ COMMANDS = [
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
     ("pretrain", ["--wandb"], "(--wandb): is a group of settings; give one of them, as --wandb.enabled"),
+    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, as --parallel."),
     ("squad", ["--do-validation", "false"], ("do_validation", False)),
     ("squad with a checkpoint", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"],
      ("pretrained_ckpt_path", "./c/2/")),
