@@ -42,8 +42,8 @@ PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
 PASSED = ("DATASETS_DIR",)
 TRUST = (
-    "the processes take connections on {on} of their hosts and ask nobody who he is: whoever reaches them can "
-    "run code there. The network must be trusted; --bind-address chooses the interface"
+    "the processes take connections on {on} of their hosts; connections are not authenticated, and whoever "
+    "reaches the processes can run code there. The network must be trusted; --bind-address chooses the interface"
 )
 
 

@@ -31,6 +31,19 @@ def test_processes_on_several_hosts_keep_their_addresses_and_every_interface():
     assert find_interface(there, None) == (there, None)
 
 
+@pytest.mark.parametrize("host", ["127.0.1.1", "localhost"])
+@pytest.mark.skipif(not OUTSIDE, reason="this host has no interface but loopback")
+def test_an_own_address_that_the_interface_does_not_have_is_refused(host):
+    there = Processes((f"{host}:20000", "node2:20000"), 0, "TF_CONFIG")
+    with pytest.raises(ConfigError, match=rf"TF_CONFIG \({host}\): is 127.* by {OUTSIDE}, or give"):
+        find_interface(there, OUTSIDE)
+    assert find_interface(there, "lo") == (there, "lo")
+    there = Processes((f"{OUTSIDE}:20000", "node2:20000"), 0, "TF_CONFIG")
+    assert find_interface(there, OUTSIDE)[0] == there
+    with pytest.raises(ConfigError, match=r"where nothing listens with cluster\.bind_address lo"):
+        find_interface(there, "lo")
+
+
 @pytest.mark.parametrize("given", ["lo", "127.0.0.1"])
 def test_an_interface_is_given_by_its_name_or_its_address(given):
     there = Processes(("node1:20000", "node2:20000"), 0)
