@@ -8,10 +8,11 @@ them there. Encodings come with the places of each piece in the text.
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from bert_cli.data.instances import SpecialIds
 from bert_cli.data.vocab import CONFIG_FILE, SPECIAL_TOKENS, VOCAB_FILE, read_vocabulary
@@ -76,25 +77,33 @@ def model_max_length(folder: Path) -> int | None:
     longest = _read_json(path).get("model_max_length") if path.is_file() else None
     if longest is None:
         return None
-    if not isinstance(longest, int | float) or longest < 1:
+    if not _is_length(longest):
         raise DataError(
             f"{path} (model_max_length): is {longest!r}; give it as a number of tokens, or leave it out"
         )
     return int(longest)
 
 
+def _is_length(value: Any) -> TypeGuard[int | float]:
+    """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return is_number and value >= 1
+
+
 def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[str, bytes]:
     """Return the tokenizer's files of a folder by name, with what other tools have to know of the model.
 
-    transformers cuts a text at `model_max_length`, the model's positions, and with `split_special_tokens`
-    takes special tokens in a text for plain characters, as here; a model that fills masks has to find its
-    [MASK]. DataError for a tokenizer_config.json that cannot be read.
+    transformers cuts a text at `model_max_length`, the tokenizer's own and at most the model's positions,
+    and with `split_special_tokens` takes special tokens in a text for plain characters, as here; a model
+    that fills masks has to find its [MASK]. DataError for a tokenizer_config.json that cannot be read.
     """
     found = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not found:
         return {}
     config = _read_json(folder / CONFIG_FILE) if CONFIG_FILE in found else {}
-    config |= {"model_max_length": positions, "split_special_tokens": not fills_masks}
+    own = config.get("model_max_length")
+    longest = min(positions, int(own)) if _is_length(own) else positions
+    config |= {"model_max_length": longest, "split_special_tokens": not fills_masks}
     return {**found, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 

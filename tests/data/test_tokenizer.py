@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_cli.data.tokenizer import case_of, read_tokenizer
+from bert_cli.data.tokenizer import case_of, files_for_model, model_max_length, read_tokenizer
 from bert_cli.data.vocab import write_vocabulary
 from bert_cli.errors import DataError
 
@@ -87,6 +87,27 @@ def test_a_vocabulary_without_a_special_token_is_refused(folder):
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
     with pytest.raises(DataError, match=r"\[MASK\] missing"):
         read_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("own", "positions", "longest"),
+    [(128, 512, 128), (512, 128, 128), (10**30, 512, 512), (128.0, 512, 128), (None, 512, 512),
+     (float("nan"), 512, 512), (float("inf"), 512, 512), (-1, 512, 512)],
+)  # fmt: skip
+def test_a_model_takes_as_many_tokens_as_it_and_its_tokenizer_can(
+    tmp_path, own, positions, longest
+):
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({} if own is None else {"model_max_length": own}))
+    written = files_for_model(tmp_path, positions, fills_masks=True)["tokenizer_config.json"]
+    assert json.loads(written)["model_max_length"] == longest
+
+
+@pytest.mark.parametrize("own", ["NaN", "Infinity", "-1", "0", '"24"'])
+def test_a_longest_text_that_is_no_number_of_tokens_is_refused(tmp_path, own):
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {own}}}')
+    with pytest.raises(DataError, match=r"\(model_max_length\): is .*; give it as a number"):
+        model_max_length(tmp_path)
 
 
 @pytest.mark.parametrize(
