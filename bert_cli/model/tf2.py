@@ -153,7 +153,8 @@ def _names(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
         for word, theirs in DENSE.items():
             if word in words:
                 for leaf in ("kernel", "bias"):
-                    yield nodes[node.children[leaf]].key, f"{theirs}.{leaf}"
+                    if leaf in node.children:
+                        yield nodes[node.children[leaf]].key, f"{theirs}.{leaf}"
 
 
 def _follow(nodes: Sequence[Node], number: int | None, path: str) -> int | None:

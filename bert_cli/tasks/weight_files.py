@@ -5,6 +5,7 @@ and the original write TensorFlow checkpoints. Everything is returned under Hugg
 model is recognised and refused with the way to convert it. Nothing here unpickles anything.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 from pydantic import BaseModel
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
@@ -25,8 +27,8 @@ TORCH = "pytorch_model.bin"
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
 """Weights in a Hugging Face folder; the first one that exists is read, as in transformers."""
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
-# IndexError: TensorFlow's error for a data file that ends too early.
-TENSORFLOW_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+# LookupError: TensorFlow's for a data file that ends too early, and ours for an object that is not there.
+TENSORFLOW_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError)
 
 
 class ShardIndex(BaseModel):
@@ -113,7 +115,7 @@ def _read_torch(path: Path) -> Tensors:
         }
     except Exception as error:  # the loader raises what lies below it raises
         raise CheckpointError(
-            f"{path}: cannot be read as weights alone ({str(error).splitlines()[0]}); convert it to "
+            f"{path}: cannot be read as weights alone ({_first_line(error)}); convert it to "
             f"{checkpoint.MODEL} where it was written"
         ) from error
 
@@ -122,7 +124,11 @@ def _read_torch(path: Path) -> Tensors:
 
 
 def tensorflow_prefix(path: Path) -> Path | None:
-    """Return the prefix of the TensorFlow checkpoint that the path is or that lies in it."""
+    """Return the prefix of the TensorFlow checkpoint that the path is or that lies in it.
+
+    Of several the one that TensorFlow's file `checkpoint` names, else the newest of `STEP.ckpt`, as
+    Graphcore's example writes them. Raises CheckpointError for others.
+    """
     if path.is_dir():
         if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):
             return None
@@ -131,14 +137,30 @@ def tensorflow_prefix(path: Path) -> Path | None:
             for index in sorted(path.glob("*.index"))
             if ".ckpt" in index.name or any(path.glob(f"{index.stem}.data-*-of-*"))
         ]
-        if len(found) > 1:
-            names = ", ".join(index.stem for index in found)
-            raise CheckpointError(
-                f"{path}: holds {len(found)} checkpoints ({names}); give one of them"
-            )
-        return found[0].with_suffix("") if found else None
+        return _newest(path, [index.with_suffix("") for index in found]) if found else None
     bare = path.with_suffix("") if path.suffix == ".index" else path
     return bare if bare.with_name(f"{bare.name}.index").is_file() else None
+
+
+def _newest(folder: Path, prefixes: list[Path]) -> Path:
+    if len(prefixes) == 1:
+        return prefixes[0]
+    try:
+        state = tf.train.get_checkpoint_state(str(folder))
+    except TENSORFLOW_ERRORS as error:
+        raise CheckpointError(
+            f"{folder / 'checkpoint'}: cannot be read ({_first_line(error)}); remove it"
+        ) from error
+    # By its name alone: the folder may have been moved since.
+    named = folder / Path(state.model_checkpoint_path).name if state else None
+    if named in prefixes:
+        return named
+    if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
+        return max(prefixes, key=lambda prefix: int(prefix.stem))
+    names = ", ".join(prefix.name for prefix in prefixes)
+    raise CheckpointError(
+        f"{folder}: holds {len(prefixes)} checkpoints ({names}); give one of them"
+    )
 
 
 def tensorflow_shapes(prefix: Path) -> dict[str, list[int]]:
@@ -184,8 +206,12 @@ def _nodes(graph: TrackableObjectGraph) -> list[tf2.Node]:
     ]
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def _unreadable(prefix: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{prefix}: cannot be read ({str(error).splitlines()[0]}); a TensorFlow checkpoint has "
+        f"{prefix}: cannot be read ({_first_line(error)}); a TensorFlow checkpoint has "
         "its .index and all its .data files side by side"
     )

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.tasks import weight_files
 from bert_cli.tasks.start import find_source, put_weights
 
 INDEX = "model.safetensors.index.json"
@@ -295,6 +297,78 @@ def test_the_originals_checkpoint_is_read_with_its_merged_kernels(model, weights
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"170\.ckpt: is a TensorFlow 2 .* without its shape"):
         find_source(str(folder / "170.ckpt"))
+
+
+@pytest.fixture
+def with_squad_head(model, weights, tmp_path):
+    """A checkpoint with a Dense layer of the model's own that has no bias, as `N.ckpt` with N = 170."""
+    made = objects(weights)
+    kernel = tf.Variable(np.ones((32, 2), np.float32), name="model/qa_outputs/kernel")
+    encoder = Layer(layer=made["layers"])
+    root = Layer(embeddings=made["embeddings"], encoder=encoder, qa_outputs=Layer(kernel=kernel))
+    return write(root, model, tmp_path / "squad")
+
+
+def test_a_head_without_a_bias_is_read(with_squad_head):
+    found = find_source(str(with_squad_head)).tensors()
+    np.testing.assert_array_equal(found["qa_outputs.weight"], np.ones((2, 32)))
+    assert "qa_outputs.bias" not in found
+
+
+@pytest.mark.parametrize("graph", ["damaged", "of other objects"])
+def test_a_damaged_graph_of_objects_is_named(graph, with_squad_head, monkeypatch):
+    own = weight_files.TrackableObjectGraph.FromString
+
+    def parsed(data: bytes):
+        if graph == "damaged":
+            return own(b"\xff" + data[1:])
+        changed = own(data)
+        del changed.nodes[5:]
+        return changed
+
+    broken = SimpleNamespace(FromString=parsed)
+    monkeypatch.setattr(weight_files, "TrackableObjectGraph", broken)
+    with pytest.raises(CheckpointError, match=r"170\.ckpt: cannot be read \("):
+        find_source(str(with_squad_head)).tensors()
+
+
+def test_an_error_without_words_is_named_by_its_kind(in_torch, monkeypatch):
+    import torch
+
+    def load(*_: object, **__: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CheckpointError, match=r"as weights alone \(EOFError\); convert"):
+        find_source(str(in_torch)).tensors()
+
+
+def test_of_several_checkpoints_the_newest_is_read(with_squad_head):
+    folder = with_squad_head
+
+    def copy(name: str) -> None:
+        for path in list(folder.glob("170.ckpt*")):
+            shutil.copy(path, folder / path.name.replace("170.ckpt", name))
+
+    copy("20.ckpt")
+    copy("1000.ckpt")
+    assert find_source(str(folder)).weights == folder / "1000.ckpt"
+    # As TensorFlow writes it, but in another folder, from which this one was moved.
+    state = folder / "checkpoint"
+    state.write_text('model_checkpoint_path: "/elsewhere/20.ckpt"\n')
+    assert find_source(str(folder)).weights == folder / "20.ckpt"
+    for text in ("damaged", 'model_checkpoint_path: "30.ckpt"\n'):
+        state.write_text(text)
+        assert find_source(str(folder)).weights == folder / "1000.ckpt"
+    state.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read \(.*; remove it"):
+        find_source(str(folder))
+    state.unlink()
+    copy("best.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"4 checkpoints \(1000\.ckpt, 170\.ckpt, 20\.ckpt, best"
+    ):
+        find_source(str(folder))
 
 
 def test_a_tensorflow_checkpoint_of_another_model_is_named(model, weights, tmp_path):
