@@ -21,7 +21,7 @@ from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.plan import describe
 from bert_cli.data.ledger import give_json, is_printed
 from bert_cli.data.steps import read_ahead
-from bert_cli.errors import CheckpointError
+from bert_cli.errors import CheckpointError, DeviceError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.mesh import Mesh
 from bert_cli.tasks import assemble, bench_jobs, bench_table, flops, product_rate, training
@@ -228,7 +228,7 @@ def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[flo
                 versions=assemble.versions(),
             )
             return [waited - began, time.perf_counter() - waited]
-    except (OSError, CheckpointError) as error:
+    except (OSError, CheckpointError, DeviceError) as error:
         if built.engine.peers.count > 1:
             raise  # the others wait within it
         say(f"checkpoint: not measured ({error})")

@@ -223,7 +223,12 @@ def start(
     found = checkpoint.whole_checkpoints(folder) if folder is not None else []
     if found:
         checkpoint.resume(found[-1], state, form, fixed, settings.model_dump(mode="json"))
-        return f"continues from {found[-1]} (step {state.step:,})"
+        told = f"continues from {found[-1]} (step {state.step:,})"
+        saved_by = checkpoint.read_state(found[-1]).versions.get("bert_cli", "")
+        schedule = settings.optimizer_opts.learning_rate.schedule_name
+        if saved_by.startswith("0.1.") and schedule == "up_down":
+            told += f"; it was saved by {saved_by}, and the learning rate falls to 1e-7 on the last step since 0.2.0"
+        return told
     if settings.pretrained_ckpt_path is not None:
         source = find_source(settings.pretrained_ckpt_path)
         return start_from(source, settings.bert_config, state, form.config.get("id2label"))

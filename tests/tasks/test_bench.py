@@ -4,13 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tiny_models import OTHERS, PIECES, write_model, write_questions
 
 from bert_cli.cli import main
+from bert_cli.optim.loss_scale import LossScale
+from bert_cli.tasks import measurement
 from bert_cli.tasks.timing import PARTS
+from bert_cli.train.saving import Held
+from bert_cli.train.step import State
 
 # Before the first run, so that the CPU is cut into devices for all of them.
 pytest.importorskip("tensorflow")
@@ -179,6 +184,18 @@ def test_a_disk_that_refuses_the_checkpoint_costs_only_that_figure(tmp_path, cap
     figures = measured(tmp_path, "pretrain", "--checkpoint-dir", str(tmp_path / "file"))
     assert figures["checkpoint_wait_seconds"] is figures["checkpoint_write_seconds"] is None
     assert "checkpoint: not measured" in capsys.readouterr().out
+
+
+def test_a_state_that_cannot_be_saved_costs_only_the_figures_of_the_checkpoint(capsys):
+    state = State({"w": Held(np.array([np.nan]))}, {}, LossScale(value=1.0, dynamic=False), 5)
+    built = SimpleNamespace(
+        settings=SimpleNamespace(checkpoint_dir=None),
+        state=state,
+        form=None,
+        engine=SimpleNamespace(peers=SimpleNamespace(count=1)),
+    )
+    assert measurement._save(built, {}, {}) == [-1.0, -1.0]
+    assert "checkpoint: not measured (step 5: w has values that" in capsys.readouterr().out
 
 
 def test_a_request_to_stop_ends_a_measurement_without_figures(tmp_path):

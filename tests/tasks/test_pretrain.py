@@ -271,6 +271,20 @@ def test_a_resumed_run_may_change_what_does_not_change_numbers(whole, tmp_path):
     assert [path.name for path in whole_checkpoints(tmp_path / "run")] == [f"step_{STEPS:08d}"]
 
 
+@pytest.mark.parametrize("saved_by", ["0.1.0", "0.2.0"])
+def test_a_run_that_began_with_another_fall_of_the_learning_rate_says_so(
+    saved_by, whole, tmp_path, capsys
+):
+    shutil.copytree(whole / "step_00000005", tmp_path / "run" / "step_00000005")
+    state = tmp_path / "run" / "step_00000005" / STATE
+    found = json.loads(state.read_text())
+    found["versions"]["bert_cli"] = saved_by
+    state.write_text(json.dumps(found))
+    pretrain(tmp_path / "run", dry_run=None)
+    told = f"it was saved by {saved_by}, and the learning rate falls to 1e-7 on the last step since 0.2.0"
+    assert (told in capsys.readouterr().out) == (saved_by == "0.1.0")
+
+
 def test_a_resumed_run_may_not_change_its_numbers(whole, capsys):
     assert main(arguments(whole, seed=7, bert_config__hidden_dropout_prob=0.3)) == 4
     told = capsys.readouterr().err
