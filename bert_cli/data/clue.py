@@ -173,8 +173,8 @@ def _word(row: Row, where: str) -> str:
 
 def _label_names(own: Path) -> tuple[str, ...]:
     """The labels that the task's own files tell, sorted."""
-    told = own / LABELS_FILE
-    path = told if told.is_file() else _split_file(own, "train")
+    listed = own / LABELS_FILE
+    path = listed if listed.is_file() else _split_file(own, "train")
     return sorted_labels(_word(row, f"{path} (line {n})") for n, row in read_json_lines(path))
 
 

@@ -71,9 +71,9 @@ def read_corpus(folder: Path) -> dict[str, Any]:
     refuse_unfinished(folder)
     if not path.exists():
         is_run = any(folder.glob("step_*/"))
-        told = f"{folder} is a run, see `bert runs {folder.parent}`; " if is_run else ""
+        hint = f"{folder} is a run, see `bert runs {folder.parent}`; " if is_run else ""
         raise DataError(
-            f"{path}: does not exist; {told}give a folder of records that `bert tokenize` or `bert index` "
+            f"{path}: does not exist; {hint}give a folder of records that `bert tokenize` or `bert index` "
             "has finished"
         )
     corpus = read_json(path, Corpus, DataError, _remedy(folder))

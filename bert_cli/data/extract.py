@@ -28,10 +28,13 @@ from bert_cli.data.dump import NAMESPACE, TITLE, Chunk, Dump, find_dump
 from bert_cli.data.ledger import Shard, Stats
 from bert_cli.data.shards import run_shards
 from bert_cli.errors import DataError
-from bert_cli.files import written_beside
+from bert_cli.files import read_json, written_beside
 
 FILES_PER_FOLDER = 100
-SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_BETWEEN_READS = 0.25
+"""Of WikiExtractor's messages, which must not fill their pipe."""
+SECONDS_BETWEEN_LOOKS = 1.0
+"""At its processes: each look reads all of /proc."""
 SECONDS_ASLEEP = 5.0
 """Time without work after which WikiExtractor is stuck: its parts wait for one that has died."""
 PACKED_EXPANSION = 4.0
@@ -104,7 +107,7 @@ def output_name(number: int) -> Path:
 def extract_chunk(inputs: tuple[Path, ...], output: Path, templates: Path | None = None) -> Stats:
     """Run WikiExtractor on one chunk and compare what it was given with what came back."""
     chunk, counts = inputs
-    passed_over: dict[str, int] = json.loads(counts.read_text(encoding="utf-8"))
+    passed_over = read_json(counts, dict[str, int], DataError, "run the same command again")
     text = chunk.read_bytes()
     begin = text.find(b"<page>")
     header, given = text[:begin], _titles(text[begin:])
@@ -268,37 +271,39 @@ def _run_wikiextractor(chunk: Path, output: Path, templates: Path | None) -> Non
     )
     os.close(writing)
     shards.PROGRAMS.add(program.pid)
-    trouble, messages, ticks = "", b"", [-1]
+    trouble, messages, ticks, next_look = "", b"", [-1], 0.0
     while not trouble:
         try:
-            status = program.wait(SECONDS_BETWEEN_LOOKS)
+            status = program.wait(SECONDS_BETWEEN_READS)
             trouble = f"exit status {status}" if status else ""
             break
         except subprocess.TimeoutExpired:
-            crashed = b"Traceback" in messages  # at the look before, so that it is written out
+            crashed = b"Traceback" in messages  # at the read before, so that it is written out
             messages += _read_available(reading)
-            now = _ticks_asleep(program.pid)
-            ticks = [*ticks, now] if now == ticks[-1] else [now]
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now >= next_look:
+                next_look, used = now + SECONDS_BETWEEN_LOOKS, _ticks_asleep(program.pid)
+                ticks = [*ticks, used] if used == ticks[-1] else [used]
+            if now > end:
                 trouble = f"no end after {limit:.0f} s"
             elif crashed:
                 trouble = "a crash"
-            elif now >= 0 and len(ticks) * SECONDS_BETWEEN_LOOKS > SECONDS_ASLEEP:
+            elif ticks[-1] >= 0 and (len(ticks) - 1) * SECONDS_BETWEEN_LOOKS >= SECONDS_ASLEEP:
                 trouble = f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
     if trouble:
         _kill(program)
     shards.PROGRAMS.discard(program.pid)
     messages += _read_available(reading)
     os.close(reading)
-    told = messages.decode(errors="replace").strip()
-    text = folder / "AA" / "wiki_00"
-    if os.strerror(errno.ENOSPC) in told:
+    text = messages.decode(errors="replace").strip()
+    made = folder / "AA" / "wiki_00"
+    if os.strerror(errno.ENOSPC) in text:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
-    if trouble or "Traceback" in told or not text.exists():
-        reason = told.splitlines()[-1] if told else "no output"
+    if trouble or "Traceback" in text or not made.exists():
+        reason = text.splitlines()[-1] if text else "no output"
         raise ToolFailedError(f"{trouble or 'no text'} ({reason})")
-    os.replace(text, output)
-    text.parent.rmdir()
+    os.replace(made, output)
+    made.parent.rmdir()
 
 
 def _read_available(pipe: int) -> bytes:

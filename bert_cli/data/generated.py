@@ -64,7 +64,7 @@ class GeneratedReader:
         self.most = max_sequences_per_pack
         if not 1 <= self.most <= sequence_length // SHORTEST:
             raise ConfigError(
-                f"max_sequences_per_pack ({self.most}): a made-up example of {sequence_length} places "
+                f"max_sequences_per_pack ({self.most}): a synthetic example of {sequence_length} positions "
                 f"has room for 1 to {sequence_length // SHORTEST} sequences; give such a number"
             )
         self.vocab_size, self.seed = vocab_size, seed
@@ -170,7 +170,7 @@ def _numbers(keys_B: Keys, length: int, count: int) -> npt.NDArray[np.int64]:
 def _check_sizes(vocab_size: int, sequence_length: int) -> None:
     if vocab_size < 8 or sequence_length < 8:
         raise ConfigError(
-            f"generated_dataset (vocabulary {vocab_size}, {sequence_length} places): made-up "
+            f"generated_dataset (vocabulary {vocab_size}, {sequence_length} positions): synthetic "
             "examples need at least 8 of each"
         )
 

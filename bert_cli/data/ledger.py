@@ -125,6 +125,8 @@ class Ledger:
         self.order: dict[str, int] = {}
         self.known: dict[str, Marker] = {}  # of the complete shards
         shutil.rmtree(self.partial, ignore_errors=True)
+        for path in (*self.done.rglob(".*.part"), *out.glob(f".{MANIFEST}.*.part")):
+            path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
         write_json_atomically(
             self.done / "settings.json", {"step": step, "settings": self.settings}

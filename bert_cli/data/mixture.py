@@ -96,8 +96,8 @@ class Mixture:
         self._block = int(self._quotas.sum())
         # The readers draw by the seed too; a block's order must not be that of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])
-        told = [reader.fingerprint for reader in self.readers], self.quotas
-        self.fingerprint = f"{hashlib.sha256(repr(told).encode()).hexdigest()}, {NUMBERING}"
+        identity = [reader.fingerprint for reader in self.readers], self.quotas
+        self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
 
     def __len__(self) -> int:
         """Examples of all corpora together."""

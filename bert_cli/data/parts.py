@@ -12,8 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import BaseModel
+
 from bert_cli.data.ledger import Shard
 from bert_cli.data.text_files import OPEN, Format, Part, Reading, open_parquet, open_part
+from bert_cli.errors import DataError
+from bert_cli.files import read_json
 
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
@@ -101,6 +105,12 @@ def bundled(parts: Sequence[Part], size: float) -> list[list[Part]]:
     return bundles
 
 
+class _Prepared(BaseModel, extra="allow"):
+    """parts.json of a shard: its parts, and values of the step beside them."""
+
+    parts: list[Part]
+
+
 def shard_of(output: Path, parts: Sequence[Part], **more: Any) -> Shard:
     """The shard that makes `output` of these parts; its worker gets them, and `more`, by read_parts."""
     inputs = tuple(dict.fromkeys(part.path for part in parts))
@@ -117,6 +127,5 @@ def _write_parts(folder: Path, parts: Sequence[Part], more: dict[str, Any]) -> t
 
 def read_parts(inputs: Sequence[Path]) -> tuple[list[Part], dict[str, Any]]:
     """The parts of a shard and what was said with them."""
-    told: dict[str, Any] = json.loads(inputs[0].read_text(encoding="utf-8"))
-    parts = [Part(**row | {"path": Path(row["path"])}) for row in told.pop("parts")]
-    return parts, told
+    prepared = read_json(inputs[0], _Prepared, DataError, "run the same command again")
+    return prepared.parts, prepared.model_extra or {}

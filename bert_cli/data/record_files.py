@@ -95,11 +95,16 @@ class RecordFiles:
             "next_sentence_labels": 1,
         }
         found = first_outside({name: getattr(sequences, name) for name in limits}, limits)
+        longer = np.flatnonzero(sequences.first_lengths > sequences.lengths)
+        if found is None and longer.size:
+            row = int(longer[0])
+            value, limit = int(sequences.first_lengths[row]), int(sequences.lengths[row])
+            found = Outside("first_lengths", row, value, limit)
         if found is not None:
             ends = np.cumsum(sequences.lengths)
             is_token = found.column == "tokens"
-            row = np.searchsorted(ends, found.row, side="right") if is_token else found.row
-            raise self._impossible(int(records[row]), found)
+            at = np.searchsorted(ends, found.row, side="right") if is_token else found.row
+            raise self._impossible(int(records[at]), found)
 
     def check_file(self, path: Path) -> int:
         """Read every record of a file, check its values as a run does; return the file's bytes."""

@@ -61,7 +61,7 @@ class DynamicRecords(NamedTuple):
     lengths: npt.NDArray[np.int32]
     """[B] tokens of each record."""
     first_lengths: npt.NDArray[np.int32]
-    """[B] places of segment A, with [CLS] and its [SEP]."""
+    """[B] positions of segment A, with [CLS] and its [SEP]."""
     next_sentence_labels: npt.NDArray[np.int32]
     """[B] 1 where segment B is a random next, 0 where it is the actual one."""
 
@@ -283,7 +283,7 @@ def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks
         counts.append(len(read[b"lengths"]))
         if {len(numbers) for numbers in read.values()} != {counts[-1]} or not counts[-1]:
             raise _no_packs()
-        if sum(read[b"lengths"]) * token_bytes != len(tokens[-1]):
+        if sum(read[b"lengths"]) * token_bytes != len(tokens[-1]) or max(read[b"numbers"]) >> 63:
             raise _no_packs()
         for name, numbers in read.items():
             lists[name] += numbers
@@ -312,6 +312,11 @@ def _dynamic(
     return DynamicRecords(
         np.frombuffer(b"".join(tokens), f"<u{width}").astype(np.int32),
         lengths // np.int32(width),
-        np.array(first, np.int32),
-        np.array(labels, np.int32),
+        _clipped(first),
+        _clipped(labels),
     )
+
+
+def _clipped(numbers: list[int]) -> npt.NDArray[np.int32]:
+    """Return varints as int32; one of more bits becomes 2^31 - 1, which no limit of values allows."""
+    return np.array([min(number, 2**31 - 1) for number in numbers], np.int32)

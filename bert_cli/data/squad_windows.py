@@ -22,7 +22,8 @@ from bert_cli.config.finetune import QUESTION_SPECIALS, lacking_room
 from bert_cli.data.features import ENCODED_AT_ONCE, Arrays, Features, arrays_of, features_of
 from bert_cli.data.squad import Question, Questions, Remark, Remarks
 from bert_cli.data.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import parse_json
 
 Numbers = npt.NDArray[np.int64]
 
@@ -58,14 +59,17 @@ def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[Any]]:
 
 
 def windows_of(arrays: Arrays) -> Windows:
-    """The windows whose arrays these are."""
-    told = [json.loads(remark) for remark in arrays["remarks"].tolist()]
+    """Return the windows whose arrays these are. Raises DataError for remarks that are none."""
+    remedy = "remove the files of cache_dir and run the same command again"
     return Windows(
         features_of(arrays),
         arrays["question"],
         arrays["offsets"],
         arrays["best_context"],
-        tuple(Remark(one["what"], one["count"], tuple(one["first_ids"])) for one in told),
+        tuple(
+            parse_json("remarks of cached windows", text.encode(), Remark, DataError, remedy)
+            for text in arrays["remarks"].tolist()
+        ),
     )
 
 

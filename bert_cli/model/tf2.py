@@ -176,11 +176,11 @@ def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
         if {"intermediate", "bert_output"} <= {*nodes[number].children}
     }
     for node in nodes:
-        held = {
+        layers = {
             int(found[1]): child
             for name, child in node.children.items()
             if child in wanted and (found := NUMBERED.fullmatch(name))
         }
-        if {*held.values()} == wanted:
-            return [held[place] for place in sorted(held)]
+        if {*layers.values()} == wanted:
+            return [layers[index] for index in sorted(layers)]
     return []

@@ -1,7 +1,7 @@
 """`bert export`: a model in the form of another runtime, opened there and compared before it counts.
 
 Each form is written beside OUT, loaded again by the runtime it is for, and asked what the model here
-is asked: made-up examples of several numbers and lengths, with padding. Only when all outputs agree
+is asked: synthetic examples of several numbers and lengths, with padding. Only when all outputs agree
 does the folder get its name; an export that is killed or that differs leaves nothing behind.
 """
 
@@ -18,6 +18,7 @@ import tensorflow as tf
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, needs_extra
+from bert_cli.files import force_to_disk
 from bert_cli.tasks import runtimes, start
 from bert_cli.tasks.opened import open_model, task_of
 from bert_cli.train.report import say
@@ -69,7 +70,8 @@ def run(settings: ExportSettings) -> None:
         served = runtimes.Served(model, columns_of_texts)
         ask = runtimes.WRITERS[settings.format](served, partial)
         difference = _compare(served, ask, str(out))
-        _force_to_disk(partial)
+        # The name must not stand for bytes that a power cut takes away.
+        force_to_disk([*partial.rglob("*"), partial])
         # Takes the place of an empty folder too.
         os.replace(partial, out)
     finally:
@@ -77,7 +79,7 @@ def run(settings: ExportSettings) -> None:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     say(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} made-up batches; more than {model.config.max_position_embeddings:,} tokens are an error"
+        f"on {len(SHAPES)} synthetic batches; more than {model.config.max_position_embeddings:,} tokens are an error"
     )
 
 
@@ -135,13 +137,3 @@ def _compare(ours: runtimes.Served, ask: runtimes.Ask, where: str) -> float:
             "rounding; it was removed"
         )
     return largest
-
-
-def _force_to_disk(folder: Path) -> None:
-    """A name must not stand for bytes that a power cut takes away."""
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

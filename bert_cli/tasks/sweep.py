@@ -24,6 +24,7 @@ from bert_cli.config.layout import size
 from bert_cli.config.schema import bytes_of
 from bert_cli.data.ledger import give_json, is_printed
 from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.files import read_json
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.tasks import bench_table, machine
 
@@ -146,8 +147,8 @@ def _measured(settings: Measuring, number: int) -> Figures:
             process.wait()
             raise
         if process.returncode == 0:
-            told: Figures = json.loads(figures.read_text(encoding="utf-8"))
-            return {"fits": True, **told}
+            measured = read_json(figures, Figures, DeviceError, "run the same command again")
+            return {"fits": True, **measured}
     why = why_not(process.returncode, said, _limit(settings))
     if why is None:
         last = "\n".join(said.strip().splitlines()[-LAST_LINES:])

@@ -80,9 +80,9 @@ def read(path: Path) -> Tensors:
 
 def _read_shards(index: Path) -> Tensors:
     remedy = "copy all files of the model again"
-    places = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
+    files = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
     shards: dict[str, Tensors] = {}
-    for file in sorted(set(places.values())):
+    for file in sorted(set(files.values())):
         if Path(file).name != file or Path(file).suffix not in (".safetensors", ".bin"):
             raise CheckpointError(
                 f"{index} ({file!r}): is no file of weights in the index's own folder; {remedy}"
@@ -90,10 +90,10 @@ def _read_shards(index: Path) -> Tensors:
         if not (index.parent / file).is_file():
             raise CheckpointError(f"{index.parent / file}: is missing; {remedy}")
         shards[file] = read(index.parent / file)
-    for name, file in places.items():
+    for name, file in files.items():
         if name not in shards[file]:
             raise CheckpointError(f"{index.parent / file}: lacks the weight {name}; {remedy}")
-    return {name: shards[file][name] for name, file in places.items()}
+    return {name: shards[file][name] for name, file in files.items()}
 
 
 def _read_torch(path: Path) -> Tensors:

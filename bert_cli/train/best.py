@@ -3,14 +3,12 @@
 The best checkpoint is never pruned, and is the one that a folder of a run stands for as a model.
 """
 
-import json
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from bert_cli.errors import CheckpointError
-from bert_cli.files import read_json
+from bert_cli.files import JSON, read_json, write_json_atomically
 from bert_cli.train.history import BEST, STATE, name_of
 
 
@@ -41,10 +39,8 @@ def note_best(folder: Path, step: int, name: str, value: float) -> bool:
     old = read_best(folder)
     is_better = old is None or value > old.value or not (folder / name_of(old.step)).is_dir()
     best = Best(step=step, value=value) if old is None or is_better else old
-    record = {"step": best.step, "figure": name, "value": best.value, "scored": step}
-    beside = folder / f".{BEST}"
-    beside.write_text(json.dumps(record), encoding="utf-8")
-    os.replace(beside, folder / BEST)
+    record: JSON = {"step": best.step, "figure": name, "value": best.value, "scored": step}
+    write_json_atomically(folder / BEST, record)
     return is_better
 
 

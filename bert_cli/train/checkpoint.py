@@ -10,6 +10,7 @@ What cannot be the state of a run (a weight that is not finite, a changed byte) 
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 
 from bert_cli.data.checksums import crc32c_of
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import open_lock, read_json
+from bert_cli.files import InnerPath, force_to_disk, naming, open_lock, read_json
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.copies import Shares
 from bert_cli.train.best import best_of
@@ -85,7 +86,7 @@ class SavedState(BaseModel):
     fixed: dict[str, Any]
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    crc32c: dict[str, str] = {}
+    crc32c: dict[InnerPath, str] = {}
     """Checksum of each other file of the checkpoint; older checkpoints have none."""
 
 
@@ -173,41 +174,53 @@ def save(
     path = folder / name_of(state.step)
     if (path / STATE).is_file():
         return path  # resumed and stopped again before a step: the same step of the same run
-    for name, value in (*state.weights.items(), *_named_moments(state)):
-        problem = fault_of(name, value.numpy())
-        if problem:
+    size = 0
+    for name, variable in (*state.weights.items(), *_named_moments(state)):
+        value = variable.numpy()
+        size += value.nbytes
+        if problem := fault_of(name, value):
             raise DeviceError(
                 f"step {state.step}: {name} {problem}; it is not saved, and older checkpoints are kept. Take the last "
                 "good one as --pretrained-ckpt-path of a new run with a lower learning rate"
             )
     partial = folder / f"{PARTIAL}{name_of(state.step)}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write(partial, state, form)
-        record = {
-            "step": state.step,
-            "loss_scale": state.loss_scale.as_json(),
-            "fixed": fixed,
-            "settings": settings,
-            "versions": versions,
-            "crc32c": {file.name: crc32c_of(file) for file in sorted(partial.iterdir())},
-        }
-        (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
-        for file in partial.iterdir():
-            _force_to_disk(file)
-        _force_to_disk(partial)
-        os.replace(partial, path)
-        _force_to_disk(folder)
-    except (OSError, SafetensorError) as error:
-        # What is there of it would only keep a full disk full.
-        shutil.rmtree(partial, ignore_errors=True)
-        why = getattr(error, "strerror", None) or error
+        with naming(path, size), _removed_on_failure(partial):
+            partial.mkdir(parents=True)
+            _write(partial, state, form)
+            record = {
+                "step": state.step,
+                "loss_scale": state.loss_scale.as_json(),
+                "fixed": fixed,
+                "settings": settings,
+                "versions": versions,
+                "crc32c": {file.name: crc32c_of(file) for file in sorted(partial.iterdir())},
+            }
+            (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            force_to_disk([*partial.iterdir(), partial])
+            os.replace(partial, path)
+            force_to_disk([folder])
+    except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written ({why}); make room or choose another save_ckpt_path, then run the "
-            "same command again"
+            f"{path}: cannot be written ({error.strerror}); make room or choose another save_ckpt_path, "
+            "then run the same command again"
         ) from error
     return path
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove a folder before and when the block fails. SafetensorError becomes OSError by the number in its text."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else None
+        raise OSError(code, os.strerror(code) if code else str(error)) from error
 
 
 def _write(partial: Path, state: State, form: Format) -> None:
@@ -234,16 +247,13 @@ def fault_of(name: str, value: npt.NDArray[Any], dtype: str = "") -> str:
 
     NaN is both the least and the greatest of the values that it is among.
     """
-    if value.dtype != dtype if dtype else value.dtype.kind in "biu":
+    if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
     low, high = value.min(), value.max()
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
-    return (
-        "has negative values, being a mean of squares"
-        if name.endswith("/moment2") and low < 0
-        else ""
-    )
+    is_negative = name.endswith("/moment2") and low < 0
+    return "has negative values, being a mean of squares" if is_negative else ""
 
 
 def give_shares(state: State) -> None:
@@ -251,14 +261,6 @@ def give_shares(state: State) -> None:
     for _, moment in _named_moments(state):
         if isinstance(moment, Shares):
             moment.numpy()
-
-
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_state(path: Path) -> SavedState:
@@ -303,8 +305,7 @@ def resume(
     corpora = _corpora(found.settings), _corpora(settings)
     if before.get("corpus") != now.get("corpus") and all(corpora) and corpora[0] != corpora[1]:
         before["corpus"], now["corpus"] = corpora
-    differences = _differences(before, now)
-    if differences:
+    if differences := _differences(before, now):
         raise CheckpointError(
             f"{path}: belongs to a run with other settings: {'; '.join(differences)}. Use those settings, or "
             "another save_ckpt_path with --pretrained-ckpt-path to start anew from these weights"
@@ -365,27 +366,26 @@ def _assign(targets: Mapping[str, Any], values: Arrays, path: Path, dtype: str) 
             raise CheckpointError(
                 f"{path}: {name} has shape {value.shape}, the model {tuple(target.shape)}"
             )
-        problem = fault_of(name, value, dtype)
-        if problem:
+        if problem := fault_of(name, value, dtype):
             raise CheckpointError(f"{path}: {name} {problem}; {_older(path.parent)}")
         target.assign(value)
 
 
 def clear_half_written(folder: Path) -> list[str]:
-    """Remove what an interrupted save left; the names of what was removed.
+    """Remove what interrupted writes left; return the names of the checkpoints among it.
 
-    Raises CheckpointError for a step_* without its state, which is not ours to remove: a save
-    leaves none, but half a copy or half a removal by hand does, and the save of that step would
-    find its place taken hours later.
+    Raises CheckpointError for a step_* without its state, which no save leaves but half a copy or half
+    a removal by hand does: the save of that step would find its name taken hours later.
     """
     for path in folder.glob("step_*"):
         if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
             raise CheckpointError(f"{path}: is a checkpoint without {STATE}; remove or rename it")
-    removed = []
-    for path in folder.glob(f"{PARTIAL}*"):
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)
+    removed = sorted(folder.glob(f"{PARTIAL}*"))
+    for path in removed:
         shutil.rmtree(path, ignore_errors=True)
-        removed.append(path.name.removeprefix(PARTIAL))
-    return sorted(removed)
+    return [path.name.removeprefix(PARTIAL) for path in removed]
 
 
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:

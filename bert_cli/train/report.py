@@ -19,6 +19,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bert_cli.errors import CheckpointError, DataError
+from bert_cli.files import write_atomically
 
 Figures = Mapping[str, float]
 Report = Callable[[int, Figures], None]
@@ -34,9 +35,9 @@ def jsonl(path: Path, done: int) -> Report:
     """Append an object a step to a file, after dropping the steps beyond `done`."""
     if path.exists():
         rows = [(read_line(line, path), line) for line in path.read_bytes().splitlines()]
-        beside = path.with_name(f".{path.name}")
-        beside.write_bytes(b"".join(line + b"\n" for row, line in rows if row and row[0] <= done))
-        os.replace(beside, path)
+        write_atomically(
+            path, b"".join(line + b"\n" for row, line in rows if row and row[0] <= done)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def report(step: int, figures: Figures) -> None:

@@ -328,6 +328,9 @@ def test_a_tool_that_works_or_waits_for_its_turn_is_not_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extract, "SECONDS_ASLEEP", 0.5)
+    looks, look = [], extract._ticks_asleep
+    monkeypatch.setattr(extract, "_ticks_asleep", lambda group: looks.append(group) or look(group))
+    started = time.monotonic()
     work = "end = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
     fake = f"import os\nif not os.fork():\n    {work.replace(chr(10), chr(10) + '    ')}\n    os._exit(0)\n"
     fake += """os.wait()
@@ -336,6 +339,7 @@ out.parent.mkdir(parents=True)
 out.write_text('<doc id="1" url="" title="Article 1">\\nArticle 1\\n\\n</doc>\\n')"""
     stats, _ = convert(tmp_path, articles(1), fake)
     assert (stats.documents, stats.notes) == (1, ())
+    assert 2 <= len(looks) <= 1 + time.monotonic() - started, "each look reads all of /proc"
 
 
 @pytest.mark.parametrize("size", [200_000, 2_600_000])

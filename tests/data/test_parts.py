@@ -11,6 +11,7 @@ import pytest
 from bert_cli.data.documents import marked_lines, text_pieces
 from bert_cli.data.parts import bundled, cut, read_parts, shard_of, text_bytes
 from bert_cli.data.text_files import Part, Reading, recognise
+from bert_cli.errors import DataError
 
 READING = Reading()
 
@@ -150,6 +151,9 @@ def test_a_worker_gets_the_parts_that_were_planned(tmp_path, monkeypatch):
     assert [part.path for part in found] == [tmp_path / "a.txt"] * 2
     assert (found[0].start, found[0].stop, found[1].compression) == (3, 13, "gzip")
     assert more == {"left_out": [1, 2]}
+    (tmp_path / "parts.json").write_text('{"parts": [{"path": "a.txt"}]}')
+    with pytest.raises(DataError, match=r"parts\.json \(parts\.0\.format\): Field required"):
+        read_parts([tmp_path / "parts.json"])
 
 
 def test_a_file_of_carriage_returns_is_cut_between_documents(tmp_path):

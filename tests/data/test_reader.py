@@ -19,7 +19,9 @@ from bert_cli.data.frames import RecordWriter
 from bert_cli.data.generated import GeneratedReader
 from bert_cli.data.index import write_corpus
 from bert_cli.data.reader import Reader
-from bert_cli.data.records import static_payloads
+from bert_cli.data.records import dynamic_payloads, static_payloads
+from bert_cli.data.wire import Column, entries, varint
+from bert_cli.data.wire import examples as examples_of
 from bert_cli.errors import ConfigError, DataError
 
 SHAPES = {
@@ -339,6 +341,32 @@ def test_dynamic_records_are_checked_too(tmp_path: Path, change: dict[str, int])
         index.run(IndexSettings(folder=folder, check=True, processes=1))
     with pytest.raises(DataError):
         open_reader(folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("extra", "shown"), [(1, r"\d+"), (2**40, "2147483647"), (2**70, "2147483647")]
+)
+def test_a_first_segment_longer_than_its_record_is_refused(
+    tmp_path: Path, extra: int, shown: str
+) -> None:
+    folder = make_corpus(tmp_path / "c", "dynamic", [5, 5])
+    records = dynamic_records(5, 5)
+    payloads = list(dynamic_payloads(records))
+    features = {name: [data] for name, data in entries(payloads[3])}
+    columns: list[tuple[str, str, Column]] = [
+        ("first_length", "int64", [varint(int(records.lengths[3]) + extra)]),
+        ("next_sentence_labels", "int64", features[b"next_sentence_labels"]),
+        ("tokens", "bytes", features[b"tokens"]),
+    ]
+    (payloads[3],) = examples_of(columns, 1)
+    with RecordWriter(folder / "wiki_001.tfrecord") as writer:
+        writer.write_all(iter(payloads))
+    write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
+    told = rf"wiki_001\.tfrecord \(record 3, counted from 0\): first_lengths has {shown}, which is outside 0 to"
+    with pytest.raises(DataError, match=told):
+        open_reader(folder)[0]
+    with pytest.raises(DataError, match=told):
+        index.run(IndexSettings(folder=folder, check=True, processes=1))
 
 
 def test_possible_values_pass_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bert_cli.data import wire
 from bert_cli.data.frames import FRAME_BYTES
 from bert_cli.data.records import (
     PACKED_FEATURES,
@@ -392,7 +393,12 @@ def test_packed_dynamic_records_come_back_as_they_were_and_protobuf_reads_them(v
 def test_what_is_no_packed_dynamic_record_is_refused():
     block = dynamic_block(4)
     packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
-    for payload in (b"", bytes(40), *dynamic_payloads(block)):
+    lists = dict(wire.entries(next(pack_payloads(packs))))
+    lists[b"numbers"] = wire.varint(2**63) + bytes([1, 2])
+    kinds = [(name.decode(), "bytes" if name == b"tokens" else "int64") for name in lists]
+    columns = [(*kind, [data]) for kind, data in zip(kinds, lists.values(), strict=True)]
+    (huge,) = wire.examples(columns, 1)
+    for payload in (b"", bytes(40), huge, *dynamic_payloads(block)):
         with pytest.raises(DataError, match="not packed dynamic ones"):
             parse_packs([payload])
     with pytest.raises(DataError, match="not packed dynamic ones"):

@@ -175,8 +175,15 @@ def test_whole_shards_are_skipped_and_missing_ones_done(
     assert read_manifest(out)["seconds"] == seconds
     assert "4 of 4 shards were done before" in capsys.readouterr().out
     (out / "AA/01").unlink()
+    left = [
+        out / folder / f".{name}.0123456789ab.part"
+        for folder, name in (("", "manifest.json"), (".done", "templates.xml"), (".done/AA", "01"))
+    ]
+    for path in left:
+        path.touch()
     run(shards, out)
     assert (out / "AA/01").exists()
+    assert not any(path.exists() for path in left)
     changed = [n for n in times if (out / n).stat().st_mtime_ns != times[n]]
     assert changed == ["AA/01"]
     assert "3 of 4 shards were done before" in capsys.readouterr().out

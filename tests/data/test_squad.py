@@ -260,6 +260,8 @@ def test_windows_come_back_from_their_arrays(tokenizer, tmp_path):
     np.savez(tmp_path / "cache.npz", **arrays_of_windows(made))
     with np.load(tmp_path / "cache.npz") as arrays:
         again = windows_of(dict(arrays))
+    with pytest.raises(DataError, match=r"cached windows \(count\): Field required.*cache_dir"):
+        windows_of({**arrays_of_windows(made), "remarks": np.array(['{"what": "cut"}'])})
     assert made.features.fingerprint == again.features.fingerprint
     assert made.remarks == again.remarks != ()
     for name in ("question", "offsets", "best_context"):

@@ -22,6 +22,7 @@ from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.vocab import write_vocabulary
 from bert_cli.data.wordpiece import Encoder
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.files import amount
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.mesh import open_mesh
@@ -281,6 +282,7 @@ def test_what_an_interrupted_save_left_is_removed_and_reported(saved):
     run = saved.parent
     for step in (12, 8):
         shutil.copytree(saved, run / f".partial_step_{step:08d}")
+    (run / ".best.json.0123456789ab.part").touch()
     assert checkpoint.whole_checkpoints(run) == [saved]
     assert checkpoint.clear_half_written(run) == ["step_00000008", "step_00000012"]
     assert [path.name for path in run.iterdir()] == [saved.name]
@@ -421,35 +423,14 @@ def test_a_process_killed_in_the_middle_of_saving_leaves_only_whole_checkpoints(
 # --- a disk that refuses
 
 
-def assert_says_that_the_disk_refused(folder: Path, state: State, form: checkpoint.Format) -> None:
+def assert_says_that_the_disk_refused(folder: Path, state: State, form: checkpoint.Format) -> str:
     path = folder / checkpoint.name_of(state.step)
     with pytest.raises(CheckpointError) as refused:
         save(folder, state, form)
     assert str(refused.value).startswith(f"{path}: cannot be written (")
     assert "make room or choose another save_ckpt_path" in str(refused.value)
     assert not path.exists()
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that gives a folder on a disk of so many bytes."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk to fill")
-    mounted = []
-
-    def mount(size: int) -> Path:
-        folder = tmp_path / f"disk_{size}"
-        folder.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        done = subprocess.run(words, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"cannot mount a small disk to fill: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.99], ids=["weights", "moments", "last"])
@@ -458,7 +439,13 @@ def test_a_full_disk_is_a_message_and_leaves_nothing_that_looks_whole(share, tmp
     whole = save(tmp_path / "elsewhere", state, PLAIN)
     pages = sum(-(-file.stat().st_size // 4096) for file in whole.iterdir())
     disk = small_disk(int(pages * share) * 4096)
-    assert_says_that_the_disk_refused(disk / "run", state, PLAIN)
+    room = os.statvfs(disk)
+    message = assert_says_that_the_disk_refused(disk / "run", state, PLAIN)
+    size = 3 * state.weights["w"].value.nbytes
+    free = room.f_bavail * room.f_frsize
+    lacks = f"{amount(size - free)} of the {amount(size)} to write are missing"
+    told = f"No space left on device, {amount(free)} are free and "
+    assert told + (lacks if size > free else "that is not enough") in message
     assert list((disk / "run").iterdir()) == [], "what was written takes no room"
     # Once there is room the same save succeeds.
     subprocess.run(["mount", "-o", f"remount,size={2 * pages * 4096}", str(disk)], check=True)
@@ -607,11 +594,18 @@ def test_values_that_no_run_can_have_come_to_are_refused(name, suffix, edit, pro
     assert f"remove {saved}" in str(refused.value)
 
 
-@pytest.mark.parametrize("edit", [with_value(np.nan), lambda tensor: tensor.astype(np.int32)])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        with_value(np.nan),
+        lambda tensor: tensor.astype(np.int32),
+        lambda tensor: tensor.astype(np.complex64),
+    ],
+)
 def test_weights_to_start_from_are_finite_real_numbers(edit, saved):
     edit_tensor(saved / MODEL, "", edit)
     _, state, _ = build(settings_of())
-    with pytest.raises(CheckpointError, match=r"not finite|is int32") as refused:
+    with pytest.raises(CheckpointError, match=r"not finite|is (int32|complex64)") as refused:
         start.put_weights(start.find_source(str(saved)), state.weights)
     assert str(refused.value).startswith(f"{saved / MODEL}: ")
 
@@ -637,6 +631,7 @@ def test_a_models_config_that_is_no_json_object_is_an_error_that_names_it(conten
         ({"loss_scale": 1.0}, " (loss_scale)"),
         ({"fixed": []}, " (fixed)"),
         ({"crc32c": [1]}, " (crc32c)"),
+        ({"crc32c": {"../../x": "0"}}, " (crc32c.../../x.[key])"),
     ],
 )
 def test_a_field_of_the_state_that_cannot_be_is_named(changes, where, saved):

@@ -2,12 +2,13 @@
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from bert_cli.train import report
+from bert_cli.train import best, report
 
 FIGURES = {
     "mlm_loss": 7.5,
@@ -49,6 +50,23 @@ def test_a_resumed_run_drops_the_steps_it_will_do_again_and_a_line_cut_in_half(t
         file.write('{"step": 5, "mlm_l')
     report.jsonl(path, 2)(3, {"mlm_loss": 2.0})
     assert steps_in(path) == [1, 2, 3]
+
+
+def test_a_full_disk_is_named_and_leaves_metrics_and_best_score_as_they_were(small_disk):
+    folder = small_disk(16384)
+    rows = "".join(f'{{"step": {step}, "mlm_loss": 1.0}}\n' for step in range(300))
+    (folder / "metrics.jsonl").write_text(rows)
+    best.note_best(folder, 1, "f1", 0.5)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OSError, match=r"No space left on device, .* are missing") as raised:
+        report.jsonl(folder / "metrics.jsonl", 299)
+    assert raised.value.filename == str(folder / "metrics.jsonl")
+    (folder / "rest").write_bytes(bytes(shutil.disk_usage(folder).free))
+    with pytest.raises(OSError, match=r"No space left on device, .* are missing") as raised:
+        best.note_best(folder, 2, "f1", 0.6)
+    assert raised.value.filename == str(folder / "best.json")
+    (folder / "rest").unlink()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_loss_that_is_not_finite_is_null_because_json_has_no_nan(tmp_path):
