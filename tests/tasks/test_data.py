@@ -93,6 +93,7 @@ def test_a_model_learns_from_the_records_and_is_held_out_tested(masking, vocab, 
 def test_a_model_of_another_vocabulary_is_refused_with_the_flag_to_give(vocab, tmp_path, capsys):
     assert chain(tmp_path / "out", vocab) == 0
     words = ["pretrain", "--dataset-dir", str(tmp_path / "out" / "64"), "--save-ckpt-path", "x"]
+    words += ["--bert-config.vocab-size", "999"]
     assert main([*words, *TINY, "--total-num-train-samples", "16"]) == 2
     assert "give --bert-config.vocab-size 1000" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.use import PredictSettings
-from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
+from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 from bert_cli.tasks.predict import run
 
 WORDS = (
@@ -313,7 +313,7 @@ def test_the_threshold_that_a_run_chose_is_taken(models, capsys, tmp_path):
         (row,) = predict(capsys, run / "step_00000010", *flags)
         assert (row["answer"] == "") == is_empty
     (run / "null_threshold.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no threshold"):
+    with pytest.raises(DataError, match=r"null_threshold.json \(threshold\): Field required"):
         predict(capsys, run / "step_00000010", *flags)
 
 
@@ -488,7 +488,14 @@ def test_damaged_weights_are_told_instead_of_nan(models, capsys, tmp_path):
     def damage(tensors):
         tensors["classifier.bias"][0] = np.nan
 
+    def overflow(tensors):
+        tensors["classifier.weight"][:] = 3e38
+        tensors["classifier.bias"][:] = 3e38
+
     folder = changed(models["text"], tmp_path / "damaged", damage)
+    with pytest.raises(CheckpointError, match="classifier/bias has values that are not finite"):
+        predict(capsys, folder, "the cat")
+    folder = changed(models["text"], tmp_path / "overflowing", overflow)
     with pytest.raises(DeviceError, match="TEXT: the model's numbers are not finite"):
         predict(capsys, folder, "the cat")
 

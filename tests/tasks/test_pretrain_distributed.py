@@ -56,7 +56,7 @@ def start(runs: Path, squad: Path, **more: str) -> subprocess.Popen:
 
 
 def step_of(run: Path) -> int:
-    return read_state(whole_checkpoints(run)[-1])["step"]
+    return read_state(whole_checkpoints(run)[-1]).step
 
 
 def test_the_script_stops_in_a_phase_goes_on_with_it_and_passes_those_that_are_done(
