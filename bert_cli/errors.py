@@ -71,7 +71,7 @@ def install_command(extra: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
 
-    A name is near when it is a slip of the whole one, or when each of its words is a slip or the start of
+    A name is near when it is a slip of the complete one, or when each of its words is a slip or the start of
     a word of the other, so that `batch-size` is near `global-batch.micro-batch-size` and `output_dir` is
     not near `dataset_dir`. Of several the one whose last part resembles it most.
     """

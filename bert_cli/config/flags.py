@@ -1,7 +1,7 @@
 """From the words of a command line to values, nested like the settings.
 
 pydantic-settings reads them; before that a switch gets the value that stands behind it, as in
-`--do-validation false`, words that stand by their place come first, and a group is refused.
+`--do-validation false`, positional arguments come first, and a group is refused.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def log_level_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def _with_values(settings: type[BaseModel], words: Sequence[str]) -> list[str]:
     """The words with `--FLAG` or `--no-FLAG` for a switch that has a value, as in `--FLAG=false`.
 
-    The value may stand behind the flag too, as in `--FLAG false`, where no word stands by its place.
+    The value may stand behind the flag too, as in `--FLAG false`, where the command has no positional arguments.
     Raises ConfigError for another value.
     """
     options = [option for section in sections_of(settings, "") for option in section.options]

@@ -84,7 +84,7 @@ def members_of(settings: type[BaseModel], group: str) -> list[str]:
 def group_mistake(
     settings: type[BaseModel], words: Sequence[str], program: str, renamed: Mapping[str, str]
 ) -> str:
-    """What to say of flags that are names of groups, a line each; as JSON a group may be given whole."""
+    """Return the message for flags that name a group, a line each; a group may be given as JSON."""
     lines = []
     for word, behind in zip(words, [*words, ""][1:], strict=True):
         flag, _, value = word.partition("=")

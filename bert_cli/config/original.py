@@ -61,8 +61,8 @@ MODEL_HAS = {
 INSTEAD = {
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
     "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",
-    "input_file_path": "it stands by its place, as in `bert preprocess INPUT OUT`",
-    "output_file_path": "it stands by its place, as in `bert preprocess INPUT OUT`",
+    "input_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
+    "output_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
 }
 # Our dotted key -> the original's default, where ours is another.
 DEFAULTS = {
