@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bert_cli.data.reader import Reader
+from bert_cli.data.stream.reader import Reader
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -71,8 +71,8 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Rea
     from bert_cli.config.plan import make_plan
     from bert_cli.config.schema import PretrainSettings
     from bert_cli.parallel.cluster import Processes
-    from bert_cli.parallel.mesh import open_mesh
-    from bert_cli.tasks import assemble, corpora
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
+    from bert_cli.tasks.run import build, corpora
 
     seen = Reader(folder, seed=given.seed, examples_per_step=1, micro_batch_size=1)
     settings = PretrainSettings.model_validate(
@@ -90,7 +90,7 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Rea
     )
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    step = assemble.build_run(settings, mesh, plan).step
+    step = build.build_run(settings, mesh, plan).step
     reader = corpora.open_reader(settings, plan.examples_per_step)
     step.compile(corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size))
     assert isinstance(reader, Reader)

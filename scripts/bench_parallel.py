@@ -79,9 +79,9 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.plan import make_plan
     from bert_cli.config.schema import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.mesh import open_mesh
-    from bert_cli.tasks import assemble, corpora
-    from bert_cli.tasks.timing import resident_bytes
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
+    from bert_cli.tasks.bench.timing import resident_bytes
+    from bert_cli.tasks.run import build, corpora
 
     asked = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
@@ -89,7 +89,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
     plan = make_plan(asked, None)
-    model, engine, state, step = assemble.build_run(asked, mesh, plan)
+    model, engine, state, step = build.build_run(asked, mesh, plan)
     reader = corpora.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
     sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
@@ -176,11 +176,11 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
 
     from bert_cli.config.plan import make_plan
     from bert_cli.config.schema import PretrainSettings
-    from bert_cli.tasks import assemble
+    from bert_cli.tasks.run import build
 
     asked = PretrainSettings.model_validate(settings)
     plan = make_plan(asked, None)
-    step = assemble.build_step(found["engine"], found["state"], asked, plan, assemble.never)
+    step = build.build_step(found["engine"], found["state"], asked, plan, build.never)
     bare(found["batch"], 0)
     taken: dict[str, list[float]] = {"engine": [], "bare": []}
     for number in range(settings.get("rounds", 12)):

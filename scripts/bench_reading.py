@@ -49,7 +49,7 @@ def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Pairs:
 
 
 def read_by_bert(folder: Path) -> Iterator[Any]:
-    from bert_cli.data.reader import Reader
+    from bert_cli.data.stream.reader import Reader
 
     reader = Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
     return (reader[step] for step in itertools.count())
@@ -59,9 +59,9 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
     import numpy as np
     import tensorflow as tf
 
-    from bert_cli.data.corpus import read_corpus
-    from bert_cli.data.record_files import RecordFiles
-    from bert_cli.data.records import STATIC_FEATURES, static_lengths
+    from bert_cli.data.records.corpus import read_corpus
+    from bert_cli.data.records.formats import STATIC_FEATURES, static_lengths
+    from bert_cli.data.records.record_files import RecordFiles
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     corpus = read_corpus(folder)
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        from bert_cli.parallel.mesh import keep_freed_memory
+        from bert_cli.parallel.tensorflow.mesh import keep_freed_memory
 
         keep_freed_memory()  # as a run does
         print(json.dumps(rates(SIDES[given.side](given.folder), STEP, given.repetitions)))

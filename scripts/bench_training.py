@@ -60,8 +60,8 @@ def build_ours(given: argparse.Namespace) -> Any:
     from bert_cli.config.plan import make_plan
     from bert_cli.config.schema import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.mesh import open_mesh
-    from bert_cli.tasks import assemble, corpora
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
+    from bert_cli.tasks.run import build, corpora
 
     settings = PretrainSettings.model_validate(
         {
@@ -82,7 +82,7 @@ def build_ours(given: argparse.Namespace) -> Any:
     )
     mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
     plan = make_plan(settings, None)
-    parts = assemble.build_run(settings, mesh, plan)
+    parts = build.build_run(settings, mesh, plan)
     return parts.engine, corpora.open_reader(settings, plan.examples_per_step, 0, 1)[0]
 
 
@@ -250,7 +250,7 @@ def growth_by_scores(given: argparse.Namespace) -> int:
     from bert_cli.model.chunked import summed_by_chunks
     from bert_cli.model.fused import compile_chains
     from bert_cli.model.heads import summed
-    from bert_cli.tasks.timing import resident_bytes
+    from bert_cli.tasks.bench.timing import resident_bytes
 
     compile_chains(given.compile != "nothing")
     rows, width, words = given.examples * masked_of(given.places), 768, 30522

@@ -23,7 +23,7 @@ from bert_cli.config.commands import COMMANDS, taken_apart
 from bert_cli.config.help import LEVELS
 from bert_cli.config.load import load
 from bert_cli.config.options import Option, sections_of
-from bert_cli.parallel.schedule import SCHEDULES
+from bert_cli.parallel.tensorflow.schedule import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

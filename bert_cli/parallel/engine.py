@@ -1,286 +1,113 @@
-"""Plays a step on the mesh: every micro-batch through the stages of every replica, then the update.
+"""On which network interface the processes of a run take connections.
 
-Stages run at the same time, a thread each, and nothing on the host asks for a number before the end
-of the step; one stage alone is a plain loop over the same functions. Meanwhile the processes ask one
-another, once a second, whether all are done or one was asked to stop. Whatever the layout, the
-dropout of a micro-batch follows from its position in the stream and gradients are sums, so the
-numbers are those of one device.
+Whoever reaches the port of a process can have TensorFlow's server run any graph: connections are
+not authenticated. The server listens on all interfaces, and no option of it says otherwise: the address is written in
+its source. So its sockets are bound to one interface from outside, with SO_BINDTODEVICE, which holds
+for a socket that listens already: a connection to another address of the host is refused.
 """
 
-import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any
+import fcntl
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
-import tensorflow as tf
+from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.parallel.cluster import Processes
 
-from bert_cli.errors import DeviceError
-from bert_cli.parallel.collectives import Peers, end_collectives
-from bert_cli.parallel.play import AbandonedError, Feed, Hop, Player
-from bert_cli.parallel.schedule import SCHEDULES
-from bert_cli.parallel.stages import Columns, Stage
-from bert_cli.parallel.trace import Trace
-from bert_cli.parallel.update import DeviceUpdate
-
-# How often the processes ask one another while they work.
-ASK_SECONDS = 1.0
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+SIOCGIFADDR = 0x8915
+"""Request of ioctl(2) for an interface's address."""
 
 
-class StoppedBetweenMicroBatchesError(Exception):
-    """Someone asked to stop; the step was given up and the state is that of the step before."""
+def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
+    """Return the processes with the addresses of their rendezvous, and the interface; None for all of them.
 
-
-class Engine:
-    """The stages of this process' replicas, [replica][stage], and the updates, [replica][device]."""
-
-    def __init__(
-        self,
-        replicas: Sequence[Sequence[Stage]],
-        updates: Sequence[Sequence[DeviceUpdate]],
-        peers: Peers,
-        *,
-        seed: int,
-        schedule: str = "1F1B",
-        trace: Trace | None = None,
-    ) -> None:
-        self.replicas, self.updates, self.peers = replicas, updates, peers
-        self.seed, self.schedule, self.trace = seed, SCHEDULES[schedule], trace
-        threads = max(sum(map(len, replicas)), sum(map(len, updates)))
-        self._pool = ThreadPoolExecutor(threads, "stage")
-        self._traced: set[tuple[int, ...]] = set()
-        self.most_kept: list[int] = []
-        """By stage, the most micro-batches of the last step kept for their backward pass at once."""
-
-    def play(
-        self,
-        batch: Columns,
-        position: int,
-        counts: Mapping[str, float],
-        loss_scale: float,
-        asked_to_stop: Callable[[], bool] = lambda: False,
-    ) -> dict[str, float]:
-        """Add the gradients of this process' micro-batches [M, B, ...]; the head's sums over them.
-
-        `position` is the place of the first one in the stream, which decides its dropout; `counts`
-        are those of the whole step. Raises StoppedBetweenMicroBatchesError when any process was
-        asked to stop, DeviceError when a micro-batch does not fit the memory or a process is lost.
-        """
-        alone = len(self.replicas) == len(self.replicas[0]) == self.peers.count == 1
-        if not alone and batch["input_ids"].shape[1:] not in self._traced:
-            # Examples of another length than before: what is new is traced before threads need it.
-            each = len(batch["input_ids"]) // len(self.replicas)
-            self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
-        abandoned = threading.Event()
-        players = self._players(batch, position, counts, loss_scale, abandoned)
-        flat = [player for row in players for player in row]
-        try:
-            with telling_what_does_not_fit():
-                if alone:
-                    self._play_alone(flat[0], asked_to_stop)
-                else:
-                    self._play_together(players, abandoned, asked_to_stop)
-        except (AbandonedError, StoppedBetweenMicroBatchesError):
-            self.clear()
-            raise StoppedBetweenMicroBatchesError from None
-        self.most_kept = [max(row[s].most_kept for row in players) for s in range(len(players[0]))]
-        if self.trace is not None:
-            self.trace.steps -= 1
-        return _summed(players, self.sum_names)
-
-    def reduce(self, shrink: float) -> float:
-        """Add up the gradients over stages and replicas; the squared norm of the whole gradient.
-
-        Every process gets the same bits, so all take the same decision. See DeviceUpdate.reduce.
-        """
-        squared = self._on_every_device(lambda update: update.reduce(shrink))
-        return self.peers.of_rank_0([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
-
-    def move(self, factor: float, learning_rate: float, before: int, step: int) -> float:
-        """Move all weights by gradient x factor, and forget the gradient; the weights' squared norm."""
-        squared = self._on_every_device(
-            lambda update: update.move(factor, learning_rate, before, step)
+    Processes on one host use its loopback for their rendezvous. Raises ConfigError for a `bind_address`
+    that is neither the name nor the IPv4 address of an interface here, or on whose interface the others
+    do not find this process.
+    """
+    if bind_address is not None:
+        here = {name: _address_of(name) for _, name in socket.if_nameindex()}
+        for name, address in here.items():
+            if bind_address in (name, address):
+                _check_own_address(processes, name, here)
+                return processes, name
+        known = ", ".join(f"{name} ({address})" for name, address in here.items() if address)
+        raise ConfigError(
+            f"cluster.bind_address ({bind_address}): is no interface of this host; give one of {known}"
         )
-        self.clear()
-        return math.fsum(map(float, squared[: len(self.updates[0])]))
-
-    @property
-    def head(self) -> Any:
-        """The last block of the first replica, which says what it counts."""
-        return self.replicas[0][-1].head
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums that the head gives; known once it was traced."""
-        return self.replicas[0][-1].sum_names
-
-    def weigh(self) -> float:
-        """The squared norm of all weights."""
-        return math.fsum(float(update.measure()) for update in self.updates[0])
-
-    def clear(self) -> None:
-        """Forget the gradients of a step that is done, was given up or cannot be used."""
-        for row in self.replicas:
-            for stage in row:
-                stage.clear()
-
-    def evaluate(self, micro_batch: Columns) -> dict[str, float]:
-        """The head's sums on this process' first replica, without dropout and without gradients."""
-        hidden: Any = None
-        for stage in self.replicas[0]:
-            hidden = stage.look(hidden, stage.columns(micro_batch))
-        return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
-
-    def predict(self, examples: Columns) -> Any:
-        """The head's logits for examples [B, ...], by this process' first replica, as NumPy arrays."""
-        *stages, last = self.replicas[0]
-        hidden: Any = None
-        with telling_what_does_not_fit():
-            for stage in stages:
-                hidden = stage.look(hidden, stage.columns(examples))
-            scores = last.scores(hidden, last.columns(examples))
-            return tf.nest.map_structure(lambda tensor: tensor.numpy(), scores)
-
-    def compile(self, batch: Columns, counts: Mapping[str, float]) -> None:
-        """Trace all that a step runs, here in the main thread: Keras is not made for several.
-
-        `batch` has a micro-batch for each replica of this process. Nothing moves.
-        """
-        self.compile_stages(batch, counts)
-        for row in self.updates:
-            for update in row:
-                update.compile()
-
-    def compile_stages(self, batch: Columns, counts: Mapping[str, float]) -> None:
-        """Trace the stages by taking a micro-batch of each replica forward and backward."""
-        self._traced.add(batch["input_ids"].shape[1:])
-        for players in self._players(batch, 0, counts, 1.0, threading.Event()):
-            work = [
-                (player, piece)
-                for number, player in enumerate(players)
-                for piece in self.schedule(number, len(players), 1)
-            ]
-            way_up = [pair for pair in work if pair[1].kind != "backward"]
-            way_down = [pair for pair in reversed(work) if pair[1].kind == "backward"]
-            with telling_what_does_not_fit():
-                for player, piece in way_up + way_down:
-                    player.play([piece], lambda: False)
-        self.clear()
-
-    def _players(
-        self,
-        batch: Columns,
-        position: int,
-        counts: Mapping[str, float],
-        loss_scale: float,
-        abandoned: threading.Event,
-    ) -> list[list[Player]]:
-        each = len(batch["input_ids"]) // len(self.replicas)
-        players = []
-        for replica, row in enumerate(self.replicas):
-            first = replica * each
-            feed = Feed(batch, first, each, position + first, self.seed, counts, loss_scale)
-            hops = [Hop(abandoned) for _ in row[1:]]
-            ends = zip(row, [None, *hops], [*hops, None], strict=True)
-            players.append(
-                [
-                    Player(stage, feed, below, above, partial(self._span, replica, number))
-                    for number, (stage, below, above) in enumerate(ends)
-                ]
-            )
-        return players
-
-    def _play_alone(self, player: Player, asked_to_stop: Callable[[], bool]) -> None:
-        player.play(self.schedule(0, 1, player.feed.micro_batches), asked_to_stop)
-
-    def _play_together(
-        self,
-        players: Sequence[Sequence[Player]],
-        abandoned: threading.Event,
-        asked_to_stop: Callable[[], bool],
-    ) -> None:
-        futures: list[Future[None]] = []
-        for row in players:
-            for number, player in enumerate(row):
-                work = self.schedule(number, len(row), player.feed.micro_batches)
-                futures.append(self._pool.submit(_play, player, work, abandoned))
-        try:
-            while True:
-                done, waiting = wait(futures, ASK_SECONDS, FIRST_EXCEPTION)
-                if any(future.exception() is not None for future in done):
-                    wait(futures)
-                    raise _cause(futures)
-                wishes, ready = self.peers.total([asked_to_stop(), not waiting])
-                if wishes:
-                    raise StoppedBetweenMicroBatchesError
-                if ready == self.peers.count:
-                    return
-        except BaseException:
-            # Also a second Ctrl-C: players that go on would keep the process alive.
-            abandoned.set()
-            wait(futures)
-            raise
-
-    def _span(
-        self, replica: int, stage: int, kind: str, micro_batch: int
-    ) -> AbstractContextManager[None]:
-        if self.trace is None or self.trace.steps <= 0:
-            return nullcontext()
-        return self.trace.span(replica, stage, kind, micro_batch)
-
-    def _on_every_device(self, act: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
-        """Act on all devices at once: what one adds up with the others waits for them."""
-        flat = [update for row in self.updates for update in row]
-        with self.peers.meeting(), telling_what_does_not_fit():
-            if len(flat) == 1:
-                return [act(flat[0])]
-            futures = [self._pool.submit(act, update) for update in flat]
-            try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            except BaseException:
-                # The others stand in a sum to which this one will not come.
-                end_collectives()
-                wait(futures)
-                raise
-            return [future.result() for future in futures]
+    if processes.local_processes < processes.count:
+        return processes, None
+    ports = [worker.rpartition(":")[2] for worker in processes.workers]
+    workers = tuple(f"{LOOPBACK_ADDRESS}:{port}" for port in ports)
+    return replace(processes, workers=workers), LOOPBACK
 
 
-@contextmanager
-def telling_what_does_not_fit() -> Iterator[None]:
-    """Turn the runtime's error about memory into ours."""
+def _check_own_address(processes: Processes, name: str, here: Mapping[str, str]) -> None:
+    """Raise ConfigError where this process' own address is on another interface of this host.
+
+    An address of no interface here may be translated on its way (NAT), and a name that is not known
+    here may be known to the others.
+    """
+    host = processes.workers[processes.rank].rpartition(":")[0]
     try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise DeviceError(
-            "global_batch.micro_batch_size: the run does not fit the device's memory; lower it and raise "
-            "grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout"
-        ) from error
+        found = {str(one[4][0]) for one in socket.getaddrinfo(host, None, socket.AF_INET)}
+    except OSError:
+        return
+    others = {address for other, address in here.items() if other != name}
+
+    def is_elsewhere(address: str) -> bool:
+        is_loopback = address.startswith("127.")
+        return not is_loopback if name == LOOPBACK else is_loopback or address in others
+
+    if all(map(is_elsewhere, found)):
+        raise ConfigError(
+            f"{processes.source} ({host}): is {', '.join(sorted(found))} here, where nothing listens with "
+            f"cluster.bind_address {name} ({here[name]}); name this process by {here[name]}, or give another "
+            "bind_address"
+        )
 
 
-def _play(player: Player, work: Sequence[Any], abandoned: threading.Event) -> None:
+def listen_only_on(interface: str, port: int, *, is_required: bool) -> None:
+    """Bind this process' sockets of a port to an interface; connections over another one are cut.
+
+    Where the system refuses (Linux before 5.7 without privileges) a message says so. Raises DeviceError
+    instead if it `is_required`.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own descriptor, closed by now
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as one:
+                    if one.getsockname()[1:2] == (port,):
+                        _bind(one, interface, is_required)
+    # NCCL's own sockets, on GPUs.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def _bind(one: socket.socket, interface: str, is_required: bool) -> None:
     try:
-        player.play(work, abandoned.is_set)
-    except BaseException:
-        # The neighbours wait for what will not come.
-        abandoned.set()
-        raise
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+    except OSError as error:
+        problem = f"cannot take connections on {interface} alone ({error.strerror})"
+        if is_required:
+            raise DeviceError(
+                f"cluster.bind_address: {problem}; leave it out where the network is trusted"
+            ) from error
+        print(
+            f"cluster: {problem}, so on all interfaces; the network must be trusted",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
-def _cause(futures: Sequence[Future[None]]) -> BaseException:
-    """The first error that is not a player leaving because of another's."""
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
-    causes = [error for error in errors if not isinstance(error, AbandonedError)]
-    return (causes or errors)[0]
-
-
-def _summed(players: Sequence[Sequence[Player]], names: Sequence[str]) -> dict[str, float]:
-    """The head's sums over all micro-batches, rounded once: the same in every layout."""
-    rows = [tf.stack(row[-1].sums).numpy() for row in players]
-    return {
-        name: math.fsum(float(value) for row in rows for value in row[:, place])
-        for place, name in enumerate(names)
-    }
+def _address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface; nothing where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        request = struct.pack("256s", interface.encode())
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+    return ""

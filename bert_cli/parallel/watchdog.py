@@ -10,7 +10,7 @@ import threading
 import time
 from types import TracebackType
 
-from bert_cli.parallel.collectives import Peers
+from bert_cli.parallel.tensorflow.collectives import Peers
 
 EVERY_SECONDS = 1.0
 

@@ -15,8 +15,9 @@ from bert_cli.config.data import (
     PreprocessSettings,
     TokenizeSettings,
 )
-from bert_cli.data import extract, index, preprocess, tokenize
-from bert_cli.data.vocab import find_vocabulary
+from bert_cli.data.records import index, tokenize
+from bert_cli.data.records.vocab import find_vocabulary
+from bert_cli.data.text import extract, preprocess
 
 Step = TypeVar("Step", bound=DataSettings)
 

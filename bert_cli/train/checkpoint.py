@@ -25,11 +25,11 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.data.checksums import crc32c_of
+from bert_cli.data.shards.checksums import crc32c_of
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import InnerPath, force_to_disk, naming, open_lock, read_json
 from bert_cli.optim.loss_scale import LossScale
-from bert_cli.parallel.copies import Shares
+from bert_cli.parallel.tensorflow.variables import Shares
 from bert_cli.train.best import best_of
 from bert_cli.train.history import CHECKPOINT, LOCK, STATE, name_of
 from bert_cli.train.step import State, Value

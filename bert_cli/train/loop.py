@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.tensorflow.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train.step import Batch, State
 
 Hook = Callable[["Info"], None]

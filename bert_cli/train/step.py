@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import clip_factor
 from bert_cli.optim.loss_scale import LossScale
-from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.tensorflow.engine import Engine
 
 Batch = Mapping[str, npt.NDArray[Any]]
 

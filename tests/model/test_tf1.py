@@ -102,7 +102,7 @@ def published(tiny, tmp_path_factory):
 def test_a_real_checkpoint_gives_the_logits_of_pytorch(tiny, published, make_examples, hidden_of):
     import torch
 
-    from bert_cli.tasks.start import find_source, put_weights
+    from bert_cli.tasks.run.start import find_source, put_weights
 
     folder, variables = published
     source = find_source(str(folder))
@@ -125,7 +125,7 @@ def test_a_real_checkpoint_gives_the_logits_of_pytorch(tiny, published, make_exa
 
 @pytest.mark.parametrize("name", ["bert_model.ckpt", "bert_model.ckpt.index", "."])
 def test_a_checkpoint_is_found_by_its_prefix_its_index_and_its_folder(published, name):
-    from bert_cli.tasks.start import find_source
+    from bert_cli.tasks.run.start import find_source
 
     folder, variables = published
     source = find_source(str(folder / name))
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_found_by_its_prefix_its_index_and_its_folder(published,
 
 
 def test_a_checkpoint_without_its_data_is_named(tiny, tmp_path):
-    from bert_cli.tasks.start import find_source
+    from bert_cli.tasks.run.start import find_source
 
     write_checkpoint(tmp_path, {"bert/pooler/dense/bias": np.zeros(32, np.float32)}, tiny)
     for path in tmp_path.glob("*.data-*"):
@@ -237,7 +237,7 @@ def test_googles_config_is_read_and_a_stranger_refused(tiny):
 def test_what_a_checkpoint_is_for_follows_from_its_variables(
     tiny, tmp_path, extra, architecture, labels
 ):
-    from bert_cli.tasks.start import find_source
+    from bert_cli.tasks.run.start import find_source
 
     heads = {name: np.zeros(shape, np.float32) for name, shape in extra.items()}
     write_checkpoint(tmp_path, {**variables_of(tiny), **heads}, tiny)
@@ -246,7 +246,7 @@ def test_what_a_checkpoint_is_for_follows_from_its_variables(
 
 
 def test_a_folder_of_several_checkpoints_is_refused(tiny, tmp_path):
-    from bert_cli.tasks.start import find_source
+    from bert_cli.tasks.run.start import find_source
 
     write_checkpoint(tmp_path, {"bert/pooler/dense/bias": np.zeros(32, np.float32)}, tiny)
     for path in list(tmp_path.glob("bert_model*")):
@@ -259,7 +259,7 @@ def test_a_folder_of_several_checkpoints_is_refused(tiny, tmp_path):
 
 
 def test_a_data_file_that_was_cut_is_named(tiny, tmp_path):
-    from bert_cli.tasks.start import find_source
+    from bert_cli.tasks.run.start import find_source
 
     write_checkpoint(tmp_path, variables_of(tiny), tiny)
     (data,) = tmp_path.glob("*.data-*")

@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.parallel import interface
+from bert_cli.parallel import engine
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.interface import _address_of, find_interface, listen_only_on
+from bert_cli.parallel.engine import _address_of, find_interface, listen_only_on
 
 OUTSIDE = next(
     (_address_of(name) for _, name in socket.if_nameindex() if name != "lo" and _address_of(name)),
@@ -80,7 +80,7 @@ def test_a_bound_port_takes_connections_on_its_interface_alone(monkeypatch):
 
 def test_a_system_that_refuses_is_a_message_or_an_error(monkeypatch, capsys):
     # What Linux before 5.7 says to who is not root; no such system is at hand.
-    monkeypatch.setattr(interface.socket, "SO_BINDTODEVICE", 10_000)
+    monkeypatch.setattr(engine.socket, "SO_BINDTODEVICE", 10_000)
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
         listen_only_on("lo", port, is_required=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from stand_in import ROOT, load_command, wait_for
+from support.stand_in import ROOT, load_command, wait_for
 
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.train.history import Run

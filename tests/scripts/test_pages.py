@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from stand_in import ROOT, bash_blocks, command_lines, load_command
+from support.stand_in import ROOT, bash_blocks, command_lines, load_command
 
 PAGES = [ROOT / "docs" / name for name in ("clusters.md", "trackers.md")]
 

@@ -9,7 +9,7 @@ from importlib.util import module_from_spec, spec_from_loader
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stand_in import ROOT, load_command
+from support.stand_in import ROOT, load_command
 
 LOADER = SourceFileLoader("same", str(ROOT / "scripts" / "same"))
 same = module_from_spec(spec_from_loader(LOADER.name, LOADER))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stand_in import DASK, JOBS, ROOT, Scheduler, load_command, sbatch_lines, wait_for
+from support.stand_in import DASK, JOBS, ROOT, Scheduler, load_command, sbatch_lines, wait_for
 
 from bert_cli.cli import main
 from bert_cli.train.history import Run

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.data.download import sample_dump
-from bert_cli.data.ledger import read_manifest
+from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.text.download import sample_dump
 from bert_cli.train.checkpoint import whole_checkpoints
 
 TINY = [

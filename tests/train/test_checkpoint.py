@@ -19,14 +19,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_cli.config.schema import PretrainSettings
-from bert_cli.data.vocab import write_vocabulary
-from bert_cli.data.wordpiece import Encoder
+from bert_cli.data.records.vocab import write_vocabulary
+from bert_cli.data.records.wordpiece import Encoder
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import amount
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.mesh import open_mesh
-from bert_cli.tasks import assemble, start
+from bert_cli.parallel.tensorflow.mesh import open_mesh
+from bert_cli.tasks.run import build as assemble
+from bert_cli.tasks.run import start
 from bert_cli.train import best, checkpoint
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE
 from bert_cli.train.step import State

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.tensorflow.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train.loop import Every, StopRequest, train
 from bert_cli.train.step import State
 

@@ -10,12 +10,12 @@ from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Rule
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.collectives import Peers, group_of
-from bert_cli.parallel.copies import Copies
-from bert_cli.parallel.engine import Engine, StoppedBetweenMicroBatchesError
-from bert_cli.parallel.mesh import Mesh
-from bert_cli.parallel.stages import Stage
-from bert_cli.parallel.update import DeviceUpdate, Keeping
+from bert_cli.parallel.tensorflow.collectives import Peers, group_of
+from bert_cli.parallel.tensorflow.engine import Engine, StoppedBetweenMicroBatchesError
+from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.tensorflow.stage import Stage
+from bert_cli.parallel.tensorflow.update import DeviceUpdate, Keeping
+from bert_cli.parallel.tensorflow.variables import Copies
 from bert_cli.train.step import State, Step, count
 
 MESH = Mesh(1, (("CPU:0",),), "CPU:0", Processes(()))

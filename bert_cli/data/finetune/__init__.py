@@ -1,0 +1,1 @@
+"""Readers, features and metrics of the fine-tuning tasks."""

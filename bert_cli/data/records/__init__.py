@@ -1,0 +1,1 @@
+"""From sentences to training records, and the record formats."""

@@ -1,0 +1,1 @@
+"""From records to the batch of a step."""

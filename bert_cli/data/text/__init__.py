@@ -1,0 +1,1 @@
+"""From a dump or a person's files to sentences."""

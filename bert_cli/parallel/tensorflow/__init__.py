@@ -1,0 +1,1 @@
+"""The engine on TensorFlow: one update on many devices."""

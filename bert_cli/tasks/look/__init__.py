@@ -1,0 +1,1 @@
+"""Commands that inspect a machine, a run or its results."""

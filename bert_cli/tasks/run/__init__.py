@@ -1,0 +1,1 @@
+"""What every training run does, from settings to checkpoints."""

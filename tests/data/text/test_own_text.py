@@ -1,0 +1,355 @@
+"""Text of one's own through the commands: every format gives the same bytes, nothing grows, runs go on."""
+
+import gzip
+import json
+import lzma
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert_cli
+from bert_cli.config.data import PreprocessSettings, TokenizeSettings, VocabSettings
+from bert_cli.data.records import tokenize, vocab
+from bert_cli.data.records.corpus import read_corpus
+from bert_cli.data.records.formats import parse_dynamic, parse_static
+from bert_cli.data.records.tfrecord import read_payload
+from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.text import preprocess
+from bert_cli.errors import ConfigError, DataError
+
+S, P = 32, 5
+WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+
+
+def documents(count=30, seed=0):
+    draw = random.Random(seed)
+    return [
+        [
+            " ".join(draw.choices(WORDS, k=draw.randint(3, 20))) + "."
+            for _ in range(draw.randint(2, 20))
+        ]
+        for _ in range(count)
+    ]
+
+
+def write(path, found, kind="plain", packing=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = ["\n".join(lines) for lines in found]
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=10)
+        return path
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    data = ("\n\n".join(texts) + "\n" if kind == "plain" else rows).encode()
+    pack = {"": bytes, "gzip": gzip.compress, "xz": lzma.compress}[packing]
+    path.write_bytes(pack(data))
+    return path
+
+
+def split(source, out, processes=1, **settings):
+    settings = {"sentence_splitter": "lines", **settings}
+    preprocess.run(PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    return "\n".join(path.read_text() for path in sorted(out.rglob("*.txt")))
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n")
+    return str(path)
+
+
+def make(source, out, pieces, **settings):
+    settings = {"processes": 1, "sequence_length": S, "mask_tokens": P, **settings}
+    tokenize.run(TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
+    return out
+
+
+def payloads(folder):
+    found = []
+    for path in sorted(folder.glob("*.tfrecord")):
+        data = path.read_bytes()
+        index = np.loadtxt(path.with_suffix(".index"), np.int64, ndmin=2)
+        found += [read_payload(data, int(offset), path) for offset in index[:, 0]]
+    return found
+
+
+KINDS = [
+    ("plain", ""),
+    ("plain", "gzip"),
+    ("json-lines", ""),
+    ("json-lines", "xz"),
+    ("parquet", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "packing"), KINDS)
+def test_every_kind_of_file_gives_the_same_sentences_and_records(tmp_path, pieces, kind, packing):
+    expected = documents()
+    source = write(tmp_path / "in" / "file", expected, kind, packing)
+    text = "\n\n".join("\n".join(lines) for lines in expected) + "\n"
+    assert split(source, tmp_path / "sentences") == text
+    direct = make(source, tmp_path / "direct", pieces)
+    through = make(tmp_path / "sentences", tmp_path / "through", pieces)
+    assert payloads(direct) == payloads(through)
+    assert read_corpus(direct)["next_sentence"] is True
+    VocabSettings(input=source, out=tmp_path / "vocab", size=100)
+    for given, out in ((source, "vocab"), (tmp_path / "sentences", "again")):
+        vocab.run(VocabSettings(input=given, out=tmp_path / out, size=100))
+    assert (tmp_path / "vocab/vocab.txt").read_text() == (tmp_path / "again/vocab.txt").read_text()
+
+
+def test_sentences_of_plain_text_are_split_by_a_splitter(tmp_path):
+    pytest.importorskip("sentencex")
+    (tmp_path / "a.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
+    for name in ("sentence_splitter", "splitter"):
+        text = split(tmp_path / "a.txt", tmp_path / name, **{"sentence_splitter": "sentencex"})
+        assert text == "Dr. Smith came.\nHe left.\n\nAnother one.\nHere.\n"
+    old = PreprocessSettings(input=tmp_path, out=tmp_path, splitter="sentencex")
+    assert old.sentence_splitter == "sentencex"
+
+
+@pytest.mark.parametrize("kind", ["plain", "json-lines", "parquet"])
+def test_ranges_of_a_large_file_give_the_same_text_with_any_number_of_processes(
+    tmp_path, monkeypatch, kind
+):
+    monkeypatch.setattr(preprocess, "SHARD_BYTES", 2000)
+    expected = documents(60)
+    source = write(tmp_path / "in" / "large", expected, kind)
+    text = "\n\n".join("\n".join(lines) for lines in expected) + "\n"
+    assert split(source, tmp_path / "one") == text
+    assert split(source, tmp_path / "two", 2) == text
+    shards = sorted(path.name for path in (tmp_path / "two").glob("*.txt"))
+    assert len(shards) > 4 and shards[1] == "text_00001.txt"
+    counts = read_manifest(tmp_path / "two")["counts"]
+    assert counts["documents"] == 60
+    if kind != "parquet":
+        assert counts["bytes_in"] == source.stat().st_size
+
+
+def test_many_small_files_become_few_shards(tmp_path):
+    for n in range(200):
+        write(tmp_path / "in" / f"{n:03}.txt", documents(1, n))
+    text = split(tmp_path / "in", tmp_path / "out", documents="files")
+    expected = [documents(1, n)[0] for n in range(200)]
+    assert text == "\n\n".join("\n".join(lines) for lines in expected) + "\n"
+    manifest = read_manifest(tmp_path / "out")
+    assert [shard["output"] for shard in manifest["shards"]] == ["text_00000.txt"]
+    assert manifest["counts"]["documents"] == 200
+    assert manifest["settings"]["documents"] == "files"
+
+
+def test_many_documents_in_few_files_are_said_and_kept_together_where_that_is_asked(
+    tmp_path, capsys
+):
+    for n in range(3):
+        write(tmp_path / "in" / f"{n}.txt", documents(4, n))
+    split(tmp_path / "in", tmp_path / "out")
+    said = "preprocess: 3 files, 12 documents: a blank line ends one; --documents files"
+    assert said in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"\(documents was 'blank-lines', now 'files'\)"):
+        split(tmp_path / "in", tmp_path / "out", documents="files")
+    split(tmp_path / "in", tmp_path / "files", documents="files")
+    assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
+    # One file of many documents is the common form of a corpus, and so are JSON lines.
+    split(tmp_path / "in" / "0.txt", tmp_path / "one")
+    for n in range(3):
+        write(tmp_path / "json" / f"{n}.jsonl", documents(4, n), "json-lines")
+    split(tmp_path / "json", tmp_path / "lines")
+    assert "a blank line ends one" not in capsys.readouterr().out
+
+
+def test_a_run_on_one_large_file_killed_with_signal_9_continues(tmp_path):
+    source = write(tmp_path / "in" / "large", documents(4000))
+    out = tmp_path / "out"
+    program = (
+        "from bert_cli.config.data import PreprocessSettings as S\n"
+        "from bert_cli.data import preprocess\n"
+        "preprocess.SHARD_BYTES = 100_000\n"
+        f"preprocess.run(S(input={str(source)!r}, out={str(out)!r}, processes=1,"
+        " sentence_splitter='lines', deduplicate=True))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        end = time.monotonic() + 30
+        while not list((out / ".done").rglob("*.shard")):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        process.kill()
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.txt")}
+    assert not (out / "manifest.json").exists()
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
+    found = "\n".join(path.read_text() for path in sorted(out.glob("*.txt")))
+    assert found == "\n\n".join("\n".join(lines) for lines in documents(4000)) + "\n"
+
+
+# --- single segments
+
+
+def unmasked(arrays):
+    ids = arrays["input_ids"].copy()
+    rows, places = np.nonzero(arrays["masked_lm_weights"])
+    ids[rows, arrays["masked_lm_positions"][rows, places]] = arrays["masked_lm_ids"][rows, places]
+    return ids
+
+
+def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):
+    expected = documents()
+    source = write(tmp_path / "a", expected)
+    out = make(source, tmp_path / "static", pieces, nsp=False, duplication_factor=1)
+    corpus = read_corpus(out)
+    assert corpus["next_sentence"] is False
+    assert read_manifest(out)["settings"]["nsp"] is False
+    arrays = parse_static(payloads(out), S, P)
+    ids, lengths = unmasked(arrays), arrays["input_mask"].sum(axis=1)
+    assert not arrays["segment_ids"].any() and not arrays["next_sentence_labels"].any()
+    assert np.all((ids == 3).sum(axis=1) == 1)
+    assert np.all(ids[np.arange(len(ids)), lengths - 1] == 3)
+    assert np.all(arrays["masked_lm_weights"].sum(axis=1) >= 1)
+    words = sum(len(line.split()) + 1 for lines in expected for line in lines)
+    assert lengths.sum() == words + 2 * len(lengths)
+
+    out = make(source, tmp_path / "dynamic", pieces, nsp=False, masking="dynamic")
+    records = parse_dynamic(payloads(out), 2)
+    assert np.array_equal(records.first_lengths, records.lengths)
+    assert np.array_equal(records.lengths, lengths)
+    assert not records.next_sentence_labels.any()
+    assert records.tokens.tolist() == ids[arrays["input_mask"] == 1].tolist()
+
+
+def test_segments_stay_in_their_document_and_are_full_but_at_its_end(tmp_path, pieces):
+    source = write(tmp_path / "a", documents())
+    out = make(source, tmp_path / "out", pieces, nsp=False, masking="dynamic", short_seq_prob=0.0)
+    records = parse_dynamic(payloads(out), 2)
+    rows = np.split(records.tokens, np.cumsum(records.lengths)[:-1])
+    texts = [" ".join(PIECES[t] for t in row[1:-1]).replace(" .", ".") for row in rows]
+    whole = [" ".join(lines) for lines in documents()]
+    assert all(any(text in document for document in whole) for text in texts)
+    assert sorted(" ".join(texts).split()) == sorted(" ".join(whole).split())
+    # A sentence has at most 21 tokens: what is not full by more ends its document.
+    short = [text for text, n in zip(texts, records.lengths, strict=True) if n <= S - 21]
+    assert short and all(any(d.endswith(text) for d in whole) for text in short)
+
+
+def test_a_corpus_of_one_document_is_allowed_without_next_sentences_only(tmp_path, pieces):
+    source = write(tmp_path / "a", documents(1))
+    with pytest.raises(DataError, match=r"a \(1 document in the group\).* or give --no-nsp"):
+        make(source, tmp_path / "pairs", pieces)
+    out = make(source, tmp_path / "out", pieces, nsp=False)
+    assert read_corpus(out)["records"] > 0
+
+
+def test_a_folder_begun_before_there_was_the_setting_goes_on(tmp_path, pieces):
+    """Its settings name none of the new ones, and neither do ours where they are the default."""
+    source = write(tmp_path / "in" / "a", documents())
+    out = make(source, tmp_path / "out", pieces)
+    new = {"nsp", "input_format", "text_field", "documents", "executor", "scheduler"}
+    assert not new & read_manifest(out)["settings"].keys()
+    split(source, tmp_path / "sentences")
+    assert read_manifest(tmp_path / "sentences")["settings"] == {
+        "language": "english",
+        "splitter": "lines",
+        "parameters": "lines",
+    }
+
+
+def test_the_chain_hands_its_settings_to_the_steps(tmp_path):
+    from bert_cli.config.data import DataChainSettings
+    from bert_cli.tasks.data import _take
+
+    given = {
+        "sentence_splitter": "lines",
+        "deduplicate": True,
+        "near_duplicates": 0.7,
+        "nsp": False,
+    }
+    chain = DataChainSettings(dump=tmp_path, out=tmp_path, vocab="v", **given)
+    preprocessing = _take(PreprocessSettings, chain, input=tmp_path, out=tmp_path)
+    tokenizing = _take(TokenizeSettings, chain, input=tmp_path, out=tmp_path)
+    assert {name: getattr(preprocessing, name) for name in list(given)[:3]} | {
+        "nsp": tokenizing.nsp
+    } == given
+
+
+def test_lines_that_are_too_long_for_pairs_are_warned_of(tmp_path, pieces, capsys):
+    """Sentences lose little; each document on one line loses nearly everything, which is said."""
+    lines = [[" ".join(sentences) for _ in range(2)] for sentences in documents(count=10)]
+    for name, found in (("sentences", documents(count=10)), ("lines", lines)):
+        settings = {"vocab": pieces, "sequence_length": 64, "mask_tokens": 9, "processes": 1}
+        source = write(tmp_path / f"{name}.txt", found)
+        tokenize.run(TokenizeSettings(input=source, out=tmp_path / name, **settings))
+        counts = read_manifest(tmp_path / name)["counts"]
+        told = capsys.readouterr().out
+        share = counts["tokens_cut"] / counts["tokens"]
+        if name == "lines":
+            assert share > 0.6 and f"warning: {share:.0%} of the tokens" in told
+        else:
+            assert share < 0.3 and "warning" not in told
+        read = read_corpus(tmp_path / name)
+        assert read["records"] == counts["records"]
+    source = tmp_path / "lines.txt"
+    tokenize.run(TokenizeSettings(input=source, out=tmp_path / "whole", nsp=False, **settings))
+    assert read_manifest(tmp_path / "whole")["counts"]["tokens_cut"] == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_what_has_no_effect_is_refused(tmp_path, pieces):
+    source = write(tmp_path / "a", documents())
+    with pytest.raises(ConfigError, match="--text-field: has no effect"):
+        make(source, tmp_path / "out", pieces, text_field="body")
+    with pytest.raises(ConfigError, match="--text-field: has no effect"):
+        split(source, tmp_path / "out", text_field="body")
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is said beforehand
+
+
+@pytest.mark.parametrize("settings", [{}, {"masking": "dynamic"}, {"nsp": False}])
+def test_the_estimate_of_bytes_is_near_what_is_written(shared_data, tmp_path, settings, capsys):
+    text = (shared_data / "text/extracted/AA/wiki_03").read_text(encoding="utf-8")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text(text)
+    sentences = tmp_path / "sentences"
+    pytest.importorskip("sentencex")
+    split(tmp_path / "in", sentences, sentence_splitter="sentencex")
+    wrote = (sentences / "a.txt").stat().st_size
+    assert 0.9 < preprocess.BYTES_WRITTEN * len(text.encode()) / wrote < 1.15
+    seen: list[int] = []
+    reckoned = tokenize.bytes_written
+
+    def reckoning(*given):
+        seen.append(reckoned(*given))
+        return seen[-1]
+
+    vocabulary = str(shared_data / "vocab/bert-base-uncased-vocab.txt")
+    for length, most in ((128, 20), (512, 76)):
+        out = tmp_path / str(length)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenize, "bytes_written", reckoning)
+            make(sentences, out, vocabulary, sequence_length=length, mask_tokens=most, **settings)
+        held = sum(path.stat().st_size for path in out.glob("*.*") if "vocab" not in path.name)
+        assert 0.8 < seen[-1] / held < 1.3, (length, seen[-1], held)
+    assert "plan:" in capsys.readouterr().out
+
+
+def test_many_short_documents_are_reckoned_with(tmp_path, pieces):
+    rows = [[f"{a} {b}.", f"{b} {a}."] for a in WORDS for b in WORDS]
+    split(write(tmp_path / "a.jsonl", rows, "json-lines"), tmp_path / "sentences")
+    seen = []
+    reckoned = tokenize.bytes_written
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenize, "bytes_written", lambda *a: seen.append(reckoned(*a)) or seen[-1])
+        out = make(tmp_path / "sentences", tmp_path / "out", pieces)
+    held = sum(path.stat().st_size for path in out.glob("wiki_*"))
+    assert 0.7 < seen[0] / held < 1.6

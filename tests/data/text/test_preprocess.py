@@ -1,0 +1,414 @@
+"""Sentences: the exact text, whatever the tool that wrote the documents did to it."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import bert_cli
+from bert_cli.config.data import PreprocessSettings
+from bert_cli.data.shards.manifest import Manifest, Stats, read_manifest
+from bert_cli.data.text import preprocess, sentences
+from bert_cli.data.text.files import Reading, recognise
+from bert_cli.data.text.parts import shard_of
+from bert_cli.errors import ConfigError, DataError
+
+WORDS = [
+    "river",
+    "stone",
+    "bridge",
+    "garden",
+    "winter",
+    "letter",
+    "window",
+    "market",
+    "music",
+    "forest",
+    "harbour",
+]
+PROSE = [
+    f"{a.title()} {b} {c} near the {d}." for a in WORDS for b in WORDS for c in WORDS for d in WORDS
+]
+
+
+def doc(title: str, *lines: str, number: int = 1) -> str:
+    head = f'<doc id="{number}" url="https://en.wikipedia.org/wiki?curid={number}" title="{title}">'
+    return "\n".join([head, title, "", *lines, "", "</doc>", ""])
+
+
+def corpus(folder: Path, **files: str) -> Path:
+    (folder / "AA").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / "AA" / name).write_bytes(text.encode())
+    return folder
+
+
+def prose(characters: int, seed: int = 0) -> str:
+    """Give made-up paragraphs that Punkt can learn from."""
+    chance = random.Random(seed)
+    lines: list[str] = []
+    while characters > 0:
+        line = " ".join(chance.choices(PROSE, k=8)).replace(" stone", " ca. stone")
+        lines.append(line)
+        characters -= len(line)
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without Punkt data and without a network."""
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sentences, "_downloaded", lambda: False)
+    sentences.punkt.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def english(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> Path:
+    """A machine with NLTK's English data."""
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", [str(shared_data / "nltk_data")])
+    monkeypatch.setenv("NLTK_DATA", str(shared_data / "nltk_data"))
+    sentences.punkt.cache_clear()
+    return shared_data
+
+
+def run(source: Path, out: Path, processes: int = 1, **settings: Any) -> Manifest:
+    preprocess.run(PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    return read_manifest(out)
+
+
+def split(tmp_path: Path, text: str | bytes, at: str = ". ") -> tuple[Stats, str]:
+    """Convert one file with a splitter that needs no data: after every `at`."""
+    (tmp_path / "in").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    def plain(line: str) -> list[str]:
+        return line.replace(at, at.strip() + "\0").split("\0")
+
+    def chosen(*_: object) -> Callable[[str], list[str]]:
+        return plain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preprocess, "punkt", chosen)
+        part = recognise(tmp_path / "in", Reading("wikiextractor"))
+        assert part is not None
+        shard = shard_of(Path("out"), [part])
+        assert shard.prepare is not None
+        inputs = shard.prepare(tmp_path)
+        stats = preprocess.split_shard(inputs, tmp_path / "out", reading=Reading())
+    return stats, (tmp_path / "out").read_bytes().decode()
+
+
+def test_one_sentence_a_line_and_a_blank_line_between_documents(tmp_path: Path) -> None:
+    text = doc("Moon", "It is far. It is bright.", "It is old.") + doc("Sun", "It is hot.")
+    stats, lines = split(tmp_path, text)
+    assert lines == "It is far.\nIt is bright.\nIt is old.\n\nIt is hot.\n"
+    assert (stats.documents, stats.sentences) == (2, 4)
+
+
+def test_documents_without_text_vanish_and_are_counted(tmp_path: Path) -> None:
+    empty = doc("Empty") + doc("Dots", "...", "()") + '<doc id="9" url="" title="X">\n</doc>\n'
+    stats, lines = split(tmp_path, empty + doc("A", "One.") + empty + doc("B", "Two.") + empty)
+    assert lines == "One.\n\nTwo.\n"
+    assert stats.documents == 2
+    assert stats.extra == {"documents_without_text": 9, "lines_outside_documents": 0}
+    assert stats.notes == ()
+
+
+def test_text_outside_documents_is_left_out_and_counted(tmp_path: Path) -> None:
+    text = "tail of a document\n\n</doc>\n" + doc("A", "One.") + "Stray.\n  \n" + doc("B", "Two.")
+    stats, lines = split(tmp_path, text + "last\n")
+    assert lines == "One.\n\nTwo.\n"
+    assert stats.extra == {"documents_without_text": 0, "lines_outside_documents": 3}
+    assert stats.notes == (
+        f"{tmp_path / 'in'}: left out is text outside <doc ...> ... </doc>, lines: 3",
+    )
+
+
+def test_text_outside_documents_is_told_in_the_manifest_and_on_the_terminal(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = corpus(
+        bare / "in", wiki_00=doc("A", prose(9000)) + "stray\n", wiki_01=doc("B", "Two.")
+    )
+    manifest = run(source, bare / "out")
+    note = f"{source / 'AA/wiki_00'}: left out is text outside <doc"
+    assert [text.startswith(note) for text in manifest["notes"]] == [False, True]
+    assert manifest["counts"]["lines_outside_documents"] == 1
+    assert f"preprocess: {note}" in capsys.readouterr().out
+
+
+def test_escapes_are_undone_once_and_cannot_make_a_document(tmp_path: Path) -> None:
+    fake = '&lt;doc id="7" url="u" title="t"&gt;'
+    text = doc("A &amp; B", "AT&amp;T &lt;b&gt; &amp;lt;", fake, "&lt;/doc&gt;", "<doc about dogs>")
+    stats, lines = split(tmp_path, text)
+    unescaped = '<doc id="7" url="u" title="t">'
+    assert lines == f"AT&T <b> &lt;\n{unescaped}\n</doc>\n<doc about dogs>\n"
+    assert stats.documents == 1
+
+
+def test_the_title_is_dropped_even_when_it_has_quotes_or_repeats(tmp_path: Path) -> None:
+    text = doc('The "A" > B', 'The "A" > B', "It is.")
+    revised = '<doc id="5" revid="77" url="u" title="T">\nT\n\nBody here.\n</doc>\n'
+    assert split(tmp_path, text + revised)[1] == 'The "A" > B\nIt is.\n\nBody here.\n'
+
+
+def test_placeholders_and_empty_brackets_are_taken_out(tmp_path: Path) -> None:
+    lines = [
+        "Albedo () or whiteness (; ) is the share formula_1, where formula_12 is light.",
+        "formula_3",
+        "Let formula_4 be (formula_5) codice_2.",
+        "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .",
+    ]
+    assert split(tmp_path, doc("A", *lines), "\n")[1].splitlines() == [
+        "Albedo or whiteness is the share, where is light.",
+        "Let be.",
+        "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .",
+    ]
+
+
+def test_line_ends_of_every_kind_become_one(tmp_path: Path) -> None:
+    text = doc("Été", "Un  été\u00a0chaud.\u2028Très chaud.\x85 Oui.", "日本語。").replace(
+        "\n", "\r\n"
+    )
+    assert split(tmp_path, text)[1] == "Un été chaud.\nTrès chaud.\nOui.\n日本語。\n".replace(
+        "chaud.\nTrès", "chaud. Très"
+    ).replace("Très chaud.\nOui", "Très chaud. Oui")
+
+
+def test_a_file_cut_in_a_document_is_read_to_its_end(tmp_path: Path) -> None:
+    cut = doc("A", "One. Two.").rpartition("</doc>")[0]
+    assert split(tmp_path, cut)[1] == "One.\nTwo.\n"
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path: Path) -> None:
+    text = doc("A", "Caf").encode()
+    with pytest.raises(DataError, match=rf"\(line 4, byte {text.index(b'Caf') + 3}\): not UTF-8"):
+        split(tmp_path, text.replace(b"Caf", b"Caf\xff"))
+
+
+def test_english_abbreviations_and_quotes(english: Path, tmp_path: Path) -> None:
+    lines = [
+        "Dr. Smith of the U.S. Navy met J. R. Green at 5 p.m. on Sunday. They spoke.",
+        'He said "Stop it." Then he left. "Why?" she asked. It cost $3.50 (about £2).',
+        "History.",
+    ]
+    source = corpus(tmp_path / "in", wiki_00=doc("A", *lines))
+    manifest = run(source, tmp_path / "out")
+    assert (tmp_path / "out/AA/wiki_00.txt").read_text() == (
+        "Dr. Smith of the U.S. Navy met J. R. Green at 5 p.m. on Sunday.\nThey spoke.\n"
+        'He said "Stop it."\nThen he left.\n"Why?"\nshe asked.\nIt cost $3.50 (about £2).\n'
+        "History.\n"
+    )
+    assert manifest["settings"]["parameters"] == "installed" and manifest["notes"] == []
+    assert manifest["counts"]["sentences"] == 8
+    assert manifest["versions"]["nltk"] == "3.10.4"
+
+
+def test_without_data_punkt_learns_from_the_corpus_and_says_so(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = corpus(bare / "in", wiki_00=doc("A", prose(200_000)), wiki_01=doc("B", prose(9000, 1)))
+    manifest = run(source, bare / "out")
+    note = "Punkt data are not installed and could not be downloaded: learned from the first 0.2"
+    assert f"\npreprocess: {note}" in capsys.readouterr().out
+    assert manifest["notes"] == [
+        f"Punkt's parameters were learned from the corpus ({bare}/out/punkt.json)"
+    ]
+    learned = json.loads((bare / "out" / "punkt.json").read_text())
+    assert "ca" in learned["abbreviations"]
+    text = (bare / "out/AA/wiki_01.txt").read_text()
+    assert "ca. stone" in text and "ca.\n" not in text
+    assert text.count("\n") == manifest["shards"][1]["sentences"] > 100
+
+
+def test_learned_parameters_are_kept_and_give_the_same_text_again(bare: Path) -> None:
+    source = corpus(bare / "in", wiki_00=doc("A", prose(90_000)), wiki_01=doc("B", prose(900, 1)))
+    notes = run(source, bare / "out")["notes"]
+    before, kept = (
+        (bare / "out/AA/wiki_01.txt").read_bytes(),
+        (bare / "out/punkt.json").read_bytes(),
+    )
+    (bare / "out/AA/wiki_01.txt").unlink()
+    sentences.punkt.cache_clear()
+    assert run(source, bare / "out")["notes"] == notes
+    assert (bare / "out/AA/wiki_01.txt").read_bytes() == before
+    assert (bare / "out/punkt.json").read_bytes() == kept
+
+
+def test_data_that_vanished_between_two_runs_are_refused(
+    english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nltk
+
+    source = corpus(tmp_path / "in", wiki_00=doc("A", prose(900)))
+    run(source, tmp_path / "out")
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setattr(sentences, "_downloaded", lambda: False)
+    sentences.punkt.cache_clear()
+    with pytest.raises(DataError, match="was begun with NLTK's Punkt data"):
+        run(source, tmp_path / "out")
+    assert not (tmp_path / "out/punkt.json").exists()
+
+
+def test_a_language_that_nltk_lacks_is_learned_without_asking_the_network(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never() -> bool:
+        raise AssertionError("asked the network")
+
+    monkeypatch.setattr(sentences, "_downloaded", never)
+    source = corpus(bare / "in", wiki_00=doc("A", prose(50_000)))
+    manifest = run(source, bare / "out", language="bulgarian")
+    assert "NLTK has no Punkt data for 'bulgarian': learned" in capsys.readouterr().out
+    assert manifest["settings"]["parameters"] == "learned"
+
+
+def test_a_download_that_hangs_or_fails_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "nltk.py"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(sentences, "NLTK_SERVER", server.getsockname())
+        monkeypatch.setattr(sentences, "DOWNLOAD_SECONDS", 1.0)
+        fake.write_text("import time\ndef download(*_, **__): time.sleep(60)\n")
+        started = time.monotonic()
+        assert not sentences._downloaded()
+        assert time.monotonic() - started < 10
+        monkeypatch.setattr(sentences, "DOWNLOAD_SECONDS", 30.0)
+        fake.write_text("def download(*_, **__): return False\n")
+        assert not sentences._downloaded()
+        fake.write_text("def download(*_, **__): return True\n")
+        assert sentences._downloaded()
+    # Nobody answers: NLTK is not even asked, unless a proxy stands between.
+    assert not sentences._downloaded()
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert sentences._downloaded()
+
+
+def test_the_server_that_is_looked_for_is_the_one_that_nltk_asks() -> None:
+    from nltk.downloader import Downloader
+
+    assert urlsplit(Downloader.DEFAULT_URL).hostname == sentences.NLTK_SERVER[0]
+
+
+def test_sentencex_splits_too_and_wants_a_language_it_can_name(tmp_path: Path) -> None:
+    pytest.importorskip("sentencex")
+    source = corpus(tmp_path / "in", wiki_00=doc("A", "Dr. Smith came. He left."))
+    manifest = run(source, tmp_path / "out", splitter="sentencex")
+    assert (tmp_path / "out/AA/wiki_00.txt").read_text() == "Dr. Smith came.\nHe left.\n"
+    assert "sentencex" in manifest["versions"]
+    with pytest.raises(ConfigError, match="give the ISO 639 code"):
+        run(source, tmp_path / "other", splitter="sentencex", language="klingon")
+
+
+def test_an_input_without_sentences_is_an_error(bare: Path) -> None:
+    source = corpus(bare / "in", wiki_00=doc("A", "..."), wiki_01="\n \n")
+    with pytest.raises(DataError, match="gave no sentences"):
+        run(source, bare / "out")
+    with pytest.raises(DataError, match="does not exist"):
+        run(bare / "absent", bare / "out")
+    assert not (bare / "out/manifest.json").exists()
+
+
+def test_blocks_that_wikiextractor_does_not_write_are_refused_before_the_work(bare: Path) -> None:
+    strange = '<doc id="1">\nA document without a title in its first line.\n</doc>\n'
+    source = corpus(bare / "in", wiki_00=doc("A", prose(9000)), wiki_01="\n" + strange)
+    with pytest.raises(DataError) as caught:
+        run(source, bare / "out")
+    told = str(caught.value)
+    assert told.startswith(f"{source / 'AA/wiki_01'} ('<doc id=\"1\">'): holds no document")
+    assert '<doc id="1" url="..." title="...">' in told
+    assert not (bare / "out").exists()
+
+
+def test_real_articles_give_the_same_text_for_any_number_of_processes(
+    english: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in" / "AA"
+    folder.mkdir(parents=True)
+    for name in ("wiki_00", "wiki_01"):
+        (folder / name).symlink_to(english / "text" / "extracted" / "AA" / name)
+    one = run(tmp_path / "in", tmp_path / "one", 1)
+    run(tmp_path / "in", tmp_path / "two", 2)
+    for name in ("wiki_00.txt", "wiki_01.txt"):
+        text = (tmp_path / "one" / "AA" / name).read_text(encoding="utf-8")
+        assert text == (tmp_path / "two" / "AA" / name).read_text(encoding="utf-8")
+        assert text[-1] == "\n" != text[0] and "\n\n\n" not in text and "&amp;" not in text
+    assert one["counts"]["documents"] == 52
+    assert 14_000 < one["counts"]["sentences"] < 15_000
+
+
+def test_a_run_killed_with_signal_9_continues_to_the_same_files(bare: Path) -> None:
+    files = {f"wiki_{n:02}": doc(f"A {n}", prose(150_000, n)) for n in range(5)}
+    source = corpus(bare / "in", **files)
+    run(source, bare / "whole")
+    out = bare / "out"
+    out.mkdir()
+    (out / "punkt.json").write_bytes((bare / "whole" / "punkt.json").read_bytes())
+    program = (
+        "from bert_cli.config.data import PreprocessSettings as S\n"
+        "from bert_cli.data.text.preprocess import run\n"
+        f"run(S(input={str(source)!r}, out={str(out)!r}, processes=1))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        end = time.monotonic() + 30
+        while not list((out / ".done").rglob("*.shard")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.kill()
+    assert not (out / "manifest.json").exists()
+    assert len(list((out / "AA").iterdir())) < 5
+    run(source, out, 2)
+    for path in sorted((bare / "whole" / "AA").iterdir()):
+        assert (out / "AA" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak from")
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    program = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from bert_cli.data import preprocess\n"
+        "from bert_cli.data.text.parts import shard_of\n"
+        "from bert_cli.data.text.files import Reading, recognise\n"
+        "preprocess.punkt = lambda *_: lambda line: line.split('. ')\n"
+        "path = Path(sys.argv[1])\n"
+        "inputs = shard_of(path, [recognise(path, Reading())]).prepare(path.parent)\n"
+        "preprocess.split_shard(inputs, Path(sys.argv[1] + '.txt'), reading=Reading())\n"
+        "print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])"
+    )
+    paragraphs = prose(100_000)
+    peaks = []
+    for times in (1, 200):
+        path = tmp_path / f"{times}"
+        path.write_text(doc("A", *[paragraphs] * times))
+        told = subprocess.run(
+            [sys.executable, "-c", program, str(path)],
+            env=os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(told.stdout))  # kilobytes
+    assert path.stat().st_size > 20_000_000
+    assert peaks[1] - peaks[0] < 5_000  # 3 for the first megabyte, which tells what a file is

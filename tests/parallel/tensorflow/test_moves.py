@@ -1,0 +1,41 @@
+"""What XLA makes of a weight's move."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# XLA reads its options when it first compiles something, so this needs a process of its own.
+COUNT_LOOPS = """
+import json, sys
+import tensorflow as tf
+from bert_cli.optim.adam import Adam, Rule
+from bert_cli.optim.optimizer import Optimizer
+from bert_cli.parallel.tensorflow.mesh import fuse_results
+from bert_cli.parallel.tensorflow.moves import LARGE, Moves
+
+fuse_results()
+name, adapts = sys.argv[1], sys.argv[1] == "along"
+rule = Rule(decays=True, adapts=adapts)
+optimizer = Optimizer(numbers=Adam(), rules={"a/kernel": rule}, seed=1)
+moves = Moves(optimizer, device="CPU:0", beside=True, compiled=True)
+held = [tf.Variable(tf.ones([LARGE // 512, 512])) for _ in range(4)]
+told = [tf.constant(1.0), tf.constant(0)]
+if not adapts:
+    told = [tf.constant(1.0), tf.constant(1e-3), tf.constant(0), optimizer.key(1, 2)]
+move = moves.of_rule(getattr(optimizer, name), rule, held[0])
+text = move.experimental_get_compiler_ir(*held, *told)(stage="optimized_hlo")
+entry = text[text.index("ENTRY"):].splitlines()
+whole = f"f32[{LARGE // 512},512]"
+loops = [line.partition(" fusion(") for line in entry if " fusion(" in line]
+print(json.dumps([results.count(whole) for results, _, _ in loops if whole in results]))
+"""
+
+
+@pytest.mark.parametrize("function", ["straight", "along"])
+def test_a_compiled_move_is_one_loop_with_three_results(function):
+    told = subprocess.run(
+        [sys.executable, "-c", COUNT_LOOPS, function], capture_output=True, text=True, check=True
+    )
+    assert json.loads(told.stdout.splitlines()[-1]) == [3]

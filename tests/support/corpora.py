@@ -1,0 +1,130 @@
+"""Small corpora for tests: folders of records whose every number is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_cli.data.records.columns import Batch
+from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
+from bert_cli.data.records.index import write_corpus
+from bert_cli.data.records.tfrecord import RecordWriter
+from bert_cli.data.records.vocab import read_vocabulary, write_vocabulary
+
+S, P, WORDS = 16, 4, 1000
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += [("##" if number % 3 == 0 else "") + f"w{number}" for number in range(5, WORDS)]
+
+
+def static_examples(first: int, count: int) -> dict[str, np.ndarray]:
+    """Examples that carry their record number at place 1, after [CLS]."""
+    rng = np.random.default_rng(first)
+    examples = {
+        "input_ids": rng.integers(5, WORDS, (count, S)),
+        "input_mask": rng.integers(0, 2, (count, S)),
+        "segment_ids": rng.integers(0, 2, (count, S)),
+        "masked_lm_positions": rng.integers(1, S, (count, P)),
+        "masked_lm_ids": rng.integers(5, WORDS, (count, P)),
+        "masked_lm_weights": rng.integers(0, 2, (count, P)).astype(np.float32),
+        "next_sentence_labels": rng.integers(0, 2, count),
+    }
+    examples["input_ids"][:, 0] = 2
+    examples["input_ids"][:, 1] = np.arange(first, first + count)
+    return examples
+
+
+def dynamic_records(first: int, count: int) -> DynamicRecords:
+    """Pairs of 5 to S tokens: [CLS] a [SEP] b [SEP]; the label is the record number's last bit."""
+    rng = np.random.default_rng(first)
+    lengths = rng.integers(5, S + 1, count)
+    lengths[0] = S
+    first_lengths = rng.integers(3, lengths - 1)
+    rows = []
+    for length, cut in zip(lengths, first_lengths, strict=True):
+        row = rng.integers(5, WORDS, length)
+        row[0], row[cut - 1], row[-1] = 2, 3, 3
+        rows.append(row)
+    return DynamicRecords(
+        np.concatenate(rows).astype(np.int32),
+        lengths.astype(np.int32),
+        first_lengths.astype(np.int32),
+        (np.arange(first, first + count) % 2).astype(np.int32),
+    )
+
+
+def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> Path:
+    """A folder of records as `bert tokenize` leaves it, one file for each count."""
+    folder.mkdir(parents=True)
+    first = 0
+    for number, count in enumerate(counts):
+        with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
+            if count and kind == "static":
+                payloads = static_payloads(static_examples(first, count))
+            elif count:
+                payloads = dynamic_payloads(dynamic_records(first, count), 2)
+            else:
+                payloads = iter(())
+            for payload in payloads:
+                writer.write(payload)
+        first += count
+    write_vocabulary(folder, "\n".join(PIECES).encode() + b"\n", cased=False)
+    described = {
+        "format": kind,
+        "sequence_length": S,
+        "mask_tokens": P,
+        "masked_lm_prob": 0.15,
+        "whole_word_masking": False,
+        "vocab_size": WORDS,
+        "vocab_sha256": read_vocabulary(folder / "vocab.txt").sha256,
+        "token_bytes": 2,
+        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
+        "tokenizer": {},
+    }
+    write_corpus(folder, described | changes)
+    return folder
+
+
+def sequences_of(rows: Batch) -> list[dict[str, Any]]:
+    """The sequences of packs, each as if it stood alone."""
+    found = []
+    for row in range(len(rows["input_ids"])):
+        for number in range(1, rows["input_mask"][row].max() + 1):
+            places = np.flatnonzero(rows["input_mask"][row] == number)
+            start, end = places[0], places[-1] + 1
+            assert np.array_equal(places, np.arange(start, end))
+            assert np.array_equal(rows["position_ids"][row, places], np.arange(len(places)))
+            assert rows["next_sentence_positions"][row, number - 1] == start
+            assert rows["input_ids"][row, start] == rows["input_ids"][0, 0]  # [CLS], never masked
+            masked = rows["masked_lm_positions"][row]
+            chosen = (rows["masked_lm_weights"][row] > 0) & (masked >= start) & (masked < end)
+            found.append(
+                {
+                    "tokens": tuple(rows["input_ids"][row, places].tolist()),
+                    "segments": tuple(rows["segment_ids"][row, places].tolist()),
+                    "masked": tuple((masked[chosen] - start).tolist()),
+                    "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
+                    "label": int(rows["next_sentence_labels"][row, number - 1]),
+                }
+            )
+    return found
+
+
+def examples_of(rows: Batch) -> list[dict[str, Any]]:
+    """Unpacked examples in the same form."""
+    found = []
+    for row, length in enumerate(rows["input_mask"].sum(axis=1)):
+        chosen = rows["masked_lm_weights"][row] > 0
+        found.append(
+            {
+                "tokens": tuple(rows["input_ids"][row, :length].tolist()),
+                "segments": tuple(rows["segment_ids"][row, :length].tolist()),
+                "masked": tuple(rows["masked_lm_positions"][row][chosen].tolist()),
+                "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
+                "label": int(rows["next_sentence_labels"][row]),
+            }
+        )
+    return found
+
+
+def by_content(examples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(example.values()) for example in examples)

@@ -1,0 +1,117 @@
+"""Small models with random weights on disk, and small tasks for them, for the tests of the tasks."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from bert_cli.config.schema import BertConfig
+from bert_cli.data.records.vocab import write_vocabulary
+
+SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
+OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]
+WORDS = ["good", "bad", "fine", "awful", *OTHERS, "who", "what", "where"]
+LETTERS = "bcdefghijklmnopqrstuvwxyz0123456789.,?"  # "a" is one of the words
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *WORDS,
+    *LETTERS,
+    *(f"##{c}" for c in "a" + LETTERS),
+]
+
+TINY = BertConfig(
+    vocab_size=len(PIECES),
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    # Much for training, but random features of words that a head can use within a few steps.
+    initializer_range=0.2,
+)
+
+
+def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
+    """A pre-training checkpoint of new weights, with its tokenizer, as transformers would open it."""
+    from bert_cli.model.bert import build_blocks, named_weights
+    from bert_cli.model.hf import hf_config, to_hf
+
+    folder.mkdir(parents=True)
+    weights = named_weights(build_blocks(config, seed=seed, policy="float32"))
+    tensors = to_hf({name: weight.numpy() for name, weight in weights.items()})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(hf_config(config)))
+    write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    return folder
+
+
+def write_as_google_did(model: Path, folder: Path) -> Path:
+    """The same weights as a TensorFlow 1 checkpoint, with bert_config.json and vocab.txt beside it."""
+    import tensorflow as tf
+    from safetensors.numpy import load_file
+
+    from bert_cli.model.tf1 import NAMES
+
+    folder.mkdir()
+    shutil.copy(model / "vocab.txt", folder)
+    described = json.loads((model / "config.json").read_text())
+    kept = {name: described[name] for name in BertConfig.model_fields if name in described}
+    for name in ("layer_norm_eps", "position_embedding_type"):
+        kept.pop(name, None)
+    (folder / "bert_config.json").write_text(json.dumps(kept))
+    layers = range(described["num_hidden_layers"])
+    theirs = {row.format(n): name.format(n) for name, row in NAMES.items() for n in layers}
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        for name, value in load_file(model / "model.safetensors").items():
+            if name in theirs:
+                turned = value.T if theirs[name].endswith("/kernel") else value
+                v1.get_variable(theirs[name], initializer=turned, use_resource=False)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
+    return folder
+
+
+def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
+    """A CSV of made-up reviews: those with "good" and "fine" are positive, others are "bad" and "awful"."""
+    draw = np.random.default_rng(seed)
+    lines = ["text,label,id"]
+    for number in range(rows):
+        label = draw.choice(list(SENTIMENT))
+        words = draw.choice(OTHERS, int(draw.integers(2, 40)))
+        # A third of the words: enough of them for a small model to learn in seconds.
+        words[::3] = draw.choice(SENTIMENT[label], len(words[::3]))
+        lines.append(f"{' '.join(draw.permutation(words))},{label},r{number}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_questions(path, articles, seed, impossible=False):
+    """Paragraphs of a few words; the question's word is always "who", the answer the music's one."""
+    draw = np.random.default_rng(seed)
+    paragraphs = []
+    for number in range(articles):
+        words = list(draw.choice(OTHERS, 18))
+        none = impossible and number % 3 == 0
+        answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
+        if not none:
+            words[at] = answer
+        context = " ".join(words)
+        answers = [{"text": answer, "answer_start": len(" ".join(words[:at])) + 1}]
+        question = {
+            "id": f"{seed}-{number}",
+            "question": "who was it?",
+            "answers": [] if none else answers,
+        }
+        if impossible:
+            question["is_impossible"] = none
+        paragraphs.append({"context": context, "qas": [question]})
+    text = json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]})
+    path.write_text(text)
+    return path

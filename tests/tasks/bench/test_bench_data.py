@@ -1,0 +1,73 @@
+"""`bert bench data`: every step on made-up and real text, and what the made-up text is like."""
+
+import json
+from collections import Counter
+
+import numpy as np
+
+from bert_cli.cli import main
+from bert_cli.tasks.bench.data import made_up_text
+
+STEPS = [
+    "preprocess",
+    "vocab",
+    "tokenize, static",
+    "tokenize, dynamic",
+    "index",
+    "read, static",
+    "read, dynamic",
+    "read, packs",
+]
+QUICK = ["--reading-seconds", "0.05", "--sentence-splitter", "sentencex"]
+
+
+def measured(folder, *flags):
+    figures = folder / "figures.json"
+    assert main(["bench", "data", *flags, *QUICK, "--json", str(figures)]) == 0
+    return json.loads(figures.read_text())
+
+
+def test_every_step_from_made_up_text_to_batches_is_measured(tmp_path, capsys):
+    figures = measured(tmp_path, "--megabytes", "0.2")
+    rows = {row["name"]: row for row in figures["steps"]}
+    assert list(rows) == STEPS and figures["input"] == "made up"
+    for row in rows.values():
+        assert row["megabytes_per_second"] == row["bytes"] / 1e6 / row["seconds"]
+        if "examples" in row:
+            assert row["examples_per_second"] == row["examples"] / row["seconds"] > 0
+    # Five passes through the text beside one.
+    static, dynamic = (rows[f"tokenize, {name}"]["examples"] for name in ("static", "dynamic"))
+    assert 3 < static / dynamic < 7 and rows["index"]["examples"] == static
+    assert 0.2e6 <= rows["preprocess"]["bytes"] < 0.3e6
+    told = capsys.readouterr().out
+    assert all(name in told for name in STEPS) and "mb_per_second" not in told
+
+
+def test_text_and_a_vocabulary_that_are_given_are_measured(tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    made_up_text(text / "a.txt", 0.05, seed=2)
+    (tmp_path / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde"])
+    )
+    figures = measured(tmp_path, str(text), "--vocab", str(tmp_path / "vocab.txt"))
+    assert figures["input"] == str(text)
+    assert [row["name"] for row in figures["steps"]] == [name for name in STEPS if name != "vocab"]
+    assert sorted(path.name for path in text.iterdir()) == ["a.txt"]
+
+
+def test_text_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    assert main(["bench", "data", str(tmp_path / "nowhere")]) == 3
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_made_up_text_is_the_same_for_a_seed_and_its_words_follow_zipf(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        made_up_text(tmp_path / name, 0.5, seed)
+    one, same, other = ((tmp_path / name).read_text() for name in "abc")
+    assert one == same != other
+    counts = sorted(Counter(one.lower().replace(".", "").split()).values(), reverse=True)
+    # The tenth word is about a tenth as frequent as the first, the hundredth a hundredth.
+    slope = np.polyfit(np.log(np.arange(1, 101)), np.log(counts[:100]), 1)[0]
+    assert -1.3 < slope < -0.7
+    assert len(one.split("\n\n")) > 10

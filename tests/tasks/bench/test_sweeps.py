@@ -1,0 +1,165 @@
+"""The sweeps that are shipped: command lines that the tool takes, and metrics that its runs log."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.tiny_models import PIECES, write_model, write_questions
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+import bert_cli
+from bert_cli.cli import COMMANDS, main
+from bert_cli.config.finetune import SquadSettings
+from bert_cli.config.load import leaves, load
+from bert_cli.config.schema import PretrainSettings
+
+ROOT = Path(bert_cli.__file__).parents[1]
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+KINDS = {"pretrain": PretrainSettings, "squad": SquadSettings}
+KEYS = {"program", "command", "method", "metric", "parameters", "run_cap", "early_terminate"}
+CONTINUOUS = {"uniform", "log_uniform_values"}
+TINY_SQUAD = {
+    "max-seq-length": 48, "doc-stride": 16, "max-query-length": 12, "num-epochs": 1, "precision": "float32",
+    "parallel.pipeline-stages": '[["emb", "hid*2", "qa_head"]]', "parallel.pipeline-device-mapping": "[0]",
+    "global-batch.replicas": 1,
+}  # fmt: skip
+TINY_PRETRAIN = {
+    "max-seq-length": 32, "max-predictions-per-seq": 5, "precision": "float32", "bert-config.vocab-size": len(PIECES),
+    "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1, "bert-config.num-attention-heads": 2,
+    "bert-config.intermediate-size": 32, "bert-config.max-position-embeddings": 32,
+    "parallel.pipeline-stages": '[["emb", "hid", "enc_out", "pool", "heads"]]',
+    "parallel.pipeline-device-mapping": "[0]", "global-batch.replicas": 1, "global-batch.micro-batch-size": 2,
+    "total-num-train-samples": 8, "evaluate-every-steps": 1,
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def choices(about: dict[str, Any]) -> list[Any]:
+    """Values that a parameter may get: all of them, or the ends of a range."""
+    if "values" in about:
+        return about["values"]
+    assert about["distribution"] in CONTINUOUS and 0 < about["min"] < about["max"]
+    return [about["min"], about["max"]]
+
+
+def words_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
+    """The command line that wandb's agent starts, made by its own functions."""
+    told = create_sweep_command_args({"args": {name: {"value": v} for name, v in chosen.items()}})
+    words: list[str] = []
+    for word in create_sweep_command(list(sweep["command"])):
+        words += told[word[2:-1]] if word.startswith("${") else [word]
+    return words
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    monkeypatch.setenv("WANDB_RUN_ID", "run1d")
+
+
+def test_there_are_grid_random_and_bayesian_sweeps_of_both():
+    named = {(read(path)["command"][1], read(path)["method"]) for path in SWEEPS}
+    assert named == set(itertools.product(KINDS, ("grid", "random", "bayes")))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_choice_of_a_sweep_is_a_command_line_with_that_choice(path):
+    sweep = read(path)
+    assert set(sweep) <= KEYS and path.stem == f"{sweep['command'][1]}_{sweep['method']}"
+    assert sweep["metric"]["goal"] in ("minimize", "maximize")
+    assert sweep["method"] == "grid" or sweep["run_cap"] > 1  # these have no end of their own
+    if sweep["method"] == "grid":
+        assert all("values" in about for about in sweep["parameters"].values())
+    assert f"configs/sweeps/{path.name}" in path.read_text()
+    names = list(sweep["parameters"])
+    assert any("learning-rate" in name for name in names) and any("batch" in name for name in names)
+    for values in itertools.product(*(choices(sweep["parameters"][name]) for name in names)):
+        chosen = dict(zip(names, values, strict=True))
+        program, command, *words = words_of(sweep, chosen)
+        assert program == sweep["program"] == "bert" and command in COMMANDS
+        settings, loaded = load(KINDS[command], words, f"bert {command}")
+        found = dict(leaves(settings.model_dump(mode="json")))
+        for name, value in chosen.items():
+            assert found[name.replace("-", "_")] == value
+        assert settings.wandb.enabled and settings.save_ckpt_path == Path("runs/sweep/run1d")
+        assert loaded.no_effect == {}
+
+
+def test_a_name_that_is_no_setting_would_be_found():
+    sweep = read(SWEEPS[0])
+    words = words_of(sweep, {"global-batch.accumulation": 3})
+    with pytest.raises(bert_cli.errors.ConfigError, match="accumulation"):
+        load(PretrainSettings, words[2:], "bert pretrain")
+
+
+def logged(sweep: dict[str, Any], folder: Path, flags: dict[str, Any], *more: str) -> set[str]:
+    """The names that a run of a sweep logs, started as the agent starts it."""
+    chosen = {name: choices(about)[0] for name, about in sweep["parameters"].items()}
+    chosen["global-batch.grad-acc-steps-per-replica"] = 1
+    words = [word for word in words_of(sweep, chosen)[1:] if word != "--parallel.layout=auto"]
+    flags = {**flags, "save-ckpt-path": folder / "$WANDB_RUN_ID"}
+    words = [word for word in words if word.partition("=")[0][2:] not in flags]
+    words += [f"--{name}={value}" for name, value in flags.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_cli", *words, *more],
+        env={
+            **os.environ,
+            "WANDB_MODE": "offline",
+            "WANDB_RUN_ID": "s4mple1d",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "s4mple1d" / "wandb_id").read_text() == "s4mple1d"
+    lines = (folder / "s4mple1d" / "metrics.jsonl").read_text().splitlines()
+    return {name for line in lines for name in json.loads(line)}
+
+
+def metric_of(command: str) -> str:
+    (name,) = {
+        read(path)["metric"]["name"] for path in SWEEPS if read(path)["command"][1] == command
+    }
+    return name
+
+
+def test_the_metric_of_the_sweeps_of_squad_is_one_that_a_run_logs(tmp_path):
+    model = write_model(tmp_path / "model")
+    write_questions(tmp_path / "train-v1.1.json", 8, 1)
+    write_questions(tmp_path / "dev-v1.1.json", 4, 2)
+    places = {
+        "pretrained-ckpt-path": model,
+        "dataset-dir": tmp_path,
+        "cache-dir": tmp_path / "cache",
+    }
+    shape = {"bert-config.hidden-size": 32, "bert-config.num-hidden-layers": 2, "bert-config.num-attention-heads": 4,
+             "bert-config.intermediate-size": 64, "bert-config.max-position-embeddings": 64,
+             "bert-config.vocab-size": len(PIECES)}  # fmt: skip
+    sweep = read(ROOT / "configs" / "sweeps" / "squad_bayes.yaml")
+    assert metric_of("squad") in logged(sweep, tmp_path / "runs", {**TINY_SQUAD, **places, **shape})
+
+
+def test_the_metric_of_the_sweeps_of_pre_training_is_one_that_a_run_logs(tmp_path):
+    model = write_model(tmp_path / "model")
+    text = "\n\n".join("\n".join(["the film was very good ."] * 8) for _ in range(12))
+    (tmp_path / "text.txt").write_text(text)
+    words = ["tokenize", tmp_path / "text.txt", tmp_path / "records", "--vocab", model]
+    assert main([*map(str, words), "--sequence-length", "32", "--mask-tokens", "5"]) == 0
+    flags = {
+        **TINY_PRETRAIN,
+        "dataset-dir": tmp_path / "records",
+        "validation-dir": tmp_path / "records",
+    }
+    sweep = read(ROOT / "configs" / "sweeps" / "pretrain_random.yaml")
+    assert metric_of("pretrain") in logged(sweep, tmp_path / "runs", flags)

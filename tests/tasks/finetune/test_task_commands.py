@@ -1,0 +1,417 @@
+"""`bert squad`, `bert glue` and `bert ner` from files to scores, on small models and made-up data."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.tiny_models import OTHERS, SENTIMENT, write_model, write_questions
+
+from bert_cli.cli import main
+from bert_cli.train.checkpoint import best_of
+
+COMMON = [
+    "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",
+    "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tasks")
+    write_model(place / "model")
+    return place
+
+
+def flags(place, run):
+    start, folder = str(place / "model"), str(place / run)
+    cache = str(place / "cache")
+    return [
+        *COMMON, "--pretrained-ckpt-path", start, "--save-ckpt-path", folder, "--cache-dir", cache
+    ]  # fmt: skip
+
+
+def last_line(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+# --- questions
+
+
+SQUAD = ["--doc-stride", "16", "--max-query-length", "8", "--num-epochs", "4"]
+
+
+@pytest.fixture(scope="module")
+def answered(place):
+    write_questions(place / "train-v1.1.json", 120, 1)
+    write_questions(place / "dev-v1.1.json", 40, 2)
+    words = ["squad", "--dataset-dir", str(place), *flags(place, "squad"), *SQUAD]
+    assert main(words) == 0
+    return place / "squad"
+
+
+def test_questions_are_answered_and_scored(place, answered, capsys):
+    scores = json.loads((answered / "scores.json").read_text())
+    assert scores["f1"] > 80
+    assert list(scores) == ["f1", "exact_match"]
+    predictions = json.loads((answered / "predictions.json").read_text())
+    nbest = json.loads((answered / "nbest_predictions.json").read_text())
+    assert len(predictions) == len(nbest) == 40
+    assert all(nbest[name][0]["text"] == answer for name, answer in predictions.items())
+    assert (
+        main(["squad-score", str(place / "dev-v1.1.json"), str(answered / "predictions.json")]) == 0
+    )
+    assert last_line(capsys) == scores
+
+
+def test_transformers_finds_the_same_answer(place, answered):
+    import torch
+    import transformers
+
+    folder = best_of(answered)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    nbest = json.loads((answered / "nbest_predictions.json").read_text())
+    data = json.loads((place / "dev-v1.1.json").read_text())
+    for paragraph in data["data"][0]["paragraphs"][:5]:
+        (question,) = paragraph["qas"]
+        given = tokenizer(question["question"], paragraph["context"], return_tensors="pt")
+        with torch.no_grad():
+            out = model(**given)
+        best = nbest[question["id"]][0]
+        offsets = given.encodings[0].offsets
+        inside = [n for n, of in enumerate(given.sequence_ids(0)) if of == 1]
+        start, end = out.start_logits[0], out.end_logits[0]
+        spans = [
+            (float(start[i] + end[j]), i, j) for i in inside for j in inside if 0 <= j - i < 30
+        ]
+        score, first, last = max(spans)
+        assert score == pytest.approx(best["start_logit"] + best["end_logit"], abs=1e-4)
+        text = paragraph["context"][offsets[first][0] : offsets[last][1]]
+        assert best["text"] == text
+
+
+def test_questions_without_an_answer_get_none(place, capsys):
+    write_questions(place / "train-v2.0.json", 150, 3, impossible=True)
+    write_questions(place / "dev-v2.0.json", 45, 4, impossible=True)
+    words = ["squad", "--dataset-dir", str(place), *flags(place, "squad2"), *SQUAD, "--version-2"]
+    output = place / "answers" / "squad2"
+    assert main([*words, "--output-dir", str(output)]) == 0
+    run = place / "squad2"
+    scores = last_line(capsys)
+    # `bert predict` and `bert runs` look for these beside the checkpoints.
+    for name in ("null_threshold.json", "scores.json"):
+        assert (run / name).is_file() and not (output / name).exists()
+    assert scores["NoAns_total"] == 15
+    assert scores["f1"] > 60
+    threshold = json.loads((run / "null_threshold.json").read_text())["threshold"]
+    odds = json.loads((output / "null_odds.json").read_text())
+    predictions = json.loads((output / "predictions.json").read_text())
+    assert not list(run.glob("*predictions.json"))
+    assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
+    assert (
+        main(["squad-score", str(place / "dev-v2.0.json"), str(output / "predictions.json")]) == 0
+    )
+    assert last_line(capsys) == scores
+
+
+def test_an_answer_that_is_not_at_its_offset_is_counted_and_shown(place, tmp_path, capsys):
+    data = json.loads(write_questions(tmp_path / "train.json", 30, 5).read_text())
+    data["data"][0]["paragraphs"][7]["qas"][0]["answers"][0]["answer_start"] += 1
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    words = ["squad", "--train-file", str(tmp_path / "train.json"), "--dataset-dir", str(place)]
+    write_questions(place / "dev-v1.1.json", 40, 2)
+    assert main([*words, *flags(place, "off"), *SQUAD, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "train_file: 29 questions" in told
+    assert "(5-7)" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"data": [\n{"title": "a", "paragraphs": [}]}', "line 2"),
+        ("", "bad.json"),
+        ('{"data": []}', "bad.json"),
+        ('{"version": "1.1"}', "data"),
+    ],
+)
+def test_a_broken_file_of_questions_is_named(place, tmp_path, text, message, capsys):
+    (tmp_path / "bad.json").write_text(text)
+    words = ["squad", "--train-file", str(tmp_path / "bad.json"), *flags(place, "bad"), *SQUAD]
+    assert main(words) == 3
+    assert message in capsys.readouterr().err
+
+
+# --- GLUE
+
+
+def write_glue(folder, rows, header, make):
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
+        draw = np.random.default_rng(seed)
+        lines = ["\t".join(header[name == "test"])]
+        lines += ["\t".join(make(draw, number, name == "test")) for number in range(rows)]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def review(draw, number, is_test):
+    label = int(draw.integers(2))
+    words = draw.choice(OTHERS, int(draw.integers(4, 20)))
+    words[::3] = draw.choice(SENTIMENT[("negative", "positive")[label]], len(words[::3]))
+    text = " ".join(words)
+    return [str(number), text] if is_test else [text, str(label)]
+
+
+@pytest.fixture(scope="module")
+def sentiment(place):
+    write_glue(place / "glue" / "SST-2", 90, (["sentence", "label"], ["index", "sentence"]), review)
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "sst2")]) == 0
+    return place / "sst2"
+
+
+def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(place, sentiment):
+    scores = json.loads((sentiment / "scores.json").read_text())
+    assert list(scores) == ["accuracy"]
+    assert scores["accuracy"] > 0.8
+    lines = (place / "sst2" / "SST-2.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines[1:]] == [str(number) for number in range(90)]
+    draw = np.random.default_rng(3)
+    test = [review(draw, number, True)[1].split() for number in range(90)]
+    truth = [int("good" in words or "fine" in words) for words in test]
+    assert (
+        np.mean([int(line.split("\t")[1]) == t for line, t in zip(lines[1:], truth, strict=True)])
+        > 0.8
+    )
+
+
+def predictions_in(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_said_of_the_development_set_stands_beside_its_texts(sentiment):
+    rows = predictions_in(sentiment / "predictions.jsonl")
+    scores = json.loads((sentiment / "scores.json").read_text())
+    assert len(rows) == 90
+    assert np.mean([row["label"] == row["predicted"] for row in rows]) == scores["accuracy"]
+    assert all(0.5 <= row["probability"] <= 1.0 and row["text"] for row in rows)
+
+
+def relabelled(folder, out, names, order=(0, 1)):
+    """A copy of a classifier whose labels have other names, or another order."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / "model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        tensors[name] = np.ascontiguousarray(tensors[name][list(order)])
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    config["id2label"] = {str(number): name for number, name in enumerate(names)}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def test_a_model_that_is_only_scored_keeps_its_own_order_of_labels(
+    place, sentiment, tmp_path, capsys
+):
+    kept = best_of(sentiment)
+    names = list(json.loads((kept / "config.json").read_text())["id2label"].values())
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(place / "glue")]
+    words += [*COMMON, "--no-do-training", "--cache-dir", str(place / "cache")]
+    expected = json.loads((sentiment / "scores.json").read_text())
+    swapped = relabelled(kept, tmp_path / "swapped", names[::-1], (1, 0))
+    assert main([*words, "--pretrained-ckpt-path", str(swapped)]) == 0
+    told = capsys.readouterr().out
+    assert "are in another order" in told
+    assert json.loads(told.splitlines()[-1]) == expected
+    unnamed = relabelled(kept, tmp_path / "unnamed", ["LABEL_0", "LABEL_1"])
+    assert main([*words, "--pretrained-ckpt-path", str(unnamed)]) == 0
+    told = capsys.readouterr().out
+    assert f"have no names; taken in this order: {', '.join(names)}" in told
+    assert json.loads(told.splitlines()[-1]) == expected
+    strange = relabelled(kept, tmp_path / "strange", ["yes", "no"])
+    assert main([*words, "--pretrained-ckpt-path", str(strange)]) == 2
+    assert "(labels yes, no): are not this task's" in capsys.readouterr().err
+
+
+def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(place, capsys):
+    columns = ["index", *"abcdefg", "sentence1", "sentence2"]
+    folder = place / "glue" / "MNLI"
+    folder.mkdir(parents=True)
+    files = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+    for seed, name in enumerate(files):
+        draw, lines = np.random.default_rng(seed), []
+        for number in range(45):
+            label = int(draw.integers(3))
+            words = [str(word) for word in draw.choice(OTHERS, 9)]
+            words[::2] = [("good", "bad", "awful")[label]] * 5
+            row = [str(number), *(["-"] * 7), " ".join(words), "what is it"]
+            word = ("entailment", "neutral", "contradiction")[label]
+            lines.append("\t".join(row if name.startswith("test") else [*row, "-", word]))
+        head = columns if name.startswith("test") else [*columns, "label1", "gold_label"]
+        (folder / f"{name}.tsv").write_text("\n".join(["\t".join(head), *lines]) + "\n")
+    words = ["glue", "--glue-task", "mnli", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "mnli"), "--num-epochs", "6"]) == 0
+    scores = last_line(capsys)
+    assert sorted(scores) == ["accuracy", "accuracy_mismatched"]
+    assert min(scores.values()) > 0.7
+    for name in ("predictions.jsonl", "predictions_mismatched.jsonl"):
+        assert "second" in predictions_in(place / "mnli" / name)[0]
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        lines = (place / "mnli" / name).read_text().splitlines()
+        assert len(lines) == 46
+        said = {line.split("\t")[1] for line in lines[1:]}
+        assert said <= {"entailment", "neutral", "contradiction"}
+
+
+def similar(draw, number, is_test):
+    score = float(draw.integers(0, 6))
+    first = draw.choice(OTHERS, 6)
+    second = first.copy()
+    second[: 5 - int(score)] = "awful"
+    row = [str(number), *(["-"] * 6), " ".join(first), " ".join(second)]
+    # STS-B's own are of this form; no float32 is 4.2.
+    return row if is_test else [*row, f"{min(5.0, score + 0.2):.3f}"]
+
+
+def test_a_similarity_is_learnt_as_a_number(place, capsys):
+    columns = [
+        "index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"
+    ]  # fmt: skip
+    write_glue(place / "glue" / "STS-B", 90, ([*columns, "score"], columns), similar)
+    words = ["glue", "--glue-task", "stsb", "--dataset-dir", str(place / "glue"), "--do-test"]
+    assert main([*words, *flags(place, "stsb"), "--num-epochs", "6"]) == 0
+    scores = last_line(capsys)
+    assert list(scores) == ["pearson", "spearman"]
+    assert scores["spearman"] > 0.6
+    rows = predictions_in(place / "stsb" / "predictions.jsonl")
+    said, true = ([row[name] for row in rows] for name in ("predicted", "label"))
+    assert np.corrcoef(said, true)[0, 1] == pytest.approx(scores["pearson"])
+    read = (place / "glue" / "STS-B" / "dev.tsv").read_text().splitlines()[1:]
+    assert true == [float(line.split("\t")[-1]) for line in read]
+    shown = [
+        json.loads(line) for line in (place / "stsb" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert not any("accuracy" in name for line in shown for name in line)
+    lines = (place / "stsb" / "STS-B.tsv").read_text().splitlines()
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])
+    assert len(lines) == 91
+
+
+def test_a_clue_task_reads_json_lines(place, capsys):
+    folder = place / "clue" / "afqmc"
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
+        draw = np.random.default_rng(seed)
+        rows = []
+        for number in range(60):
+            text, label = review(draw, number, False)
+            row = {"sentence1": text, "sentence2": "what is it?", "label": label, "id": number}
+            rows.append({n: v for n, v in row.items() if n != "label" or name != "test"})
+        (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    words = ["glue", "--glue-task", "afqmc", "--dataset-dir", str(place / "clue"), "--do-test"]
+    assert main([*words, *flags(place, "afqmc")]) == 0
+    assert last_line(capsys)["accuracy"] > 0.8
+    lines = (place / "afqmc" / "afqmc_predict.json").read_text().splitlines()
+    assert [int(json.loads(line)["id"]) for line in lines] == list(range(60))
+
+
+def test_an_unknown_label_in_a_development_file_is_named(place, tmp_path, capsys):
+    write_glue(tmp_path / "SST-2", 9, (["sentence", "label"], ["index", "sentence"]), review)
+    dev = tmp_path / "SST-2" / "dev.tsv"
+    dev.write_text(dev.read_text() + "a film\t7\n")
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(tmp_path), *flags(place, "bad")]
+    assert main(words) == 3
+    assert "dev.tsv (line 11)" in capsys.readouterr().err
+
+
+# --- tokens
+
+
+def write_sentences(path, sentences, seed):
+    draw = np.random.default_rng(seed)
+    kinds = {"good": "B-GOOD", "awful": "B-BAD"}
+    lines = []
+    for _ in range(sentences):
+        words = draw.choice([*OTHERS, "good", "awful"], int(draw.integers(3, 12)))
+        lines += [f"{word} {kinds.get(word, 'O')}" for word in words] + [""]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_tokens_are_labelled_and_scored_by_entities(place, capsys):
+    train, dev = (
+        write_sentences(place / name, n, n) for name, n in (("t.conll", 120), ("d.conll", 40))
+    )
+    words = ["ner", "--train-file", str(train), "--validation-file", str(dev)]
+    assert main([*words, *flags(place, "ner")]) == 0
+    scores = last_line(capsys)
+    assert scores["f1"] > 0.8
+    assert {"precision", "recall", "f1_GOOD", "f1_BAD"} <= set(scores)
+    written = (place / "ner" / "predictions.conll").read_text().splitlines()
+    given = dev.read_text().splitlines()
+    assert [line.rsplit(" ", 1)[0] for line in written if line] == [line for line in given if line]
+    only = ["ner", "--validation-file", str(dev), "--no-do-training", "--max-seq-length", "64"]
+    assert main([*only, "--pretrained-ckpt-path", str(place / "ner")]) == 0
+    assert last_line(capsys) == scores
+
+
+# --- synthetic examples
+
+SHAPE = {
+    "vocab-size": 60, "hidden-size": 16, "num-hidden-layers": 1, "num-attention-heads": 2,
+    "intermediate-size": 32, "max-position-embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["squad", "--doc-stride", "16", "--max-query-length", "8"], None),
+        (["glue"], ["not_equivalent", "equivalent"]),
+        (["glue", "--glue-task", "stsb"], None),
+        (["glue", "--glue-task", "tnews"], [str(n) for n in range(100, 117) if n not in (105, 111)]),
+        (["ner"], ["O", *(f"{way}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for way in "BI")]),
+        (["classify"], ["0", "1"]),
+    ],
+    ids=lambda words: " ".join(words[:3]) if words else "",
+)  # fmt: skip
+def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, words, labels):
+    """Neither a model nor a tokenizer nor data: what a machine or a layout is tried with."""
+    shape = [
+        word for name, value in SHAPE.items() for word in (f"--bert-config.{name}", str(value))
+    ]
+    size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
+    run = ["--generated-dataset", "--save-ckpt-path", str(tmp_path)]
+    assert main([*words, *shape, *size, *run]) == 0
+    told = capsys.readouterr().out
+    assert "trains on synthetic examples" in told and "max_seq_length is 64" in told
+    # 20 samples are three steps of eight, rounded up.
+    assert "24 examples out of 12,000" in told
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(0 < line["loss"] < 20 for line in lines)
+    described = json.loads((tmp_path / "step_00000003" / "config.json").read_text())
+    if labels is not None:
+        assert [described["id2label"][str(n)] for n in range(len(labels))] == labels
+    if words[0] == "squad":
+        assert main([*words, *shape, *size, *run]) == 0
+        assert "all 3 steps are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--no-do-training"], "do_training (False): has no effect with generated_dataset"),
+        (["--evaluate-every-steps", "5"], "evaluate_every_steps (5): has no effect"),
+        (["--do-test"], "do_test (True): has no effect"),
+        (["--bert-config.vocab-size", "7"], "at least 8 of each"),
+        ([], "save_ckpt_path: is not given"),
+    ],
+)
+def test_what_has_no_effect_on_synthetic_examples_is_refused(tmp_path, capsys, flags, message):
+    folder = ["--save-ckpt-path", str(tmp_path)] if flags else []
+    assert main(["glue", "--generated-dataset", *folder, *flags]) == 2
+    assert message in capsys.readouterr().err

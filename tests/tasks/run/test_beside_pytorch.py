@@ -1,0 +1,115 @@
+"""Pre-training and fine-tuning beside the same in PyTorch, by the functions of the scripts that compare them.
+
+`scripts/parity` draws a plot of losses; here on fewer examples a step. `scripts/beside_pytorch` compares
+scores; here without dropout, so that both sides have to come to the same ones.
+"""
+
+import json
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tiny_models import OTHERS, write_model
+
+from bert_cli.config.finetune import GlueSettings
+from bert_cli.config.load import load
+
+ROOT = Path(__file__).parents[2]
+MICRO_BATCH_SIZE = 4
+
+
+def script(name):
+    """A script as a module; its name has no ending by which it could be imported."""
+    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def parity():
+    return script("parity")
+
+
+@pytest.fixture(scope="module")
+def records(parity, tmp_path_factory):
+    return parity.make_records(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.mark.parametrize(("optimizer", "steps", "fall"), [("AdamW", 100, 1.0), ("LAMB", 30, 0.3)])
+def test_the_losses_are_those_of_pytorch_at_every_step(optimizer, steps, fall, parity, records):
+    ours, theirs = parity.compare(records, optimizer, steps, MICRO_BATCH_SIZE)
+    assert ours.shape == theirs.shape == (steps,)
+    assert np.abs(ours - theirs).max() <= parity.LIMIT
+    # They agree on something: the model learns.
+    assert ours[-5:].mean() < ours[0] - fall
+
+
+def test_a_learning_rate_that_is_off_by_a_hundredth_is_seen(parity, records, monkeypatch):
+    right = parity.step_in_torch
+
+    def wrong(model, optimizer, batch, rate):
+        return right(model, optimizer, batch, 1.01 * rate)
+
+    monkeypatch.setattr(parity, "step_in_torch", wrong)
+    ours, theirs = parity.compare(records, "AdamW", 10, MICRO_BATCH_SIZE)
+    assert np.abs(ours - theirs).max() > parity.LIMIT
+
+
+def test_the_table_and_the_plot_are_written(parity, tmp_path):
+    ours = np.linspace(9.0, 7.0, 4)
+    found = {"AdamW": (ours, ours), "LAMB": (ours, ours + 1e-6)}
+    parity.write_table(tmp_path / "parity.csv", found)
+    rows = (tmp_path / "parity.csv").read_text().splitlines()
+    assert rows[0] == "step,AdamW_ours,AdamW_pytorch,LAMB_ours,LAMB_pytorch"
+    assert rows[1] == "1,9.0000000,9.0000000,9.0000000,9.0000010" and len(rows) == 5
+    parity.draw(tmp_path / "parity.png", found)
+    assert (tmp_path / "parity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_sentiment(folder, rows):
+    folder.mkdir(parents=True)
+    for name, seed in (("train", 1), ("dev", 2)):
+        draw, lines = np.random.default_rng(seed), ["sentence\tlabel"]
+        for _ in range(rows):
+            label = int(draw.integers(2))
+            words = draw.choice(OTHERS, int(draw.integers(4, 20)))
+            # Half of them show it: a task that is not done without a mistake tells more.
+            if draw.integers(2):
+                words[0] = ("bad", "good")[label]
+            lines.append(f"{' '.join(words)}\t{label}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+FLAGS = [
+    "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--bert-config.hidden-dropout-prob", "0",
+    "--bert-config.attention-probs-dropout-prob", "0",
+    "--optimizer-opts.learning-rate.max-learning-rate", "0.003", "--num-epochs", "3",
+]  # fmt: skip
+
+
+def test_fine_tuning_without_dropout_comes_to_the_scores_of_pytorch(tmp_path, monkeypatch, capsys):
+    beside = script("beside_pytorch")
+    write_model(tmp_path / "model")
+    write_sentiment(tmp_path / "glue" / "SST-2", 200)
+    words = ["sst2", "--data", str(tmp_path / "glue"), "--model", str(tmp_path / "model")]
+    words += ["--out", str(tmp_path / "out"), *FLAGS]
+    monkeypatch.setattr(sys, "argv", ["beside_pytorch", *words])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    beside.main()
+    found = json.loads((tmp_path / "out" / "beside.json").read_text())
+    (ours,), (theirs,) = found["ours"], found["theirs"]
+    assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-9)
+    assert 0.6 < ours["accuracy"] < 0.95
+    assert "sst2 accuracy pytorch" in capsys.readouterr().out
+
+
+def test_a_recipe_that_the_other_side_does_not_know_is_refused(tmp_path):
+    beside = script("beside_pytorch")
+    for flag, value in (("--optimizer-opts.layer-decay", "0.9"), ("--optimizer-opts.name", "LAMB")):
+        settings, _ = load(GlueSettings, [flag, value], "glue")
+        with pytest.raises(SystemExit, match="the PyTorch side knows only"):
+            beside.refuse_other_recipes(settings)
