@@ -1,8 +1,7 @@
-"""How the tool says no: four kinds of mistake, each with its exit code.
+"""The errors of the tool: four kinds, each with its exit code.
 
-A message reads `where (value and origin): what is wrong; what to do`. Whoever raises one of these
-knows the remedy; the door (`cli.py`) prints it to standard error without a traceback and leaves
-with the code. Anything else that escapes is a defect of ours and keeps its traceback.
+`cli.py` prints one to standard error without a traceback and exits with its code. Any other exception that
+escapes is a defect of the tool and keeps its traceback.
 """
 
 import difflib
@@ -11,9 +10,22 @@ from collections.abc import Iterable
 
 
 class BertError(Exception):
-    """A mistake the person at the keyboard can mend."""
+    """A mistake that the user can fix: where it is, what is wrong, and what to do about it.
+
+    `where` names the place and its value: a file, a flag, a field with its origin. Printed as
+    `where: problem; remedy`.
+    """
 
     exit_code = 1
+
+    def __init__(self, where: str, problem: str = "", remedy: str = "") -> None:
+        # All three are `args`, so that an error survives pickling on its way from a child process.
+        super().__init__(where, problem, remedy)
+        self.where, self.problem, self.remedy = where, problem, remedy
+
+    def __str__(self) -> str:
+        message = f"{self.where}: {self.problem}" if self.problem else self.where
+        return f"{message}; {self.remedy}" if self.remedy else message
 
 
 class ConfigError(BertError):

@@ -39,9 +39,10 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
     "errors", "files", "cli", "config", "data", "optim/schedule", "optim/loss_scale", "parallel/cluster",
-    "parallel/tensorflow/schedule", "train/report", "train/trackers", "train/history", "train/summary",
-    "train/progress",     "tasks/look/plan", "tasks/look/runs", "tasks/look/plot", "tasks/look/compare", "tasks/look/machine", "tasks/launch",
-    "tasks/completion", "tasks/bench/sweep", "tasks/bench/flops", "tasks/bench/run", "tasks/bench/data",
+    "parallel/tensorflow/schedule",
+    *(f"train/{name}" for name in ("report", "trackers", "history", "summary", "progress")),
+    *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "compare", "machine")),
+    *(f"tasks/bench/{name}" for name in ("sweep", "flops", "run", "data")), "tasks/launch", "tasks/completion",
 ]  # fmt: skip
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 60
