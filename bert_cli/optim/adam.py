@@ -1,16 +1,16 @@
-"""AdamW and LAMB: one update as a function of arrays, LAMB being AdamW times a trust ratio.
+"""AdamW and LAMB as functions of arrays.
 
-Nothing is remembered here: weight, gradient, moments, step and learning rate come in, the new
-weight and moments go out, in float32 whatever the weight's own format, and the caller stores them.
-The functions are plain `keras.ops`, fit for a `tf.function` with XLA. What a weight is subject to
-(decay, layer adaptation) follows from the last part of its name by a table that must cover every
-weight exactly once. Rounding to a 16-bit format is a separate last act, to the nearest by a cast
-or up and down at random by `round_stochastically`.
+Weight, gradient, moments, step and learning rate come in; the new weight and moments go out; the
+caller stores them. An update has two halves: the update direction, element by element, and its
+application, for which LAMB needs the norms of complete weights. An engine that holds only a part of
+each weight adds up the squared norms between the halves. All arithmetic is float32, whatever the
+format of the weight, in plain `keras.ops` that XLA can compile.
 """
 
+import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,142 +24,191 @@ Array = Any
 KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")
 """Last parts of the names of weights; gamma and beta are LayerNorm's scale and shift."""
 
-NO_WEIGHT_DECAY = ("bias", "beta")
-"""Kinds that do not decay. Google's BERT also exempts gamma: pass ("bias", "beta", "gamma")."""
-
-NO_LAYER_ADAPTATION = ("bias", "beta", "gamma")
-"""Kinds whose trust ratio is 1 under LAMB."""
-
 
 @dataclass(frozen=True)
 class Rule:
-    """What the optimizer does to one weight beyond Adam."""
+    """The options of the optimizer that differ from weight to weight."""
 
     decays: bool
-    """The weight is drawn towards zero by weight_decay_rate."""
+    """Whether weight decay applies."""
     adapts: bool
-    """The move is scaled by LAMB's trust ratio."""
+    """Whether the update is scaled by LAMB's trust ratio."""
     rate: float = 1.0
-    """Share of the learning rate that the weight moves by."""
+    """Factor of the learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
+class Hyperparameters:
     """The numbers of AdamW and LAMB that are the same for all weights and steps."""
 
     beta_1: float = 0.9
-    """Decay of the first moment."""
     beta_2: float = 0.999
-    """Decay of the second moment."""
     epsilon: float = 1e-6
-    """Added to the root of the second moment."""
     weight_decay_rate: float = 0.01
-    """Decoupled decay, a share of the weight per unit of learning rate."""
 
 
-def patterns(
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW or LAMB with the rule of every weight."""
+
+    hyperparameters: Hyperparameters
+    rules: Mapping[str, Rule]
+    seed: int
+    random_bits: Callable[[Array, tuple[int, ...], int], Array] | None = None
+    """(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element
+    `start` on. With it, new weights are rounded to float16 at random; without, to the nearest."""
+
+    def update(
+        self,
+        rule: Rule,
+        weight: Array,
+        gradient: Array,
+        first: Array,
+        second: Array,
+        factor: Array,
+        learning_rate: Array,
+        updates: Array,
+        key: Array,
+    ) -> tuple[Array, Array, Array]:
+        """Return the new weight, first and second moment under a rule that does not adapt.
+
+        Element by element, so that XLA can make it one pass over memory: 28 bytes a weight. The
+        arguments are those of `update_direction` and `apply_update`.
+        """
+        direction, first, second = self.update_direction(
+            rule, weight, gradient, first, second, factor, updates
+        )
+        new = self.apply_update(rule, 0, weight, direction, None, learning_rate, key)
+        return new, first, second
+
+    def update_direction(
+        self,
+        rule: Rule,
+        weight: Array,
+        gradient: Array,
+        first: Array,
+        second: Array,
+        factor: Array,
+        updates: Array,
+    ) -> tuple[Array, Array, Array]:
+        """Return the update direction and the new moments of a weight or a part of it, in float32.
+
+        The gradient is multiplied by `factor` within the moments' own factors: a separate product
+        would be one more array for XLA. `updates` counts the updates made before this one. With m and
+        v corrected for their start at zero, the direction is m / (sqrt(v) + epsilon) +
+        weight_decay_rate * weight (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization",
+        Algorithm 2, with the decay also multiplied by the learning rate, as in PyTorch and Google's BERT).
+        """
+        numbers = self.hyperparameters
+        w = ops.cast(weight, "float32")
+        g = ops.cast(gradient, "float32")
+        t = ops.cast(updates, "float32") + 1.0
+        m = numbers.beta_1 * first + (1.0 - numbers.beta_1) * factor * g
+        v = numbers.beta_2 * second + ops.square(math.sqrt(1.0 - numbers.beta_2) * factor * g)
+        direction = (m / _one_minus_power(numbers.beta_1, t)) / (
+            ops.sqrt(v / _one_minus_power(numbers.beta_2, t)) + numbers.epsilon
+        )
+        if rule.decays:
+            direction = direction + numbers.weight_decay_rate * w
+        return direction, m, v
+
+    def apply_update(
+        self,
+        rule: Rule,
+        start: int,
+        weight: Array,
+        direction: Array,
+        squared_norms: tuple[Array, Array] | None,
+        learning_rate: Array,
+        key: Array,
+    ) -> Array:
+        """Return the new weight, or the part of it that starts at element `start`, in its format.
+
+        `squared_norms` are those of the complete weight and of its complete update direction, None
+        under a rule that does not adapt. `key` is that of the weight and step.
+        """
+        scale = ops.cast(learning_rate, "float32")
+        if rule.rate != 1.0:
+            scale = scale * rule.rate
+        if rule.adapts and squared_norms is not None:
+            scale = scale * trust_ratio(*squared_norms)
+        value = ops.cast(weight, "float32") - scale * direction
+        if self.random_bits is None:
+            return ops.cast(value, weight.dtype)
+        return round_stochastically(value, self.random_bits(key, value.shape, start))
+
+    def weight_id(self, name: str) -> int:
+        """Return a hash of the run's seed and a weight's name: the first half of `key`."""
+        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "little") % 2**31
+
+    @staticmethod
+    def key(weight_id: Array, step: Array) -> Array:
+        """Return int32 [2], from which the random bits of a weight in a step are drawn."""
+        return ops.stack([weight_id, step])
+
+
+def weight_rules(
+    names: Iterable[str],
     optimizer: str,
-    no_weight_decay: Iterable[str] = NO_WEIGHT_DECAY,
-    no_layer_adaptation: Iterable[str] = NO_LAYER_ADAPTATION,
+    *,
+    no_weight_decay: Sequence[str],
+    no_layer_adaptation: Sequence[str],
+    layer_decay: float = 1.0,
 ) -> dict[str, Rule]:
-    """Return the table of name patterns (regular expressions on whole names) to rules.
+    """Return the rule of every weight: it follows from the last part of its name, and its layer.
 
     `optimizer` is "LAMB" or "AdamW"; under AdamW no weight adapts. The two lists hold last parts of
-    names. Raises ConfigError for an optimizer or a kind that does not exist.
+    names. Layer k of L, counted from 0 at the bottom, has `layer_decay` ** (L - k) of the learning
+    rate, the embeddings have `layer_decay` ** (L + 1), and blocks above the encoder have all of it
+    (Howard & Ruder 2018, section 3.2, with the exponents of Clark et al. 2020, ELECTRA). Raises
+    ConfigError for a part that is no kind of weight, and for weights of an unknown kind.
     """
-    if optimizer not in ("LAMB", "AdamW"):
+    lists = {"no_weight_decay": no_weight_decay, "no_layer_adaptation": no_layer_adaptation}
+    for setting, kind in ((setting, kind) for setting, kinds in lists.items() for kind in kinds):
+        if kind not in KINDS:
+            near = nearest(kind, KINDS)
+            raise ConfigError(
+                f"optimizer_opts.{setting} ({kind})",
+                "no weight has a name that ends so",
+                f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}",
+            )
+    names = list(names)
+    unknown = [name for name in names if name.rpartition("/")[2] not in KINDS]
+    if unknown:
         raise ConfigError(
-            f"optimizer_opts.name ({optimizer}): no such optimizer; choose LAMB or AdamW"
+            f"weights ({', '.join(unknown)})",
+            "have names from which weight decay and layer adaptation do not follow",
+            f"end their names in one of {', '.join(KINDS)}",
         )
-    exempt = {
-        "no_weight_decay": tuple(no_weight_decay),
-        "no_layer_adaptation": tuple(no_layer_adaptation),
-    }
-    for setting, kinds in exempt.items():
-        for kind in kinds:
-            if kind not in KINDS:
-                near = nearest(kind, KINDS)
-                hint = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
-                raise ConfigError(
-                    f"optimizer_opts.{setting} ({kind}): no weight's name ends so; {hint}"
-                )
+    layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
+    count = 1 + max(layers.values(), default=-1)
+
+    def below_top(name: str) -> int:
+        if name in layers:
+            return count - layers[name]
+        return count + 1 if name.startswith("emb/") else 0
+
     return {
-        rf"(.*/)?{kind}": Rule(
-            decays=kind not in exempt["no_weight_decay"],
-            adapts=optimizer == "LAMB" and kind not in exempt["no_layer_adaptation"],
+        name: Rule(
+            decays=name.rpartition("/")[2] not in no_weight_decay,
+            adapts=optimizer == "LAMB" and name.rpartition("/")[2] not in no_layer_adaptation,
+            rate=layer_decay ** below_top(name),
         )
-        for kind in KINDS
+        for name in names
     }
-
-
-def assign(names: Iterable[str], table: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Return the rule of every weight; each name must match exactly one pattern of the table.
-
-    Raises ConfigError naming all weights that match none or several.
-    """
-    rules: dict[str, Rule] = {}
-    wrong: list[str] = []
-    for name in names:
-        matching = [pattern for pattern in table if re.fullmatch(pattern, name)]
-        if len(matching) == 1:
-            rules[name] = table[matching[0]]
-        elif matching:
-            wrong.append(f"{name} (matches {' and '.join(matching)})")
-        else:
-            wrong.append(f"{name} (matches nothing)")
-    if wrong:
-        raise ConfigError(
-            f"optimizer patterns ({len(wrong)} weights): every weight needs exactly one pattern "
-            f"for decay and layer adaptation; mend the table or the names of {'; '.join(wrong)}"
-        )
-    return rules
-
-
-def direction(
-    weight: Array,
-    gradient: Array,
-    moment_1: Array,
-    moment_2: Array,
-    step: Array,
-    *,
-    adam: Adam,
-    rule: Rule,
-    factor: Array = 1.0,
-) -> tuple[Array, Array, Array]:
-    """Return (where the weight moves, new first moment, new second moment), all float32.
-
-    Of the gradient times `factor`, which goes into the moments' own factors: a product by itself would
-    be one more array for XLA. Element by element, so a part of a weight gives that part of the result.
-    `step` counts the updates before this one: the first sees 0, and the papers' t is step + 1; it may be
-    a number or a scalar tensor. With m and v corrected for their start at zero, the direction is
-    r = m / (sqrt(v) + epsilon) + weight_decay_rate * weight (Loshchilov & Hutter 2019, "Decoupled
-    Weight Decay Regularization", Algorithm 2, with the learning rate also multiplying the decay, as
-    PyTorch and Google's BERT have it).
-    """
-    w = ops.cast(weight, "float32")
-    g = ops.cast(gradient, "float32")
-    t = ops.cast(step, "float32") + 1.0
-    m = adam.beta_1 * moment_1 + (1.0 - adam.beta_1) * factor * g
-    v = adam.beta_2 * moment_2 + ops.square(math.sqrt(1.0 - adam.beta_2) * factor * g)
-    r = (m / _one_minus_power(adam.beta_1, t)) / (
-        ops.sqrt(v / _one_minus_power(adam.beta_2, t)) + adam.epsilon
-    )
-    if rule.decays:
-        r = r + adam.weight_decay_rate * w
-    return r, m, v
 
 
 def _one_minus_power(beta: float, t: Array) -> Array:
-    # In float32, 1 - 0.999 ** 1 is off by 1.3e-5 of its value; by way of the exact logarithm the
+    # In float32, 1 - 0.999 ** 1 is off by 1.3e-5 of its value; with the logarithm computed exactly the
     # error is that of one rounding.
     return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0
 
 
 def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
-    """Return |weight| / |direction| from the squared norms of a whole weight and of its direction.
+    """Return |weight| / |direction| from the squared norms of both; 1 when either is 0.
 
-    You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the
-    identity. It is 1 when either norm is 0.
+    You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the identity.
     """
     weight_norm, direction_norm = ops.sqrt(weight_squared), ops.sqrt(direction_squared)
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
@@ -168,63 +217,35 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
 
 
 def clip_factor(squared: float, max_norm: float) -> float:
-    """Return what to multiply every gradient with, so that the whole step's norm is <= max_norm.
+    """Return the factor of every gradient that limits the norm of the complete step to `max_norm`.
 
-    `squared` is the squared norm of all gradients of the step, in the units of the loss (divide the
-    loss scale out first). It is 1 below max_norm (Pascanu et al. 2013, "On the difficulty of
-    training recurrent neural networks", Algorithm 1). When a gradient is not finite it is of no use:
-    skip such a step.
+    `squared` is the squared norm of all gradients of the step, with the loss scale divided out
+    (Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", Algorithm 1).
+    It must be finite; skip a step whose gradients are not.
     """
     norm = math.sqrt(squared)
     return 1.0 if norm <= max_norm else max_norm / norm
 
 
-def round_stochastically(value: Array, bits: Array, dtype: str) -> Array:
-    """Round float32 values to "float16" or "bfloat16", up or down at random, right on average.
+def round_stochastically(value: Array, bits: Array) -> Array:
+    """Return float32 values as float16, rounded up or down at random, exact on average.
 
-    `bits` holds uniform uint32 of the value's shape, which decide: the same bits, the same result.
-    Values the format has are kept; finite ones past its largest number become that number; NaN and
-    infinities stay. The chance of the upper neighbour is the share of the gap that lies below the
-    value, in steps of 2**-16 (bfloat16, exact) or 2**-24 (float16). What breaks otherwise: updates
-    of 2**-12 never move a float16 weight of 1 when each is rounded to the nearest.
+    `bits` holds uniform uint32 of the value's shape: the same bits give the same result. Float16 numbers
+    stay; finite values past the largest become the largest; NaN and infinities stay. The probability of
+    the upper neighbour is the fraction of the gap below the value, in steps of 2**-24. Rounded to the
+    nearest, updates of 2**-12 would never change a float16 weight of 1.
     """
-    if dtype not in ROUNDINGS:
-        raise ConfigError(
-            f"stochastic rounding ({dtype}): there is none to this format; "
-            f"choose {' or '.join(ROUNDINGS)}"
-        )
-    rounded = ROUNDINGS[dtype](value, bits)
-    return ops.cast(ops.where(ops.isfinite(value), rounded, value), dtype)
-
-
-def _round_to_bfloat16(value: Array, bits: Array) -> Array:
-    # bfloat16 is the upper half of a float32. Adding 16 random bits carries into that half with a
-    # chance of lower half / 2**16, also from one exponent to the next; then the lower half goes.
-    carried = ops.view(value, "uint32") + ops.bitwise_and(bits, _uint32(0xFFFF))
-    upper = ops.view(ops.bitwise_and(carried, _uint32(0xFFFF0000)), "float32")
-    largest = (2.0 - 2.0**-7) * 2.0**127
-    return ops.clip(upper, -largest, largest)
-
-
-def _round_to_float16(value: Array, bits: Array) -> Array:
-    # Neighbours in float16 stand 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and
-    # products are by powers of two and the remainder has fewer bits than the value: nothing rounds.
+    # Float16 numbers are 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and products are by
+    # powers of two and the remainder has fewer bits than the value, so nothing else rounds.
     size = ops.minimum(ops.absolute(value), 65504.0)
     exponent = ops.view(ops.bitwise_and(ops.view(size, "uint32"), _uint32(0x7F800000)), "float32")
     spacing = ops.maximum(exponent, 2.0**-14) * 2.0**-10
-    whole = ops.floor(size / spacing)
-    chance = size / spacing - whole
+    lower = ops.floor(size / spacing)
+    chance = size / spacing - lower
     draw = ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
-    rounded = (whole + ops.cast(draw < chance, "float32")) * spacing
-    return ops.sign(value) * rounded
+    rounded = ops.sign(value) * ((lower + ops.cast(draw < chance, "float32")) * spacing)
+    return ops.cast(ops.where(ops.isfinite(value), rounded, value), "float16")
 
 
 def _uint32(number: int) -> Array:
     return ops.convert_to_tensor(number, "uint32")
-
-
-ROUNDINGS: dict[str, Callable[[Array, Array], Array]] = {
-    "float16": _round_to_float16,
-    "bfloat16": _round_to_bfloat16,
-}
-"""Format to the function that rounds finite float32 values to numbers of that format."""

@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.config.memory import MOVES_WORTH_COMPILING
-from bert_cli.optim.optimizer import Optimizer, squared_norm
+from bert_cli.optim.adam import Optimizer
 from bert_cli.parallel.tensorflow.alike import traced
 from bert_cli.parallel.tensorflow.collectives import Group
-from bert_cli.parallel.tensorflow.moves import Held, Moves, size_of
+from bert_cli.parallel.tensorflow.moves import Held, Moves, size_of, squared_norm
 from bert_cli.parallel.tensorflow.stage import Stage
 
 
@@ -236,7 +236,7 @@ class DeviceUpdate:
             first, second = self.moments[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
                 along = self.moves.of_rule(
-                    self.optimizer.along, self.optimizer.rules[name], weight
+                    self.optimizer.update_direction, self.optimizer.rules[name], weight
                 )(self._share(weight.read_value()), gradient, first, second, factor, before)
                 squares.append(squared_norm([along]))
             done = [along]
@@ -259,10 +259,10 @@ class DeviceUpdate:
             with tf.device(self.moments[name][0].device):
                 value = self._share(weight.read_value())
                 squared = squared_norm([weight]), squares[order.index(name)]
-                key = self.optimizer.key(self.optimizer.number(name), step)
+                key = self.optimizer.key(self.optimizer.weight_id(name), step)
                 start = self.group.place * self._share_length(name)
                 rule = self.optimizer.rules[name]
-                moved = self.moves.of_rule(self.optimizer.moved, rule, weight, start)
+                moved = self.moves.of_rule(self.optimizer.apply_update, rule, weight, start)
                 shares.append(moved(value, directions[name], squared, rate, key))
         return tf.concat(shares, axis=0)
 

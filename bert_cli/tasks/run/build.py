@@ -16,13 +16,13 @@ from bert_cli.config.schema import OptimizerOpts, TrainSettings
 from bert_cli.data.shards.manifest import versions_of
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_chains
-from bert_cli.optim import adam
+from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.optim.optimizer import Optimizer, decayed_by_layer
 from bert_cli.optim.schedule import learning_rate
 from bert_cli.parallel.tensorflow.collectives import Peers, group_of
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.tensorflow.moves import random_bits
 from bert_cli.parallel.tensorflow.stage import Keeps, Stage, cut
 from bert_cli.parallel.tensorflow.trace import Trace
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, Keeping
@@ -201,17 +201,23 @@ def build_step(
 
 def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Optimizer:
     """The optimizer with the rule of every weight. Raises ConfigError for weights without one."""
-    table = adam.patterns(options.name, options.no_weight_decay, options.no_layer_adaptation)
+    rules = weight_rules(
+        names,
+        options.name,
+        no_weight_decay=options.no_weight_decay,
+        no_layer_adaptation=options.no_layer_adaptation,
+        layer_decay=options.layer_decay,
+    )
     return Optimizer(
-        numbers=adam.Adam(
+        hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
             beta_2=options.beta_2,
             epsilon=options.epsilon,
             weight_decay_rate=options.weight_decay_rate,
         ),
-        rules=decayed_by_layer(adam.assign(names, table), options.layer_decay),
+        rules=rules,
         seed=seed,
-        stochastic_rounding=options.stochastic_rounding,
+        random_bits=random_bits if options.stochastic_rounding else None,
     )
 
 

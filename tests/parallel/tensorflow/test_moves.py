@@ -10,15 +10,14 @@ import pytest
 COUNT_LOOPS = """
 import json, sys
 import tensorflow as tf
-from bert_cli.optim.adam import Adam, Rule
-from bert_cli.optim.optimizer import Optimizer
+from bert_cli.optim.adam import Hyperparameters, Optimizer, Rule
 from bert_cli.parallel.tensorflow.mesh import fuse_results
 from bert_cli.parallel.tensorflow.moves import LARGE, Moves
 
 fuse_results()
-name, adapts = sys.argv[1], sys.argv[1] == "along"
+name, adapts = sys.argv[1], sys.argv[1] == "update_direction"
 rule = Rule(decays=True, adapts=adapts)
-optimizer = Optimizer(numbers=Adam(), rules={"a/kernel": rule}, seed=1)
+optimizer = Optimizer(hyperparameters=Hyperparameters(), rules={"a/kernel": rule}, seed=1)
 moves = Moves(optimizer, device="CPU:0", beside=True, compiled=True)
 held = [tf.Variable(tf.ones([LARGE // 512, 512])) for _ in range(4)]
 told = [tf.constant(1.0), tf.constant(0)]
@@ -33,9 +32,22 @@ print(json.dumps([results.count(whole) for results, _, _ in loops if whole in re
 """
 
 
-@pytest.mark.parametrize("function", ["straight", "along"])
+@pytest.mark.parametrize("function", ["update", "update_direction"])
 def test_a_compiled_move_is_one_loop_with_three_results(function):
     told = subprocess.run(
         [sys.executable, "-c", COUNT_LOOPS, function], capture_output=True, text=True, check=True
     )
     assert json.loads(told.stdout.splitlines()[-1]) == [3]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_squared_norm_of_millions_of_elements_is_exact_to_float32(dtype):
+    import numpy as np
+    import tensorflow as tf
+
+    from bert_cli.parallel.tensorflow.moves import squared_norm
+
+    tensor = tf.cast(tf.random.stateless_normal([3000, 768], [1, 2]) + 1.0, dtype)
+    exact = np.sum(tensor.numpy().astype(np.float64) ** 2)
+    assert float(squared_norm([tensor, tensor])) == pytest.approx(2 * exact, rel=3e-7)
+    assert float(squared_norm([])) == 0.0
