@@ -1,15 +1,17 @@
-"""Write files complete or not at all, read JSON against a type, open lock files, say sizes.
+"""Atomic writes, file locks, JSON files checked against a type, free disk space.
 
-A file that a run left behind may have been edited, cut or replaced: `read_json` validates it against a
-type, so that what is wrong becomes an error with the path and no caller checks fields by hand. A write
-that the system refuses names no file: `naming` adds the path and, on a full disk, the missing bytes.
+Files that a run left behind may have been edited, cut or replaced, so `read_json` validates them
+against a type and its callers need no checks. Every output is written to a partial file and renamed
+when it is complete.
 """
 
 import errno
+import fcntl
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -17,63 +19,83 @@ from typing import Annotated, Any, TextIO, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from bert_cli.errors import BertError
+from bert_cli.errors import BertError, DataError
 
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+SECONDS_BETWEEN_ATTEMPTS = 0.05
 
 
-def _stay_inside(name: str) -> str:
+def _check_inner(name: str) -> str:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError("a file outside the folder is named")
     return name
 
 
-InnerPath = Annotated[str, AfterValidator(_stay_inside)]
-"""The path of a file relative to the folder of the JSON that names it, and inside that folder."""
+InnerPath = Annotated[str, AfterValidator(_check_inner)]
+"""Path of a file inside the folder of the JSON file that names it, relative to that folder."""
+
+
+# --- JSON
 
 
 def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
-    Raises `error`, with the path, what is wrong and `remedy`, for a file that cannot be read, is not
-    UTF-8 or JSON, nests too deeply, or does not match `kind`.
+    Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
+    nests too deeply, or does not match `kind`.
     """
     try:
-        return parse_json(str(path), path.read_bytes(), kind, error, remedy)
+        text = path.read_bytes()
     except OSError as failure:
-        raise error(f"{path}: cannot be read ({failure.strerror}); {remedy}") from failure
+        raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
+    return parse_json(str(path), text, kind, error, remedy)
 
 
 def parse_json(
     source: str, text: bytes, kind: type[Value], error: type[BertError], remedy: str
 ) -> Value:
-    """Return JSON text as a value of `kind`, as `read_json` does; `source` is named in the error."""
+    """Return JSON text as a value of `kind`, as `read_json` does; the error names `source`."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
         value: Value = adapter.validate_json(text)
     except ValidationError as failure:
         first = failure.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise error(f"{source}{f' ({where})' if where else ''}: {first['msg']}; {remedy}") from None
+        field = ".".join(map(str, first["loc"]))
+        raise error(f"{source} ({field})" if field else source, first["msg"], remedy) from None
     return value
 
 
-def open_lock(path: Path) -> TextIO:
-    """Open a lock file for locking, create it if absent, and leave its content as it is.
+def is_stdout(path: Path | None) -> bool:
+    """Return whether a JSON report goes to standard output, which then holds nothing else."""
+    return str(path) == "-"
 
-    Raises OSError for a symbolic link, which would let a lock create or lock a file elsewhere.
+
+def output_json(path: Path, value: JSON) -> None:
+    """Write a JSON report to a file, or print it where the path is `-`.
+
+    Raises DataError when the file cannot be written.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
+    if is_stdout(path):
+        print(json.dumps(value, indent=1, ensure_ascii=False))
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(path, value)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise DataError(f"json ({path})", problem, "choose another file") from error
+
+
+# --- writing
 
 
 @contextmanager
-def naming(path: Path, size: float | None = None) -> Iterator[None]:
-    """Raise an OSError of the block again with a path and, on a full disk, the missing bytes.
+def name_path(path: Path, size: float | None = None) -> Iterator[None]:
+    """Add `path` to an OSError of the block that has none, and on a full disk the missing bytes.
 
-    `size` estimates the bytes that the block writes; the free bytes are those after it has failed.
+    `size` estimates the bytes that the block writes; the free bytes are measured after it failed.
     """
     try:
         yield
@@ -81,34 +103,47 @@ def naming(path: Path, size: float | None = None) -> Iterator[None]:
         reason = error.strerror
         if error.errno in DISK_IS_FULL:
             free, needed = free_bytes(path), round(size or 0)
-            lacks = f"{amount(needed - free)} of the {amount(needed)} to write are missing"
-            lacks = lacks if needed > free else "that is not enough"
-            reason = f"{os.strerror(error.errno)}, {amount(free)} are free and {lacks}"
+            missing = (
+                f"{format_bytes(needed - free)} of the {format_bytes(needed)} to write are missing"
+            )
+            missing = missing if needed > free else "that is not enough"
+            reason = f"{os.strerror(error.errno)}, {format_bytes(free)} are free and {missing}"
         elif error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, reason, str(error.filename or path)) from error
 
 
 @contextmanager
-def written_beside(path: Path, size: float | None = None) -> Iterator[Path]:
-    """Give the path of a partial file to write, which becomes `path` when the block succeeds.
+def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
+    """Yield the path of a partial file, and rename it to `path` when the block succeeds.
 
     Readers of `path` find the old file or the new one, never a part. The partial file is removed when
-    the block fails. Raises OSError with the path; `size` is that of `naming`.
+    the block fails. OSErrors are raised as by `name_path`.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    with naming(path, size):
+    with name_path(path, size):
         try:
             yield partial
-            with partial.open("rb+") as file:
-                os.fsync(file.fileno())
+            fsync_paths([partial])
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
 
 
-def force_to_disk(paths: Iterable[Path]) -> None:
-    """Write files and the entries of folders from the page cache to the disk."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file completely or not at all."""
+    with atomic_file(path, len(data)) as partial:
+        partial.write_bytes(data)
+
+
+def write_json_atomically(path: Path, value: JSON) -> None:
+    """Write an indented JSON file completely or not at all."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode("utf-8"))
+
+
+def fsync_paths(paths: Iterable[Path]) -> None:
+    """Force files and folders from the page cache to the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -117,31 +152,70 @@ def force_to_disk(paths: Iterable[Path]) -> None:
             os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file complete or not at all. Raises OSError with the path and the missing bytes."""
-    with written_beside(path, len(data)) as partial:
-        partial.write_bytes(data)
+# --- locks
 
 
-def write_json_atomically(path: Path, value: JSON) -> None:
-    """Write JSON complete or not at all, indented and in UTF-8. Raises OSError with the path."""
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode("utf-8"))
+def lock_file(path: Path, attempts: int = 1) -> TextIO:
+    """Return a lock file, created if absent, with an exclusive lock that ends when it is closed.
+
+    The lock also ends with the process, even by signal 9. The content is kept. Raises BlockingIOError
+    when another process holds the lock at the last attempt, and OSError for a symbolic link, which
+    could lock a file elsewhere. A network file system without locks raises `LockUnsupportedError`.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
+    try:
+        for left in range(attempts - 1, -1, -1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError:
+                if not left:
+                    raise
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+            except OSError as error:
+                raise LockUnsupportedError(error.errno, error.strerror) from None
+        raise ValueError("attempts must be positive")
+    except BaseException:
+        file.close()
+        raise
+
+
+class LockUnsupportedError(OSError):
+    """The file system has no locks, as some network file systems."""
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file.
+
+    The check itself holds a shared lock for an instant: `attempts` of `lock_file` allow for it.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no such file, or a file system without locks
+    return False
+
+
+# --- disk space
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user may still write on a folder's disk; it need not exist yet."""
+    """Return the bytes that this user may still write on a folder's disk; the folder may be absent."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
-def amount(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return a number of bytes as text: 950 bytes, 12 kB, 3.4 MB, 120 GB."""
     units = ("bytes", "kB", "MB", "GB", "TB")
     value, step = float(size), 0
     while value >= 999.5 and step + 1 < len(units):
         value, step = value / 1000, step + 1
-    exact = step == 0 or value >= 9.95
-    return f"{value:,.0f} {units[step]}" if exact else f"{value:.1f} {units[step]}"
+    is_whole = step == 0 or value >= 9.95
+    return f"{value:,.0f} {units[step]}" if is_whole else f"{value:.1f} {units[step]}"

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from bert_cli.errors import CheckpointError
-from bert_cli.files import naming, open_lock, read_json, write_atomically, written_beside
+from bert_cli.files import atomic_file, lock_file, name_path, read_json, write_atomically
 
 
 class State(BaseModel):
@@ -50,8 +50,8 @@ def test_a_lock_is_not_opened_through_a_symbolic_link_and_keeps_its_content(tmp_
     target.write_text("mine")
     (tmp_path / "lock").symlink_to(target)
     with pytest.raises(OSError, match="symbolic link"):
-        open_lock(tmp_path / "lock")
-    open_lock(target).close()
+        lock_file(tmp_path / "lock")
+    lock_file(target).close()
     assert target.read_text() == "mine"
 
 
@@ -70,20 +70,20 @@ def test_a_file_that_fills_the_disk_leaves_nothing_and_names_path_and_missing_by
 
 def test_a_write_that_is_refused_gets_a_path_and_one_that_has_a_path_keeps_it(tmp_path):
     path = tmp_path / "a"
-    with pytest.raises(OSError, match="read-only") as raised, naming(path):
+    with pytest.raises(OSError, match="read-only") as raised, name_path(path):
         raise OSError(errno.EROFS, "read-only")
     assert raised.value.filename == str(path)
-    with pytest.raises(FileNotFoundError) as raised, naming(path):
+    with pytest.raises(FileNotFoundError) as raised, name_path(path):
         (tmp_path / "absent").read_bytes()
     assert raised.value.filename == str(tmp_path / "absent")
-    with pytest.raises(OSError, match="no errno") as raised, naming(path):
+    with pytest.raises(OSError, match="no errno") as raised, name_path(path):
         raise OSError("no errno")
     assert raised.value.filename is None
 
 
 def test_a_write_that_fails_for_any_reason_leaves_the_old_file_and_no_part(tmp_path):
     write_atomically(tmp_path / "a", b"old")
-    with pytest.raises(ValueError, match="midway"), written_beside(tmp_path / "a") as partial:
+    with pytest.raises(ValueError, match="midway"), atomic_file(tmp_path / "a") as partial:
         partial.write_bytes(b"half")
         raise ValueError("midway")
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]

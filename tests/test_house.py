@@ -38,7 +38,7 @@ LAYERS = {
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
-    "errors", "files", "cli", "config", "data", "optim/schedule", "optim/loss_scale", "parallel/cluster",
+    "errors", "files", "processes", "cli", "config", "data", "optim/schedule", "optim/loss_scale", "parallel/cluster",
     "parallel/tensorflow/schedule",
     *(f"train/{name}" for name in ("report", "trackers", "history", "summary", "progress")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "compare", "machine")),

@@ -22,11 +22,7 @@ from pydantic import (
 from pydantic_settings import CliPositionalArg
 
 from bert_cli.config.mistakes import is_said
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
+from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1)]
 Splitter = Literal["punkt", "sentencex", "lines"]
@@ -164,7 +160,7 @@ class ExtractSettings(ExecutorSettings):
     """A MediaWiki dump: .xml, .xml.bz2, .xml.xz or .xml.gz; or a folder that holds exactly one."""
     out: CliPositionalArg[Path]
     """Folder that receives the text."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes."""
     expand_templates: bool = False
     """Expand templates as far as WikiExtractor can; reads the dump twice and is several times slower."""
@@ -185,7 +181,7 @@ class PreprocessSettings(TextSettings, ExecutorSettings):
     """Folder that receives the sentences."""
     documents: Literal["blank-lines", "files"] = "blank-lines"
     """What ends a document of plain text: a blank line, or only the end of its file."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes."""
     language: str = "english"
     """Language of the sentence splitter, by NLTK's name (english, german, ...)."""
@@ -275,7 +271,7 @@ class TokenizeSettings(TextSettings, ExecutorSettings):
     group_files: int = Field(1, ge=1)
     """How many input files are paired and shuffled together; each group becomes one record file,
     and is what a process holds in memory (51 MB of text: 0.3 GB). A file counts 64 MB at most."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes; the bytes written do not depend on it."""
 
     @model_validator(mode="after")
@@ -316,7 +312,7 @@ class IndexSettings(DataSettings):
     """Vocabulary of records that another tool made (a folder without corpus.json)."""
     check: bool = False
     """Read every record and refuse checksums, lengths and values that a run would refuse."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes."""
 
 
@@ -364,7 +360,7 @@ class DataChainSettings(ExecutorSettings):
     """Drop documents that are nearly equal to an earlier one, as for `bert preprocess`."""
     expand_templates: bool = False
     """Expand templates, as for `bert extract`."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes."""
 
     @model_validator(mode="after")
@@ -391,5 +387,5 @@ class PackSettings(ExecutorSettings):
     """Most sequences in a pack."""
     random_seed: int = Field(12345, ge=0)
     """Which records of a length stand together: same seed and input, same bytes."""
-    processes: Processes = Field(default_factory=_cores)
+    processes: Processes = Field(default_factory=cpu_count)
     """Local processes; the bytes written do not depend on it."""

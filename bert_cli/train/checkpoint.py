@@ -7,17 +7,15 @@ under another name, forced to disk and renamed: what is called step_* is complet
 What cannot be the state of a run (a weight that is not finite, a changed byte) is not saved or loaded.
 """
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +23,16 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.data.shards.checksums import crc32c_of
+from bert_cli.data.shards.checksums import file_crc32c
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import InnerPath, force_to_disk, naming, open_lock, read_json
+from bert_cli.files import (
+    InnerPath,
+    LockUnsupportedError,
+    fsync_paths,
+    lock_file,
+    name_path,
+    read_json,
+)
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.tensorflow.variables import Shares
 from bert_cli.train.best import best_of
@@ -36,8 +41,8 @@ from bert_cli.train.step import State, Value
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 PARTIAL = ".partial_"
-LOOKS = 4
-"""How often a lock is tried again before a run is said to hold it: `bert runs` looks at it too."""
+LOCK_ATTEMPTS = 5
+"""`bert runs` holds the lock for an instant when it checks it."""
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 # Settings that decide the numbers of a run, with the whole numbers of `fixed_settings`. A checkpoint
@@ -113,38 +118,25 @@ def claim(folder: Path) -> Iterator[None]:
     Two runs in one folder would remove each other's checkpoints; a requeued job is how it happens.
     Raises CheckpointError when another process has it, ConfigError when it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(folder / LOCK)
-    except OSError as error:
-        raise ConfigError(
-            f"save_ckpt_path ({error.filename}): cannot be written ({error.strerror}); choose another folder"
-        ) from error
-    with lock:
+    with ExitStack() as stack:
         try:
-            _take(lock)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_file(folder / LOCK, LOCK_ATTEMPTS))
         except BlockingIOError as error:
-            raise CheckpointError(
-                f"save_ckpt_path ({folder}): another process is at work in it; wait for it or choose another folder"
-            ) from error
-        except OSError as error:
-            # A file system without locks (some network ones): nothing can be claimed there.
+            problem, remedy = (
+                "another process is at work in it",
+                "wait for it or choose another folder",
+            )
+            raise CheckpointError(f"save_ckpt_path ({folder})", problem, remedy) from error
+        except LockUnsupportedError as error:
             print(
                 f"save_ckpt_path ({folder}): cannot be locked ({error.strerror}); start one run in it only"
             )
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            where = f"save_ckpt_path ({error.filename})"
+            raise ConfigError(where, problem, "choose another folder") from error
         yield
-
-
-def _take(lock: TextIO) -> None:
-    """Lock a file, or raise what the system says; who only looks holds it for an instant, a run for good."""
-    for again in range(LOOKS, -1, -1):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if not again:
-                raise
-            time.sleep(0.05)
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
@@ -185,7 +177,7 @@ def save(
             )
     partial = folder / f"{PARTIAL}{name_of(state.step)}"
     try:
-        with naming(path, size), _removed_on_failure(partial):
+        with name_path(path, size), _removed_on_failure(partial):
             partial.mkdir(parents=True)
             _write(partial, state, form)
             record = {
@@ -194,12 +186,12 @@ def save(
                 "fixed": fixed,
                 "settings": settings,
                 "versions": versions,
-                "crc32c": {file.name: crc32c_of(file) for file in sorted(partial.iterdir())},
+                "crc32c": {file.name: file_crc32c(file) for file in sorted(partial.iterdir())},
             }
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
-            force_to_disk([*partial.iterdir(), partial])
+            fsync_paths([*partial.iterdir(), partial])
             os.replace(partial, path)
-            force_to_disk([folder])
+            fsync_paths([folder])
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror}); make room or choose another save_ckpt_path, "
@@ -281,7 +273,7 @@ def _older(path: Path) -> str:
 def _refuse_changed_files(path: Path, checksums: Mapping[str, str]) -> None:
     for name, saved in checksums.items():
         try:
-            found = crc32c_of(path / name)
+            found = file_crc32c(path / name)
         except OSError as error:
             found = f"cannot be read: {error.strerror}"
         if found != saved:

@@ -6,7 +6,6 @@ metrics.jsonl that goes back to an earlier step is the run starting again from t
 beyond that step before has not happened.
 """
 
-import fcntl
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
-from bert_cli.files import read_json
+from bert_cli.files import is_locked, read_json
 from bert_cli.train.report import METRICS, read_line
 
 Figures = dict[str, float | None]
@@ -209,18 +208,6 @@ def names_of(runs: Sequence[Run]) -> list[str]:
         if len(set(names)) == len(names) and not all(name.startswith("seed_") for name in names):
             return names
     return [str(run.folder) for run in runs]
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds a lock on a file. Looks for an instant, which `checkpoint.claim` waits out."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # no such file, or a file system without locks
-    return False
 
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Figures]]:

@@ -22,7 +22,7 @@ from bert_cli.config.schema import PretrainSettings
 from bert_cli.data.records.vocab import write_vocabulary
 from bert_cli.data.records.wordpiece import Encoder
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import amount
+from bert_cli.files import format_bytes
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.tensorflow.mesh import open_mesh
@@ -444,8 +444,8 @@ def test_a_full_disk_is_a_message_and_leaves_nothing_that_looks_whole(share, tmp
     message = assert_says_that_the_disk_refused(disk / "run", state, PLAIN)
     size = 3 * state.weights["w"].value.nbytes
     free = room.f_bavail * room.f_frsize
-    lacks = f"{amount(size - free)} of the {amount(size)} to write are missing"
-    told = f"No space left on device, {amount(free)} are free and "
+    lacks = f"{format_bytes(size - free)} of the {format_bytes(size)} to write are missing"
+    told = f"No space left on device, {format_bytes(free)} are free and "
     assert told + (lacks if size > free else "that is not enough") in message
     assert list((disk / "run").iterdir()) == [], "what was written takes no room"
     # Once there is room the same save succeeds.

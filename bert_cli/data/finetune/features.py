@@ -24,7 +24,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.prefetch import check_step, micro_batches, positions_of
 from bert_cli.errors import DataError
-from bert_cli.files import written_beside
+from bert_cli.files import atomic_file
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
 """Places of a batch, unless max_seq_length comes first: more would pad less and trace longer."""
@@ -259,7 +259,7 @@ def cached(
     size = sum(array.nbytes for array in built.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with written_beside(path, size) as partial, partial.open("wb") as output:
+        with atomic_file(path, size) as partial, partial.open("wb") as output:
             np.savez(output, allow_pickle=False, **built)
     except OSError as error:
         raise DataError(

@@ -34,10 +34,10 @@ from bert_cli.data.records.vocab import (
     write_vocabulary,
 )
 from bert_cli.data.shards.checksums import Checksums, checksums
-from bert_cli.data.shards.manifest import Stats, versions_of
-from bert_cli.data.shards.runner import in_threads, summary
+from bert_cli.data.shards.manifest import Stats, package_versions
+from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import write_json_atomically, written_beside
+from bert_cli.files import atomic_file, write_json_atomically
 
 OFFSETS = "corpus.offsets"
 MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
@@ -81,7 +81,7 @@ def run(settings: IndexSettings) -> None:
         from bert_cli.data.records.record_files import RecordFiles  # which needs what is here
 
         files, size = RecordFiles(folder, corpus), sum(path.stat().st_size for path in paths)
-        read += in_threads("check", size, files.check_file, paths, settings.processes)
+        read += run_in_threads("check", size, files.check_file, paths, settings.processes)
         print(f"check: the values of all {corpus['records']:,} records are possible")
     seconds = time.monotonic() - started
     indexed = {path.relative_to(folder).as_posix() for path in stale}
@@ -99,7 +99,7 @@ def run(settings: IndexSettings) -> None:
             "counts": whole.counts(),
             "seconds": round(seconds, 3),
             "mb_per_second": round(read / 1e6 / max(seconds, 1e-9), 3),
-            "versions": versions_of(["numpy", "google-crc32c"]),
+            "versions": package_versions(["numpy", "google-crc32c"]),
             "notes": [],
             "shards": [file | {"indexed": file["name"] in indexed} for file in corpus["files"]],
         },
@@ -161,7 +161,7 @@ def write_index(path: Path) -> int:
     """
     size = path.stat().st_size
     with (
-        written_beside(path.with_suffix(".index"), INDEX_SHARE * size) as partial,
+        atomic_file(path.with_suffix(".index"), INDEX_SHARE * size) as partial,
         partial.open("wb", buffering=1 << 18) as out,
     ):
         for offset, length in _frames(path, size):
@@ -200,7 +200,7 @@ def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
 def _write_indexes(stale: list[Path], processes: int) -> int:
     # Threads: the time goes into reading, which other threads do not wait for.
     size = sum(path.stat().st_size for path in stale)
-    return in_threads("index", size, write_index, stale, processes)
+    return run_in_threads("index", size, write_index, stale, processes)
 
 
 def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     files: list[dict[str, Any]] = []
     hashes: list[str] = []
     with (
-        written_beside(folder / OFFSETS, OFFSETS_SHARE * size) as partial,
+        atomic_file(folder / OFFSETS, OFFSETS_SHARE * size) as partial,
         partial.open("wb") as out,
     ):
         for path in paths:

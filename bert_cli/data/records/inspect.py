@@ -22,12 +22,12 @@ from bert_cli.config.look import InspectSettings
 from bert_cli.config.mistakes import is_said
 from bert_cli.data.records.statistics import Batch, Tally, labels_of, unmasked, words_of
 from bert_cli.data.records.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
-from bert_cli.data.shards.manifest import MANIFEST, give_json, is_printed, read_manifest
+from bert_cli.data.shards.manifest import MANIFEST, read_manifest
 from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import BLOCK, Reader
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import amount
+from bert_cli.files import format_bytes, is_stdout, output_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,8 +85,8 @@ def run(settings: InspectSettings) -> None:
             "lengths": {str(length): tally.lengths[length] for length in sorted(tally.lengths)},
             "warnings": [hurt._asdict() for hurt in hurts],
         }
-        give_json(settings.json_file, told)
-        if is_printed(settings.json_file):
+        output_json(settings.json_file, told)
+        if is_stdout(settings.json_file):
             return
     console = terminal.console()
     say = partial(console.print, soft_wrap=True)
@@ -250,7 +250,7 @@ def _heading(settings: InspectSettings, figures: Mapping[str, Any], number: int)
     read = "all of them" if number == records else f"a sample of {number:,}, drawn all over it"
     return (
         f"{settings.folder}: {records:,} {figures['format']} records of {figures['sequence_length']} places in "
-        f"{files:,} file{'' if files == 1 else 's'}, {amount(figures['bytes'])}, vocabulary of "
+        f"{files:,} file{'' if files == 1 else 's'}, {format_bytes(figures['bytes'])}, vocabulary of "
         f"{figures['vocab_size']:,} words\nread: {read} (seed {settings.seed})"
     )
 

@@ -25,7 +25,7 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.index import OFFSETS
 from bert_cli.data.records.tfrecord import read_payload, read_payloads
-from bert_cli.data.shards.checksums import crc32c_of
+from bert_cli.data.shards.checksums import file_crc32c
 from bert_cli.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -212,7 +212,7 @@ class RecordFiles:
         """
         for beside in self.corpus.get("beside", []):
             path = self.folder / beside["name"]
-            found = crc32c_of(path) if path.exists() and path.name != OFFSETS else None
+            found = file_crc32c(path) if path.exists() and path.name != OFFSETS else None
             if path.name != OFFSETS and found != beside["crc32c"]:
                 wrong = "missing" if found is None else f"checksum {found}"
                 raise DataError(

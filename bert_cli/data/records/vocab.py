@@ -27,10 +27,10 @@ from bert_cli.config.schema import BertConfig
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.shards.manifest import (
     MANIFEST,
-    Ledger,
+    OutputFolder,
     Shard,
     Stats,
-    claim,
+    open_output,
 )
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_pieces
@@ -256,17 +256,17 @@ def run(settings: VocabSettings) -> None:
     """
     kept = settings.model_dump(include={"size", "cased", "min_frequency"})
     kept |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
-    with claim(settings.out, "vocab", kept, ["tokenizers"]) as ledger:
-        _run(settings, ledger)
+    with open_output(settings.out, "vocab", kept, ["tokenizers"]) as output:
+        _run(settings, output)
 
 
-def _run(settings: VocabSettings, ledger: Ledger) -> None:
+def _run(settings: VocabSettings, output: OutputFolder) -> None:
     started = monotonic()
     reading = Reading(settings.input_format, settings.text_field)
     parts, notes = recognise_all(settings.input, reading)
     refuse_without_effect(parts, settings.model_fields_set)
     shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
-    if ledger.is_whole(shard) and (settings.out / MANIFEST).exists():
+    if output.is_complete(shard) and (settings.out / MANIFEST).exists():
         print(f"vocab: {settings.out / VOCAB_FILE} is here, made so of this text (nothing to do)")
         return
     size = sum(part.size for part in parts)
@@ -274,23 +274,23 @@ def _run(settings: VocabSettings, ledger: Ledger) -> None:
     with Progress("vocab", None if packed else 2 * size) as bar:  # the text is read twice
         pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
     data = "".join(piece + "\n" for piece in pieces).encode()
-    fresh = ledger.room(shard) / "out"
+    fresh = output.work_folder(shard) / "out"
     fresh.mkdir(parents=True)
     write_vocabulary(fresh, data, cased=settings.cased)
     seconds = monotonic() - started
     stats = Stats(
         sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
     )
-    ledger.commit(shard, stats)
+    output.commit(shard, stats)
     write_json_atomically(
         settings.out / MANIFEST,
         {
             "step": "vocab",
-            "settings": ledger.settings,
+            "settings": output.settings,
             "counts": stats.counts(),
             "seconds": round(seconds, 3),
             "mb_per_second": round(size / 1e6 / seconds, 3),
-            "versions": ledger.versions,
+            "versions": output.versions,
             "notes": notes,
         },
     )

@@ -21,7 +21,7 @@ PIECE = 1 << 20  # the fastest of 64 kB to 16 MB
 THREADS = 4  # for disks that answer several at once
 
 
-def crc32c_of(path: Path) -> str:
+def file_crc32c(path: Path) -> str:
     """The crc32c of a file's bytes, eight hexadecimal digits."""
     checksum = google_crc32c.Checksum()
     with path.open("rb", buffering=0) as file:
@@ -42,7 +42,7 @@ def checksums(
         path = folder / name
         size = path.stat().st_size
         crc = before.of(path, name) if before else None
-        return {"name": name, "bytes": size, "crc32c": crc or crc32c_of(path)}
+        return {"name": name, "bytes": size, "crc32c": crc or file_crc32c(path)}
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(check, names))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_cli.data.shards.dask_worker import ChildDiedError, Job, appears, do_shard, end_children
-from bert_cli.data.shards.manifest import Ledger, Shard, Stats
+from bert_cli.data.shards.manifest import OutputFolder, Shard, Stats
 from bert_cli.data.shards.runner import Convert, Result, prepare_shard
 from bert_cli.errors import ConfigError, DataError, needs_extra
 
@@ -44,7 +44,7 @@ class Flight:
 
 
 def on_cluster(
-    ledger: Ledger, shards: Iterable[Shard], convert: Convert, scheduler: str
+    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert, scheduler: str
 ) -> Generator[Result, None, None]:
     """Yield each shard when it is finished, with its counts; None where it was whole before.
 
@@ -56,7 +56,7 @@ def on_cluster(
     try:
         function = _pickled(convert)
         for shard in shards:
-            if ledger.is_whole(shard):
+            if ledger.is_complete(shard):
                 yield shard, None
                 continue
             job = _job(ledger, shard, function, run)
@@ -128,8 +128,8 @@ def _pickled(convert: Convert) -> bytes:
     return data
 
 
-def _job(ledger: Ledger, shard: Shard, function: bytes, run: str) -> Job:
-    room = ledger.room(shard).absolute()
+def _job(ledger: OutputFolder, shard: Shard, function: bytes, run: str) -> Job:
+    room = ledger.work_folder(shard).absolute()
     inputs = prepare_shard(ledger, shard)
     room.mkdir(parents=True, exist_ok=True)
     return Job(
@@ -153,7 +153,7 @@ def _threads(client: "Client") -> int:
     return sum(client.nthreads().values())
 
 
-def _landed(client: "Client", ledger: Ledger, flying: dict[Any, Flight]) -> Iterator[Result]:
+def _landed(client: "Client", ledger: OutputFolder, flying: dict[Any, Flight]) -> Iterator[Result]:
     """Wait until a shard or more are finished; hand them over, try again what a killed child had."""
     for future in _wait(client, ledger.step, list(flying)):
         flight = flying[future]
@@ -186,7 +186,7 @@ def _wait(client: "Client", step: str, futures: list["Future"]) -> "set[Future]"
                 print(f"{step}: the scheduler has no workers; waiting for some", file=sys.stderr)
 
 
-def _bring_home(ledger: Ledger, flight: Flight, future: "Future") -> Stats:
+def _bring_home(ledger: OutputFolder, flight: Flight, future: "Future") -> Stats:
     """Put the files of a finished shard where the ledger looks for them."""
     from distributed import KilledWorker
 
@@ -206,7 +206,7 @@ def _bring_home(ledger: Ledger, flight: Flight, future: "Future") -> Stats:
     return stats
 
 
-def _deadly(ledger: Ledger, flight: Flight, deaths: int, last: str) -> DataError:
+def _deadly(ledger: OutputFolder, flight: Flight, deaths: int, last: str) -> DataError:
     return DataError(
         f"{ledger.step} ({flight.job.name}): {deaths} workers were killed while they had this shard "
         f"(the last: {last}), most often for want of memory; give the workers more memory or fewer "
@@ -214,7 +214,7 @@ def _deadly(ledger: Ledger, flight: Flight, deaths: int, last: str) -> DataError
     )
 
 
-def _lost(ledger: Ledger, scheduler: str, error: BaseException) -> DataError:
+def _lost(ledger: OutputFolder, scheduler: str, error: BaseException) -> DataError:
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
         f"{ledger.step} (scheduler {scheduler}): was lost ({told}); start it and its workers and run "

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from uuid import uuid4
 
-from bert_cli.data.shards.manifest import Stats, versions_of
+from bert_cli.data.shards.manifest import Stats, package_versions
 from bert_cli.data.shards.runner import convert_shard, die_with_parent
 from bert_cli.errors import BertError, DataError
 
@@ -160,7 +160,7 @@ def _here() -> str:
 
 
 def _check(job: Job) -> None:
-    ours = versions_of([name for name in job.versions if name not in ("bert_cli", "python")])
+    ours = package_versions([name for name in job.versions if name not in ("bert_cli", "python")])
     # Another Python of the same line writes the same bytes.
     others = [f"{n} {ours[n]}, not {v}" for n, v in job.versions.items() if ours[n] != v]
     others = [text for text in others if not text.startswith("python ")]

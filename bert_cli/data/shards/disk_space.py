@@ -8,10 +8,10 @@ no promise and a quota is not seen: a step may still find the disk full.
 from pathlib import Path
 
 from bert_cli.errors import DataError
-from bert_cli.files import amount, free_bytes
+from bert_cli.files import format_bytes, free_bytes
 
 
-def disk_plan(
+def plan_disk_space(
     step: str, count: int | None, to_write: int, there: int, out: Path, of: str = "shard"
 ) -> str:
     """Return the plan of a step in one line: shards, bytes it will still write, bytes free in OUT.
@@ -23,11 +23,11 @@ def disk_plan(
     free = free_bytes(out)
     if to_write > free:
         raise DataError(
-            f"out ({out}): {step} is to write about {amount(to_write)} and {amount(free)} are free "
+            f"out ({out}): {step} is to write about {format_bytes(to_write)} and {format_bytes(free)} are free "
             "there; make room or choose a folder on another disk"
         )
     parts = [] if count is None else [f"{count:,} {of}{'' if count == 1 else 's'}"]
-    rest = "nothing" if to_write == 0 else f"about {amount(to_write)}"
-    before = f" ({amount(there)} are there)" if there else ""
-    parts += [f"{rest} to write{before}", f"{amount(free)} free in {out}"]
+    rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
+    before = f" ({format_bytes(there)} are there)" if there else ""
+    parts += [f"{rest} to write{before}", f"{format_bytes(free)} free in {out}"]
     return f"{step}: plan: {', '.join(parts)}"

@@ -6,14 +6,13 @@ with which settings, by which versions. A folder with markers and no manifest is
 A folder belongs to one step, one set of settings and one set of inputs; others are refused.
 """
 
-import fcntl
 import json
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +24,14 @@ from pydantic import BaseModel
 from bert_cli import __version__
 from bert_cli.config.commands import COMMANDS
 from bert_cli.errors import DataError
-from bert_cli.files import JSON, InnerPath, open_lock, read_json, write_json_atomically
+from bert_cli.files import (
+    JSON,
+    InnerPath,
+    LockUnsupportedError,
+    lock_file,
+    read_json,
+    write_json_atomically,
+)
 
 Manifest = dict[str, Any]
 
@@ -110,8 +116,8 @@ class Shard:
     weight: int | None = None
 
 
-class Ledger:
-    """The markers of one output folder. Open it with `claim`, which keeps other processes out."""
+class OutputFolder:
+    """The markers of one output folder. Open it with `open_output`, which keeps other processes out."""
 
     def __init__(
         self, out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
@@ -121,7 +127,7 @@ class Ledger:
         # What is removed to begin anew: a hidden folder is part of the step whose OUT it lies in.
         self.whole = out.parent if out.name.startswith(".") else out
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
-        self.versions = versions_of(packages)
+        self.versions = package_versions(packages)
         self.order: dict[str, int] = {}
         self.known: dict[str, Marker] = {}  # of the complete shards
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -150,7 +156,7 @@ class Ledger:
     def _markers(self) -> Iterator[Path]:
         return self.done.rglob("*.shard")
 
-    def whole_before(self) -> tuple[int, int]:
+    def completed(self) -> tuple[int, int]:
         """Number of the shards that earlier runs left whole, and the bytes they wrote."""
         sizes = [self._read(path).stats.bytes_out for path in self._markers()]
         return len(sizes), sum(sizes)
@@ -161,11 +167,11 @@ class Ledger:
     def _marker(self, shard: Shard) -> Path:
         return self.done / f"{shard.output.as_posix()}.shard"
 
-    def room(self, shard: Shard) -> Path:
+    def work_folder(self, shard: Shard) -> Path:
         """Name the shard's private folder: `in` for prepared inputs, `out` for the results."""
         return self.partial / shard.output.as_posix().replace("/", "+")
 
-    def is_whole(self, shard: Shard) -> bool:
+    def is_complete(self, shard: Shard) -> bool:
         """Whether the shard is finished; DataError if it was made from other inputs than these."""
         name, target, marker = shard.output.as_posix(), self.out / shard.output, self._marker(shard)
         if name in self.order:
@@ -199,7 +205,9 @@ class Ledger:
             old.unlink(missing_ok=True)
         for folder in (target.parent, marker.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        made = sorted((self.room(shard) / "out").iterdir(), key=lambda p: p.name == target.name)
+        made = sorted(
+            (self.work_folder(shard) / "out").iterdir(), key=lambda p: p.name == target.name
+        )
         for path in made:
             os.replace(path, target.with_name(path.name))
         entry = Marker(
@@ -212,7 +220,7 @@ class Ledger:
         write_json_atomically(marker, entry.model_dump(mode="json"))
         self.known[shard.output.as_posix()] = entry
         # A worker of a cluster that was given up for dead may still write in there.
-        shutil.rmtree(self.room(shard), ignore_errors=True)
+        shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
     def close(
         self,
@@ -265,26 +273,27 @@ class Ledger:
 
 
 @contextmanager
-def claim(
+def open_output(
     out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
-) -> Iterator[Ledger]:
-    """Open the ledger of OUT for this process alone; the claim ends with the process, however.
+) -> Iterator[OutputFolder]:
+    """Open the ledger of OUT for this process alone; the open_output ends with the process, however.
 
     Some network file systems have no locks: there it is said in one line that nobody keeps a second
-    process out. Raises DataError while another process has the claim.
+    process out. Raises DataError while another process has the open_output.
     """
     (out / ".done").mkdir(parents=True, exist_ok=True)
-    with open_lock(out / ".done" / "lock") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(lock_file(out / ".done" / "lock"))
         except BlockingIOError:
-            raise DataError(f"out ({out}): another process is at work in it; wait for it") from None
-        except OSError as error:
+            problem = "another process is at work in it"
+            raise DataError(f"out ({out})", problem, "wait for it") from None
+        except LockUnsupportedError as error:
             print(
                 f"{step}: {out} cannot be locked ({error.strerror}); let no other process work in it",
                 file=sys.stderr,
             )
-        ledger = Ledger(out, step, settings, packages)
+        ledger = OutputFolder(out, step, settings, packages)
         try:
             yield ledger
         finally:
@@ -357,29 +366,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest.model_dump(exclude_unset=True)
 
 
-def is_printed(path: Path | None) -> bool:
-    """Whether JSON goes to standard output, alone: its place is `-`."""
-    return str(path) == "-"
-
-
-def give_json(path: Path, value: JSON) -> None:
-    """Write JSON to a file, or print it where the path is `-`.
-
-    Raises DataError for a place that cannot be written.
-    """
-    if is_printed(path):
-        print(json.dumps(value, indent=1, ensure_ascii=False))
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(path, value)
-    except OSError as error:
-        raise DataError(
-            f"json ({path}): cannot be written ({error.strerror}); choose another file"
-        ) from error
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
     """Versions of Python, of this package and of the parts named."""
     found = {"bert_cli": __version__, "python": platform.python_version()}
     for package in packages:

@@ -32,22 +32,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bert_cli.data.shards.disk_space import disk_plan
+from bert_cli.data.shards.disk_space import plan_disk_space
 from bert_cli.data.shards.manifest import (
     COUNTS,
-    Ledger,
     Manifest,
+    OutputFolder,
     Shard,
     Stats,
-    claim,
+    open_output,
 )
 from bert_cli.errors import DataError
-from bert_cli.files import JSON, naming
+from bert_cli.files import JSON, name_path
 
 Item = TypeVar("Item")
 Convert = Callable[[tuple[Path, ...], Path], Stats]
 Result = tuple[Shard, Stats | None]  # None: the shard was whole before
-Executor = Callable[[Ledger, Iterable[Shard], Convert], Generator[Result, None, None]]
+Executor = Callable[[OutputFolder, Iterable[Shard], Convert], Generator[Result, None, None]]
 
 PROGRAMS: set[int] = set()
 """Process groups of programs that a shard's function started: they die with its worker."""
@@ -90,7 +90,7 @@ def run_shards(
         total = sum(map(_weight, shards))
     started = time.monotonic()
     fresh, skipped, finished = Stats(), 0, 0
-    with claim(out, step, settings, versions) as ledger:
+    with open_output(out, step, settings, versions) as ledger:
         left = _say_plan(ledger, shards, needs)
         work = _executor(processes, own_process, scheduler)(ledger, shards, convert)
         try:
@@ -105,7 +105,7 @@ def run_shards(
                     bar.advance(_weight(shard))
         except OSError as error:
             shutil.rmtree(ledger.partial, ignore_errors=True)  # and its room is free again
-            with naming(out, left):
+            with name_path(out, left):
                 raise error
         except KeyboardInterrupt:
             raise _interrupted(step, finished) from None
@@ -155,14 +155,14 @@ def _executor(processes: int, own_process: bool, scheduler: str | None) -> Execu
     return _in_this_process
 
 
-def _say_plan(ledger: Ledger, shards: Iterable[Shard], needs: int | None) -> int:
+def _say_plan(ledger: OutputFolder, shards: Iterable[Shard], needs: int | None) -> int:
     """Print the disk plan of a step, from its estimate and its markers; return the bytes to write."""
     if needs is None:
         return 0
-    whole, written = ledger.whole_before()
+    whole, written = ledger.completed()
     count = len(shards) if isinstance(shards, Sequence) else None
     to_write = 0 if whole == count else max(0, needs - written)
-    print(disk_plan(ledger.step, count, to_write, written, ledger.out), flush=True)
+    print(plan_disk_space(ledger.step, count, to_write, written, ledger.out), flush=True)
     return to_write
 
 
@@ -172,11 +172,11 @@ def _weight(shard: Shard) -> int:
     return sum(path.stat().st_size for path in shard.inputs)
 
 
-def prepare_shard(ledger: Ledger, shard: Shard) -> tuple[Path, ...]:
+def prepare_shard(ledger: OutputFolder, shard: Shard) -> tuple[Path, ...]:
     """Write what a shard's work is to read, where it has to be written; return the inputs."""
     if shard.prepare is None:
         return shard.inputs
-    room = ledger.room(shard) / "in"
+    room = ledger.work_folder(shard) / "in"
     room.mkdir(parents=True)
     return shard.prepare(room)
 
@@ -200,18 +200,18 @@ def convert_shard(convert: Convert, inputs: tuple[Path, ...], room: Path, name: 
 
 
 def _in_this_process(
-    ledger: Ledger, shards: Iterable[Shard], convert: Convert
+    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert
 ) -> Generator[Result, None, None]:
     for shard in shards:
-        if ledger.is_whole(shard):
+        if ledger.is_complete(shard):
             yield shard, None
             continue
         inputs = prepare_shard(ledger, shard)
-        yield shard, convert_shard(convert, inputs, ledger.room(shard), shard.output.name)
+        yield shard, convert_shard(convert, inputs, ledger.work_folder(shard), shard.output.name)
 
 
 def _in_workers(
-    ledger: Ledger, shards: Iterable[Shard], convert: Convert, processes: int
+    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert, processes: int
 ) -> Generator[Result, None, None]:
     context = get_context("spawn")  # a forked copy of a process with threads may hang
     watched, held = context.Pipe(duplex=False)
@@ -219,10 +219,10 @@ def _in_workers(
     flying: dict[Future[Stats], Shard] = {}
     try:
         for shard in shards:
-            if ledger.is_whole(shard):
+            if ledger.is_complete(shard):
                 yield shard, None
                 continue
-            inputs, room = prepare_shard(ledger, shard), ledger.room(shard)
+            inputs, room = prepare_shard(ledger, shard), ledger.work_folder(shard)
             flying[pool.submit(convert_shard, convert, inputs, room, shard.output.name)] = shard
             while len(flying) >= 2 * processes:
                 yield from _landed(flying)
@@ -230,7 +230,7 @@ def _in_workers(
             yield from _landed(flying)
         pool.shutdown()
     except BrokenProcessPool:
-        begun = [s for s in flying.values() if (ledger.room(s) / "out").exists()]
+        begun = [s for s in flying.values() if (ledger.work_folder(s) / "out").exists()]
         names = ", ".join(shard.output.as_posix() for shard in begun) or "before the first shard"
         raise DataError(
             f"{ledger.step} ({names}): a worker process was killed, most often for want of memory; "
@@ -268,7 +268,7 @@ def die_with_parent(watched: Connection) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def in_threads(
+def run_in_threads(
     step: str, size: int, work: Callable[[Item], int], items: Sequence[Item], threads: int
 ) -> int:
     """Do something with every item, drawn as progress through `size` bytes; return the bytes it made.

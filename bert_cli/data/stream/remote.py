@@ -8,13 +8,12 @@ since is fetched again, as far as sizes and small files tell; and of several pro
 fetches while the others wait. Any address that fsspec knows will do; credentials are its backends' affair.
 """
 
-import fcntl
 import hashlib
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,17 @@ from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, parse_corpus
 from bert_cli.data.records.index import OFFSETS
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
 from bert_cli.data.records.vocab import VOCAB_FILE
-from bert_cli.data.shards.checksums import crc32c_of
-from bert_cli.data.shards.disk_space import disk_plan
-from bert_cli.data.shards.runner import in_threads
+from bert_cli.data.shards.checksums import file_crc32c
+from bert_cli.data.shards.disk_space import plan_disk_space
+from bert_cli.data.shards.runner import run_in_threads
 from bert_cli.errors import BertError, ConfigError, DataError, needs_extra
-from bert_cli.files import DISK_IS_FULL, open_lock, write_atomically, written_beside
+from bert_cli.files import (
+    DISK_IS_FULL,
+    LockUnsupportedError,
+    atomic_file,
+    lock_file,
+    write_atomically,
+)
 
 BACKENDS = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs",
@@ -75,8 +80,8 @@ def local_copy(url: str, cache: Path) -> Path:
         _say(remote.url, corpus, folder, place)
         there = sum(item.bytes or 0 for item in wanted if item not in missing)
         to_fetch = sum(item.bytes or 0 for item in missing)
-        print(disk_plan("fetch", len(missing), to_fetch, there, folder, "file"), flush=True)
-        in_threads("fetch", to_fetch, partial(_fetch, remote, folder), missing, AT_ONCE)
+        print(plan_disk_space("fetch", len(missing), to_fetch, there, folder, "file"), flush=True)
+        run_in_threads("fetch", to_fetch, partial(_fetch, remote, folder), missing, AT_ONCE)
         write_atomically(folder / CORPUS, text)
     return folder
 
@@ -175,7 +180,7 @@ def _missing(wanted: list[Wanted], folder: Path) -> list[Wanted]:
         try:
             if item.bytes not in (None, path.stat().st_size):
                 return False
-            return not item.is_compared or crc32c_of(path) == item.crc32c
+            return not item.is_compared or file_crc32c(path) == item.crc32c
         except FileNotFoundError:
             return False
 
@@ -189,7 +194,7 @@ def _fetch(remote: Remote, folder: Path, item: Wanted) -> int:
     trouble: DataError | None = None
     for _ in range(TRIES):
         try:
-            with written_beside(target, item.bytes) as partial:
+            with atomic_file(target, item.bytes) as partial:
                 remote.fetch(item.name, partial)
                 _verify(partial, item, f"{remote.url}/{item.name}")
             return target.stat().st_size
@@ -206,7 +211,7 @@ def _fetch(remote: Remote, folder: Path, item: Wanted) -> int:
 def _verify(path: Path, item: Wanted, where: str) -> None:
     size = path.stat().st_size
     wrong = f"has {size} bytes, not {item.bytes}" if item.bytes not in (None, size) else ""
-    if not wrong and item.crc32c is not None and (found := crc32c_of(path)) != item.crc32c:
+    if not wrong and item.crc32c is not None and (found := file_crc32c(path)) != item.crc32c:
         wrong = f"has the checksum {found}, not {item.crc32c}"
     if wrong:
         raise DataError(
@@ -234,24 +239,23 @@ def _claim(folder: Path) -> Iterator[None]:
 
     Where the file system has no locks all of them fetch, each beside the others: slower, no less safe.
     """
-    with open_lock(folder / COPY_LOCK) as lock:
-        told = False
+    with ExitStack() as stack:
+        is_waiting = False
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not told:
-                    print(f"fetch: another process fetches to {folder}; waiting", file=sys.stderr)
-                told = True
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                continue
-            except OSError as error:
-                print(f"fetch: {folder} cannot be locked ({error.strerror})", file=sys.stderr)
-            else:
+                stack.enter_context(lock_file(folder / COPY_LOCK))
                 for part in folder.rglob(".*.part"):
                     with suppress(FileNotFoundError):
                         part.unlink()
-            break
+                break
+            except BlockingIOError:
+                if not is_waiting:
+                    print(f"fetch: another process fetches to {folder}; waiting", file=sys.stderr)
+                is_waiting = True
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+            except LockUnsupportedError as error:
+                print(f"fetch: {folder} cannot be locked ({error.strerror})", file=sys.stderr)
+                break
         yield
 
 

@@ -23,15 +23,15 @@ from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data.shards.manifest import (
     MANIFEST,
-    Ledger,
     Manifest,
+    OutputFolder,
     Stats,
-    claim,
+    open_output,
     read_manifest,
 )
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import naming, read_json, write_atomically, write_json_atomically
+from bert_cli.files import name_path, read_json, write_atomically, write_json_atomically
 
 if TYPE_CHECKING:
     import httpx
@@ -93,12 +93,12 @@ def run(settings: DownloadSettings) -> None:
     packages = [] if settings.sample else ["httpx"]
     asked = {name: getattr(settings, name) for name in ("language", "date", "mirror", "sample")}
     settings.out.mkdir(parents=True, exist_ok=True)
-    with claim(settings.out, "download", asked, packages) as ledger:
+    with open_output(settings.out, "download", asked, packages) as output:
         try:
             if settings.sample:
-                _copy_sample(settings, ledger)
+                _copy_sample(settings, output)
             else:
-                _download(settings, ledger)
+                _download(settings, output)
         except KeyboardInterrupt:
             print("download: interrupted; the same command continues", file=sys.stderr)
             raise SystemExit(130) from None
@@ -115,7 +115,7 @@ def sample_dump() -> Path:
     raise DataError(f"sample ({places[0]}): is missing; install the package again")
 
 
-def _copy_sample(settings: DownloadSettings, ledger: Ledger) -> None:
+def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
     useless = settings.model_fields_set & {"language", "date", "mirror"}
     if useless:
         raise ConfigError(
@@ -124,10 +124,10 @@ def _copy_sample(settings: DownloadSettings, ledger: Ledger) -> None:
     source, started = sample_dump(), time.monotonic()
     target = settings.out / source.name
     write_atomically(target, source.read_bytes())
-    _conclude(ledger, target, _sha1(target), source.as_posix(), target.stat().st_size, started)
+    _conclude(output, target, _sha1(target), source.as_posix(), target.stat().st_size, started)
 
 
-def _download(settings: DownloadSettings, ledger: Ledger) -> None:
+def _download(settings: DownloadSettings, output: OutputFolder) -> None:
     import httpx
 
     started = time.monotonic()
@@ -138,7 +138,7 @@ def _download(settings: DownloadSettings, ledger: Ledger) -> None:
     with httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
         listed = _listed(client, mirror, wiki, settings.date)
         target = settings.out / listed.name
-        if _is_here(ledger, target, listed, started):
+        if _is_here(output, target, listed, started):
             return
         date = listed.name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
         url = f"{mirror}/{wiki}/{date}/{listed.name}"
@@ -160,7 +160,7 @@ def _download(settings: DownloadSettings, ledger: Ledger) -> None:
                 )
         os.replace(part, target)
         _forget(part)
-    _conclude(ledger, target, sha1, url, transfer.received, started)
+    _conclude(output, target, sha1, url, transfer.received, started)
 
 
 def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> Listed:
@@ -178,11 +178,11 @@ def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> Listed
     return Listed(found[2], found[1])
 
 
-def _is_here(ledger: Ledger, target: Path, listed: Listed, started: float) -> bool:
+def _is_here(output: OutputFolder, target: Path, listed: Listed, started: float) -> bool:
     if not target.exists():
         return False
     with suppress(DataError):
-        manifest = read_manifest(ledger.out)
+        manifest = read_manifest(output.out)
         if manifest.get("sha1") == listed.sha1 and manifest["counts"]["bytes_out"] == _size(target):
             print(f"download: {target} is here and verified (nothing to do)")
             return True
@@ -191,7 +191,7 @@ def _is_here(ledger: Ledger, target: Path, listed: Listed, started: float) -> bo
             f"download ({target}): is there, but its SHA-1 is not the listed {listed.sha1}; "
             "remove it and run the command again"
         )
-    _conclude(ledger, target, listed.sha1, "", 0, started)
+    _conclude(output, target, listed.sha1, "", 0, started)
     return True
 
 
@@ -232,7 +232,7 @@ class _Transfer:
             bar.total = version.length
             _check_disk(self.part, (version.length or 0) - have, self.url)
             left = (version.length or 0) - have
-            with naming(self.part, left), open(self.part, "ab") as file:
+            with name_path(self.part, left), open(self.part, "ab") as file:
                 for block in answer.iter_raw():
                     file.write(block)
                     self.received += len(block)
@@ -351,23 +351,23 @@ def _sha1(path: Path) -> str:
 
 
 def _conclude(
-    ledger: Ledger, target: Path, sha1: str, url: str, received: int, started: float
+    output: OutputFolder, target: Path, sha1: str, url: str, received: int, started: float
 ) -> None:
     seconds, size = time.monotonic() - started, _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
     manifest: Manifest = {
         "step": "download",
-        "settings": ledger.settings,
+        "settings": output.settings,
         "counts": stats.counts(),
         "seconds": round(seconds, 3),
         "mb_per_second": round(received / 1e6 / max(seconds, 1e-9), 3),
         "bytes_in_this_run": received,
         "url": url,
         "sha1": sha1,
-        "versions": ledger.versions,
+        "versions": output.versions,
         "notes": [],
         "shards": [{"output": target.name, **stats.counts()}],
     }
-    write_json_atomically(ledger.out / MANIFEST, manifest)
+    write_json_atomically(output.out / MANIFEST, manifest)
     print(f"download: {target}, SHA-1 {sha1}")
     print(summary("download", stats, seconds, received))

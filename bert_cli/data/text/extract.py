@@ -28,7 +28,7 @@ from bert_cli.data.shards.manifest import Shard, Stats
 from bert_cli.data.shards.runner import run_shards
 from bert_cli.data.text.wikipedia import NAMESPACE, TITLE, Chunk, Dump, find_dump
 from bert_cli.errors import DataError
-from bert_cli.files import read_json, written_beside
+from bert_cli.files import atomic_file, read_json
 
 FILES_PER_FOLDER = 100
 SECONDS_BETWEEN_READS = 0.25
@@ -190,7 +190,7 @@ def _header_without_templates(header: bytes) -> bytes:
 def _collect_templates(path: Path, templates: Path) -> int:
     """Write the pages of namespace 10 into one file, once; return how many there are."""
     if not templates.exists() or templates.stat().st_mtime_ns < path.stat().st_mtime_ns:
-        with written_beside(templates) as partial, partial.open("wb") as file:
+        with atomic_file(templates) as partial, partial.open("wb") as file:
             for page in Dump(path).pages():
                 found = NAMESPACE.search(page[: page.find(b"<revision")])
                 if found is not None and found[1] == b"10":

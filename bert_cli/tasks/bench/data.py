@@ -23,9 +23,10 @@ from bert_cli.config.layout import size
 from bert_cli.config.terminal import table
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.shards.manifest import finished_files, give_json, is_printed, versions_of
+from bert_cli.data.shards.manifest import finished_files, package_versions
 from bert_cli.data.stream.reader import Reader
 from bert_cli.data.text import preprocess
+from bert_cli.files import is_stdout, output_json
 from bert_cli.tasks.bench.table import machine_told, seconds
 
 VERSIONS = ("numpy", "tokenizers")
@@ -44,7 +45,7 @@ def run(settings: BenchDataSettings) -> None:
 
     Raises what the steps raise for the text that was given.
     """
-    alone = is_printed(settings.json_file)
+    alone = is_stdout(settings.json_file)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench_") as home:
         for row in _steps(settings, Path(home)):
@@ -56,13 +57,13 @@ def run(settings: BenchDataSettings) -> None:
         "input": "made up" if settings.input is None else str(settings.input),
         "steps": rows,
         "machine": machine_told(),
-        "versions": versions_of(VERSIONS),
+        "versions": package_versions(VERSIONS),
         "settings": settings.model_dump(mode="json"),
     }
     if not alone:
         _show(settings, rows, figures["machine"])
     if settings.json_file is not None:
-        give_json(settings.json_file, figures)
+        output_json(settings.json_file, figures)
 
 
 def _steps(settings: BenchDataSettings, home: Path) -> Iterator[Row]:

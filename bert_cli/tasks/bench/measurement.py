@@ -19,9 +19,9 @@ import tensorflow as tf
 from bert_cli.config import layout
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.plan import describe
-from bert_cli.data.shards.manifest import give_json, is_printed
 from bert_cli.data.stream.prefetch import read_ahead
 from bert_cli.errors import CheckpointError, DeviceError
+from bert_cli.files import is_stdout, output_json
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.parallel.tensorflow.mesh import Mesh
 from bert_cli.tasks.bench import flops, jobs, product_rate, table
@@ -74,7 +74,7 @@ def run(settings: Settings, start: Stopwatch) -> None:
     `start` has the seconds since the process began. Raises what the run itself would raise, and
     SystemExit when it is asked to stop.
     """
-    alone = is_printed(settings.json_file)
+    alone = is_stdout(settings.json_file)
     with ExitStack() as claims:
         with redirect_stdout(sys.stderr) if alone else nullcontext():
             figures, rank = _measured(settings, start, claims)
@@ -83,7 +83,7 @@ def run(settings: Settings, start: Stopwatch) -> None:
         if not alone:
             table.show(figures)
         if settings.json_file is not None:
-            give_json(settings.json_file, figures)
+            output_json(settings.json_file, figures)
 
 
 def _measured(

@@ -22,9 +22,8 @@ from typing import Any
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings, Measuring
 from bert_cli.config.layout import size
 from bert_cli.config.schema import bytes_of
-from bert_cli.data.shards.manifest import give_json, is_printed
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.files import read_json
+from bert_cli.files import is_stdout, output_json, read_json
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.tasks.bench import table
 from bert_cli.tasks.look import machine
@@ -50,7 +49,7 @@ def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
         raise ConfigError(
             "sweep (micro-batch): starts processes of its own; run it without `bert launch`"
         )
-    alone = is_printed(settings.json_file)
+    alone = is_stdout(settings.json_file)
     rows: list[Figures] = []
     for number in _doubling(settings.sweep_from, settings.most):
         row = _unless_too_large(number, rows, settings) or _measured(settings, number)
@@ -79,7 +78,7 @@ def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
         least = "" if found["limit_found"] else " of those tried"
         print(f"\nfastest: {found['fastest']:,}; largest that fits{least}: {found['largest']:,}")
     if settings.json_file is not None:
-        give_json(settings.json_file, found)
+        output_json(settings.json_file, found)
 
 
 def _doubling(first: int, most: int | None) -> Any:

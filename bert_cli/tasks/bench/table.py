@@ -12,7 +12,8 @@ from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.layout import count, size
 from bert_cli.config.plan import Plan
 from bert_cli.config.terminal import table
-from bert_cli.data.shards.manifest import versions_of
+from bert_cli.data.shards.manifest import package_versions
+from bert_cli.processes import cpu_count
 from bert_cli.tasks.bench.timing import PARTS
 from bert_cli.tasks.look import machine
 
@@ -42,14 +43,14 @@ def described(
             "replicas": mesh.replicas,
             "processes": mesh.processes.count,
         },
-        "versions": versions_of(VERSIONS),
+        "versions": package_versions(VERSIONS),
         "settings": settings.model_dump(mode="json"),
     }
 
 
 def machine_told() -> dict[str, Any]:
     """The processor and the memory, as `bert doctor` finds them."""
-    found, *_ = machine.processor(machine.processor_text(), machine.cores(), machine.quota())
+    found, *_ = machine.processor(machine.processor_text(), cpu_count(), machine.quota())
     total, free = machine.memory()
     return {"processor": found.found, **found.figures, "memory_bytes": total, "free_bytes": free}
 

@@ -16,7 +16,7 @@ from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan
 from bert_cli.errors import BertError, ConfigError, install_command
-from bert_cli.files import amount, free_bytes
+from bert_cli.files import format_bytes, free_bytes
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.tasks.look import machine
@@ -220,8 +220,8 @@ def _disk(
     free = free_bytes(folder)
     needed = max(0, (kept + 1) * each - held)
     told = (
-        f"{amount(free)} free{f' on {kind}' if kind else ''}, and a checkpoint has {amount(each)}: "
-        f"{kept} kept and one being written {'need' if not held else 'still need'} {amount(needed)}"
+        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}, and a checkpoint has {format_bytes(each)}: "
+        f"{kept} kept and one being written {'need' if not held else 'still need'} {format_bytes(needed)}"
     )
     figures = {"checkpoint": each, "kept": kept, "needed": needed, "free": free, "kind": kind}
     if needed <= free:

@@ -11,8 +11,8 @@ from typing import Any
 
 from bert_cli.config.look import CompareSettings
 from bert_cli.config.terminal import table
-from bert_cli.data.shards.manifest import give_json, is_printed
 from bert_cli.errors import DataError
+from bert_cli.files import is_stdout, output_json
 from bert_cli.train.history import METRICS, Run, names_of, open_runs
 from bert_cli.train.summary import (
     ABSENT,
@@ -57,8 +57,8 @@ def run(settings: CompareSettings) -> None:
     results = [spread([summary_of(one, window) for one in side.runs]) for side in sides]
     figures = list(dict.fromkeys(name for result in results for name in result))
     if settings.json_file is not None:
-        give_json(settings.json_file, _as_json(sides, differing, results, figures, window))
-    if not is_printed(settings.json_file):
+        output_json(settings.json_file, _as_json(sides, differing, results, figures, window))
+    if not is_stdout(settings.json_file):
         _show(sides, differing, results, figures, window)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from bert_cli.config import layout
 from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
-from bert_cli.data.shards.manifest import give_json, is_printed
 from bert_cli.data.stream.stored import as_stored
 from bert_cli.errors import ConfigError
+from bert_cli.files import is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.finding import Finding, Found, tried
@@ -42,7 +42,7 @@ def run(settings: DoctorSettings) -> None:
     Raises the kind of the first error, when there is one, after all were printed.
     """
     findings: list[Finding] = []
-    speaks = not is_printed(settings.json_file)
+    speaks = not is_stdout(settings.json_file)
     for finding in examine(settings):
         if speaks:
             print(finding, flush=True)
@@ -52,7 +52,7 @@ def run(settings: DoctorSettings) -> None:
     if settings.json_file is not None:
         figures: dict[str, Any] = {"errors": len(errors), "warnings": warnings}
         figures["findings"] = [finding.figures_too() for finding in findings]
-        give_json(settings.json_file, figures)
+        output_json(settings.json_file, figures)
     told = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
     if speaks:
         print(f"{told} in {layout.count(len(findings), 'finding')}", flush=True)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from bert_cli.config.layout import size
 from bert_cli.errors import ConfigError
+from bert_cli.processes import cpu_count
 from bert_cli.tasks.look.finding import Finding
 
 PACKAGE = "bert-cli"
@@ -73,7 +74,7 @@ def look(environment: Mapping[str, str]) -> Iterator[Finding]:
     """All that can be said of this machine without TensorFlow."""
     yield python(sys.version_info[:3])
     yield from packages(requires_of_package())
-    yield from processor(processor_text(), cores(), quota())
+    yield from processor(processor_text(), cpu_count(), quota())
     total, free = memory()
     yield Finding(
         "ok",
@@ -83,7 +84,7 @@ def look(environment: Mapping[str, str]) -> Iterator[Finding]:
     )
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield shared_memory(Path("/dev/shm"))
-    yield from variables(environment, cores())
+    yield from variables(environment, cpu_count())
 
 
 def python(found: tuple[int, ...]) -> Finding:
@@ -183,12 +184,6 @@ def instructions(cpuinfo: str) -> set[str]:
     """Flags of the processor; none where the system does not tell."""
     found = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     return set(found[1].split()) if found else set()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def quota() -> float | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from bert_cli.config.look import RunsSettings
 from bert_cli.config.terminal import table
-from bert_cli.data.shards.manifest import give_json, is_printed
 from bert_cli.errors import DataError
+from bert_cli.files import is_stdout, output_json
 from bert_cli.train.history import HELD_OUT, Run, runs_below
 from bert_cli.train.report import duration
 
@@ -34,8 +34,8 @@ def run(settings: RunsSettings) -> None:
     found = {one.folder.resolve(): one for folder in settings.folders for one in runs_below(folder)}
     told = [told_of(one) for one in found.values()]
     if settings.json_file is not None:
-        give_json(settings.json_file, told)
-    if not is_printed(settings.json_file):
+        output_json(settings.json_file, told)
+    if not is_stdout(settings.json_file):
         if not told:
             print(f"{', '.join(map(str, settings.folders))}: {NO_RUNS}")
             return

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_cli.config.plan import Plan
 from bert_cli.config.schema import OptimizerOpts, TrainSettings
-from bert_cli.data.shards.manifest import versions_of
+from bert_cli.data.shards.manifest import package_versions
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_chains
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
@@ -223,7 +223,7 @@ def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Opti
 
 def versions() -> dict[str, str]:
     """Versions of the parts that decide the numbers, for state.json."""
-    return versions_of(PARTS)
+    return package_versions(PARTS)
 
 
 def evaluate(

@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, needs_extra
-from bert_cli.files import force_to_disk
+from bert_cli.files import fsync_paths
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use import runtimes
 from bert_cli.tasks.use.model import open_model, task_of
@@ -72,7 +72,7 @@ def run(settings: ExportSettings) -> None:
         ask = runtimes.WRITERS[settings.format](served, partial)
         difference = _compare(served, ask, str(out))
         # The name must not stand for bytes that a power cut takes away.
-        force_to_disk([*partial.rglob("*"), partial])
+        fsync_paths([*partial.rglob("*"), partial])
         # Takes the place of an empty folder too.
         os.replace(partial, out)
     finally:

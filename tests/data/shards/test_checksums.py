@@ -10,7 +10,7 @@ import pytest
 from bert_cli.data.records.index import DESCRIPTION, write_corpus, write_index
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.shards import checksums as module
-from bert_cli.data.shards.checksums import Checksums, checksums, crc32c_of
+from bert_cli.data.shards.checksums import Checksums, checksums, file_crc32c
 
 
 def make_folder(folder: Path) -> dict[str, str]:
@@ -28,10 +28,10 @@ def test_a_checksum_is_that_of_the_bytes_however_many(
 ) -> None:
     monkeypatch.setattr(module, "PIECE", 1000)
     (tmp_path / "check").write_bytes(b"123456789")
-    assert crc32c_of(tmp_path / "check") == "e3069283"  # the check value of crc32c's definition
+    assert file_crc32c(tmp_path / "check") == "e3069283"  # the check value of crc32c's definition
     data = os.urandom(3001)
     (tmp_path / "long").write_bytes(data)
-    assert crc32c_of(tmp_path / "long") == f"{google_crc32c.value(data):08x}"
+    assert file_crc32c(tmp_path / "long") == f"{google_crc32c.value(data):08x}"
 
 
 def test_corpus_json_has_the_checksum_of_every_file_that_makes_a_corpus(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_only_what_was_written_since_is_read_again(
 
     def count(path: Path) -> str:
         read.append(path.name)
-        return crc32c_of(path)
+        return file_crc32c(path)
 
-    monkeypatch.setattr(module, "crc32c_of", count)
+    monkeypatch.setattr(module, "file_crc32c", count)
     again = checksums(tmp_path, "abc", Checksums(tmp_path / "corpus.json"))
     assert sorted(read) == ["b", "c"]
     assert again[:2] == first[:2] and again[2]["bytes"] == 101
@@ -91,4 +91,4 @@ def test_a_corpus_json_that_says_nothing_of_use_is_passed_over(
     if text is not None:
         (tmp_path / "corpus.json").write_text(text)
     (found,) = checksums(tmp_path, "a", Checksums(tmp_path / "corpus.json"))
-    assert found["crc32c"] == crc32c_of(tmp_path / "a")
+    assert found["crc32c"] == file_crc32c(tmp_path / "a")

@@ -19,7 +19,7 @@ from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSetting
 from bert_cli.data.records import pack, tokenize
 from bert_cli.data.shards import dask_backend, dask_worker
 from bert_cli.data.shards.dask_worker import ChildDiedError, Job, do_shard, end_children
-from bert_cli.data.shards.manifest import Manifest, Shard, Stats, read_manifest, versions_of
+from bert_cli.data.shards.manifest import Manifest, Shard, Stats, package_versions, read_manifest
 from bert_cli.data.shards.runner import Convert, run_shards
 from bert_cli.errors import ConfigError, DataError
 
@@ -389,7 +389,7 @@ def make_job(folder: Path, **changes: object) -> Job:
     told = {
         "run": "r", "name": "AA/00", "target": "00", "convert": cloudpickle.dumps(shout),
         "inputs": (folder / "00",), "room": folder / "room", "folder": folder,
-        "versions": versions_of(["numpy"]),
+        "versions": package_versions(["numpy"]),
     }  # fmt: skip
     return Job(**(told | changes))  # type: ignore[arg-type]
 
@@ -406,7 +406,7 @@ def test_a_worker_that_does_not_see_the_folders_says_so(
 
 
 def test_a_worker_with_other_versions_is_refused(tmp_path: Path) -> None:
-    other = versions_of(["numpy"]) | {"numpy": "1.0", "python": "3.99"}
+    other = package_versions(["numpy"]) | {"numpy": "1.0", "python": "3.99"}
     with pytest.raises(DataError, match=r"has numpy [\d.]+, not 1\.0; install the same"):
         do_shard(make_job(tmp_path, versions=other))
 

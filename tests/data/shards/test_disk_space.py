@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from bert_cli import files
-from bert_cli.data.shards.disk_space import disk_plan
+from bert_cli.data.shards.disk_space import plan_disk_space
 from bert_cli.data.shards.manifest import Shard, Stats
 from bert_cli.data.shards.runner import run_shards
 from bert_cli.errors import DataError
-from bert_cli.files import amount, free_bytes
+from bert_cli.files import format_bytes, free_bytes
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -55,16 +55,18 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_bytes_are_said_as_people_do(size: int, told: str) -> None:
-    assert amount(size) == told
+    assert format_bytes(size) == told
 
 
 def test_the_plan_is_one_line(free: list[int], tmp_path: Path) -> None:
     free[0] = 120_000_000_000
     assert (
-        disk_plan("tokenize", 12, 3_400_000_000, 0, tmp_path)
+        plan_disk_space("tokenize", 12, 3_400_000_000, 0, tmp_path)
         == f"tokenize: plan: 12 shards, about 3.4 GB to write, 120 GB free in {tmp_path}"
     )
-    assert "plan: about 3.4 GB to write, " in disk_plan("extract", None, 3_400_000_000, 0, tmp_path)
+    assert "plan: about 3.4 GB to write, " in plan_disk_space(
+        "extract", None, 3_400_000_000, 0, tmp_path
+    )
 
 
 def test_the_room_of_a_folder_to_come_is_that_of_its_disk(tmp_path: Path) -> None:
