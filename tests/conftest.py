@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -14,31 +15,58 @@ LOGICAL_DEVICES = 8
 REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 LONGEST_FIRST = (
-    "tasks/test_processes.py",
-    "parallel/test_layouts.py",
-    "tasks/test_pretrain.py",
-    "tasks/test_finetune.py",
-    "train/test_trackers.py",
-    "parallel/test_engine.py",
+    "test_processes.py",
+    "test_layouts.py",
+    "test_pretrain.py",
+    "test_finetune.py",
+    "test_trackers.py",
+    "test_engine.py",
     "test_docs.py",
-    "tasks/test_corpora.py",
-    "scripts/test_kubernetes.py",
-    "scripts/test_slurm.py",
-    "tasks/test_bench.py",
-    "tasks/test_shipped_layouts.py",
-    "tasks/test_plan_command.py",
-    "model/test_chunked.py",
-    "tasks/test_export.py",
-    "tasks/test_pretrain_distributed.py",
-    "tasks/test_beside_pytorch.py",
+    "test_corpora.py",
+    "test_kubernetes.py",
+    "test_slurm.py",
+    "test_bench.py",
+    "test_chunked_loss.py",
+    "test_export.py",
+    "test_beside_pytorch.py",
 )
-"""Files that take three quarters of a minute to five minutes of a core, longest first."""
+"""Files that take more than half a minute of a core, longest first."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the long files: a worker that comes to one last keeps everybody waiting for it."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that choose tests by their cost."""
+    parser.addoption("--fast", action="store_true", help="only tests that import no TensorFlow")
+    parser.addoption("--slow", action="store_true", help="the tests marked slow, too")
+
+
+class SkipTensorFlow(MetaPathFinder):
+    """With `--fast`, skip whatever imports TensorFlow, Keras or PyTorch: a test or a test file."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing; skip at the first heavy import."""
+        if name in ("tensorflow", "keras", "torch"):
+            pytest.skip(f"--fast: imports {name}", allow_module_level=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, and keep TensorFlow out with `--fast`."""
+    config.addinivalue_line("markers", "slow: takes more than half a minute; run by --slow")
+    config.addinivalue_line("markers", "tensorflow: starts a process that imports TensorFlow")
+    if config.getoption("--fast"):
+        sys.meta_path.insert(0, SkipTensorFlow())
+        os.environ["BERT_TEST_FAST"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the long files, and leave out what the options leave out."""
+    order = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    left_out = [] if config.getoption("--slow") else ["slow"]
+    left_out += ["tensorflow"] if config.getoption("--fast") else []
+    for item in items:
+        for name in left_out:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"marked {name}"))
 
 
 def pytest_collection_finish() -> None:
