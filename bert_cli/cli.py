@@ -5,7 +5,6 @@ of one is imported before it is asked for, so that `--help` stays under a second
 TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -13,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bert_cli.config.commands import COMMANDS, taken_apart
-from bert_cli.config.quiet import NOTHING, lightly, quietly
+from bert_cli.commands import COMMANDS, split_command
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest
 from bert_cli.files import DISK_IS_FULL
+from bert_cli.imports import NOTHING, quiet_imports
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
 # Name of --log-level -> what TensorFlow knows it by; without it NOTHING is said.
@@ -26,7 +25,7 @@ TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
 def help_text() -> str:
     """What `bert --help` prints."""
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {row[3]}" for name, row in COMMANDS.items()]
+    rows = [f"  {name:<{width}}  {row.help}" for name, row in COMMANDS.items()]
     return "\n".join(
         [
             "usage: bert COMMAND [options]",
@@ -71,24 +70,23 @@ def dispatch(arguments: Sequence[str]) -> None:
     cut = words.index("--") if "--" in words else len(words)
     words, inner = _with_log_level(words[:cut]), words[cut + 1 :]
     if not words or words[0] in ("-h", "--help"):
-        from bert_cli.config.terminal import tell
+        from bert_cli.terminal import print_help
 
-        tell(help_text())
+        print_help(help_text())
         return
     if words[0] == "--version":
         print(version_text())
         return
     if words[0] == "bench":
-        from bert_cli.config.benchmarks import written_out
+        from bert_cli.config.bench import expand_benchmark
 
-        words = written_out(words)
-    name, rest = taken_apart(words)
+        words = expand_benchmark(words)
+    name, rest = split_command(words)
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         hint = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"bert ({name}): no such command; {hint}")
-    module, home, kind, _ = COMMANDS[name]
-    settings_class = getattr(importlib.import_module(home), kind)
+    settings_class = COMMANDS[name].settings_class()
     from bert_cli.config.load import describe, load
 
     if name == "launch" and not inner:
@@ -105,8 +103,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         print(f"{where} has no effect here: {reason}", file=beside)
     for line in loaded.notes:
         print(line, file=beside)
-    with quietly(), lightly():
-        run = importlib.import_module(module).run
+    with quiet_imports():
+        run = COMMANDS[name].run_function()
     run(settings)
 
 

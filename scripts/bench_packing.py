@@ -69,7 +69,7 @@ def read_speed(reader: Reader, steps: int) -> float:
 def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Reader]:
     """The step and the reader of a run on these records, a micro-batch of so many places a step."""
     from bert_cli.config.plan import make_plan
-    from bert_cli.config.schema import PretrainSettings
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import Processes
     from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora

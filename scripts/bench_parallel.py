@@ -77,7 +77,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
 
     from bert_cli.config.parallel import Cluster
     from bert_cli.config.plan import make_plan
-    from bert_cli.config.schema import PretrainSettings
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.bench.timing import resident_bytes
@@ -175,7 +175,7 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
         )
 
     from bert_cli.config.plan import make_plan
-    from bert_cli.config.schema import PretrainSettings
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.tasks.run import build
 
     asked = PretrainSettings.model_validate(settings)

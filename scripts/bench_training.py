@@ -58,7 +58,7 @@ def build_ours(given: argparse.Namespace) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(given.cores)
     from bert_cli.config.parallel import Cluster
     from bert_cli.config.plan import make_plan
-    from bert_cli.config.schema import PretrainSettings
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
@@ -180,7 +180,7 @@ def micro_batch_of_compiled_tensorflow(given: argparse.Namespace) -> Pairs:
 
 
 def weights_of_bert(given: argparse.Namespace) -> list[Any]:
-    from bert_cli.config.schema import BertConfig
+    from bert_cli.config.model import BertConfig
     from bert_cli.model.bert import build_blocks, named_weights
 
     blocks = build_blocks(BertConfig(num_hidden_layers=given.layers), seed=1, policy="float32")

@@ -6,7 +6,6 @@ mkdocs calls the functions whose names begin with on_ (see mkdocs.yml).
 """
 
 import html
-import importlib
 import re
 import textwrap
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
 from bert_cli.config.help import LEVELS, in_width
-from bert_cli.config.load import read_config
+from bert_cli.config.load import named_configs, read_config
 from bert_cli.config.options import (
     Option,
     Section,
@@ -29,7 +28,6 @@ from bert_cli.config.options import (
     sections_of,
 )
 from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.config.shipped import runs_configured
 
 ROOT = Path(__file__).parents[1]
 # Commands that belong together, in the order of the pages.
@@ -117,14 +115,12 @@ def page_of(name: str) -> str:
 
 def settings_of(name: str) -> type[BaseModel]:
     """The settings class of a command."""
-    _, home, kind, _ = COMMANDS[name]
-    found: type[BaseModel] = getattr(importlib.import_module(home), kind)
-    return found
+    return COMMANDS[name].settings_class()
 
 
 def commands_page() -> str:
     """Every command in a line."""
-    rows = [f"| [`bert {name}`]({page_of(name)}) | {row[3]} |" for name, row in COMMANDS.items()]
+    rows = [f"| [`bert {name}`]({page_of(name)}) | {row.help} |" for name, row in COMMANDS.items()]
     return "\n".join(
         [
             "# Commands",
@@ -146,7 +142,7 @@ def commands_page() -> str:
 def configs_table() -> str:
     """The shipped configs, and what they say of themselves."""
     lines = ["| name | what | expect |", "|---|---|---|"]
-    for name, path in runs_configured().items():
+    for name, path in named_configs().items():
         about = read_config(path).values["about"]
         lines.append(f"| `{name}` | {about['what']} | {about['expect']} |")
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """The documentation: it builds, its guide runs, and every command, message and file that it names is there."""
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -18,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli import errors
-from bert_cli.config.benchmarks import written_out
-from bert_cli.config.commands import COMMANDS, taken_apart
+from bert_cli.commands import COMMANDS, split_command
+from bert_cli.config.bench import expand_benchmark
 from bert_cli.config.help import LEVELS
 from bert_cli.config.load import load
 from bert_cli.config.options import Option, sections_of
@@ -100,8 +99,7 @@ def test_the_reference_tells_every_setting_of_a_command(site, name):
 
 
 def options_of(name: str):
-    _, home, kind, _ = COMMANDS[name]
-    return sections_of(getattr(importlib.import_module(home), kind), name)
+    return sections_of(COMMANDS[name].settings_class(), name)
 
 
 @pytest.fixture
@@ -189,11 +187,11 @@ def mistakes(words: list[str]) -> Iterator[str]:
         return
     if words[1] in ("--help", "--version", "COMMAND", "..."):
         return
-    name, rest = taken_apart(words[1:])
+    name, rest = split_command(words[1:])
     if name == "bench" and rest[:1] == ["NAME"]:
         return
     if name == "bench" and rest and not rest[0].startswith("-"):
-        name, rest = taken_apart(written_out([name, *rest]))
+        name, rest = split_command(expand_benchmark([name, *rest]))
     if name not in COMMANDS:
         yield f"there is no bert {name}"
         return
@@ -250,9 +248,8 @@ def test_every_command_beside_another_tools_is_one_that_the_settings_take():
     lines = [words for block in blocks for words in lines_of(block) if words]
     assert len(lines) >= 11
     for words in lines:
-        name, rest = taken_apart(words[1:])
-        _, home, kind, _ = COMMANDS[name]
-        load(getattr(importlib.import_module(home), kind), rest, f"bert {name}")
+        name, rest = split_command(words[1:])
+        load(COMMANDS[name].settings_class(), rest, f"bert {name}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.mistakes import field_paths
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import nearest, needs_extra
 
 ROOT = Path(__file__).parents[1]

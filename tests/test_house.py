@@ -1,7 +1,6 @@
 """The code base itself: layers, names, sizes, settings, configs, the printed tree."""
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -18,22 +17,19 @@ from bert_cli.cli import COMMANDS, help_text
 from bert_cli.config import bench as bench_settings
 from bert_cli.config import data as data_settings
 from bert_cli.config import finetune as finetune_settings
-from bert_cli.config import look as look_settings
+from bert_cli.config import model as model_settings
 from bert_cli.config import parallel as parallel_settings
-from bert_cli.config import schema
-from bert_cli.config import shell as shell_settings
-from bert_cli.config import trackers as tracker_settings
-from bert_cli.config import use as use_settings
-from bert_cli.config.load import load
+from bert_cli.config import tools as tool_settings
+from bert_cli.config import training as training_settings
+from bert_cli.config.load import configs_folder, load, named_configs
 from bert_cli.config.plan import plan_of
-from bert_cli.config.shipped import runs_configured, shipped_configs
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "errors": -1, "files": 0, "processes": 0, "config": 1, "data": 2, "model": 2, "optim": 2, "parallel": 3, "train": 4,
-    "tasks": 5, "commands": 5, "cli": 6, "__init__": -1, "__main__": 7,
+    "tasks": 5, "commands": 1, "imports": 0, "terminal": 0, "cli": 6, "__init__": -1, "__main__": 7,
 }  # fmt: skip
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
@@ -134,8 +130,8 @@ def test_help_and_version_load_nothing_heavy(arguments):
 def test_a_run_loads_nothing_for_keras_that_it_does_not_use():
     code = """
 import sys
-from bert_cli.config.quiet import KERAS_WRAPS, lightly
-with lightly():
+from bert_cli.imports import KERAS_WRAPS, quiet_imports
+with quiet_imports():
     import bert_cli.tasks.run.pretrain
 assert "keras" in sys.modules
 print([name for name in KERAS_WRAPS if name in sys.modules])
@@ -177,24 +173,24 @@ def test_every_file_opens_with_its_idea():
 
 
 def test_every_command_has_settings_and_a_function_run():
-    for name, (module, home, kind, _) in COMMANDS.items():
+    for name, command in COMMANDS.items():
         assert name in help_text()
-        assert issubclass(getattr(importlib.import_module(home), kind), BaseModel)
-        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+        assert issubclass(command.settings_class(), BaseModel)
+        tree = ast.parse(
+            (PACKAGE / (command.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        )
         run = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
-        assert len(run) == 1, f"{module} has no run(settings)"
+        assert len(run) == 1, f"{command.module} has no run(settings)"
         assert [argument.arg for argument in run[0].args.args] == ["settings"]
 
 
 SETTINGS = (
-    schema,
+    model_settings,
+    training_settings,
     data_settings,
     parallel_settings,
     finetune_settings,
-    use_settings,
-    look_settings,
-    shell_settings,
-    tracker_settings,
+    tool_settings,
     bench_settings,
 )
 
@@ -216,12 +212,11 @@ def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict(kind
         assert about.description and len(about.description) > 10, f"{kind.__name__}.{name}"
 
 
-@pytest.mark.parametrize("path", runs_configured().values(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", named_configs().values(), ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_says_what_it_is(path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     command = path.stem.partition("_")[0]
-    _, home, kind, _ = COMMANDS[command]
-    settings_class = getattr(importlib.import_module(home), kind)
+    settings_class = COMMANDS[command].settings_class()
     settings, loaded = load(settings_class, ["--config", str(path)], f"bert {command}")
     assert settings.about is not None
     assert settings.about.command.startswith(f"bert {command} --config configs/{path.name}")
@@ -230,8 +225,8 @@ def test_every_shipped_config_loads_and_says_what_it_is(path, monkeypatch):
 
 
 def test_configs_are_shipped_and_found():
-    assert shipped_configs() == ROOT / "configs"
-    assert len(runs_configured()) >= 9
+    assert configs_folder() == ROOT / "configs"
+    assert len(named_configs()) >= 9
 
 
 def test_contributing_prints_the_tree():

@@ -4,17 +4,20 @@ A measurement takes every setting of the command that it measures, so a run's ow
 `bench` before it is its measurement. What that run would save, score and report has no part in it.
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliPositionalArg
 
 from bert_cli.config.data import DataSettings, Splitter
 from bert_cli.config.finetune import SquadSettings
-from bert_cli.config.mistakes import is_said
-from bert_cli.config.parallel import Positive, Settings
-from bert_cli.config.schema import PretrainSettings, bytes_of
+from bert_cli.config.load import BENCHMARKS, configs_folder
+from bert_cli.config.settings import Positive, Settings, is_set, parse_bytes
+from bert_cli.config.training import PretrainSettings
+from bert_cli.errors import ConfigError, nearest
 
 KINDS = ("pretrain", "squad", "data")
 OF_A_SWEEP = ("sweep_from", "most", "memory")
@@ -92,14 +95,14 @@ class Measuring(Settings):
     @classmethod
     def _is_a_size(cls, given: str | None) -> str | None:
         if given is not None:
-            bytes_of(given)
+            parse_bytes(given)
         return given
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Measuring":
         for name in OF_A_SWEEP:
             flag = type(self).model_fields[name].alias or name
-            if is_said(self, name) and self.sweep is None:
+            if is_set(self, name) and self.sweep is None:
                 raise ValueError(f"{flag} has no effect without sweep; give both or neither")
         if self.most is not None and self.most < self.sweep_from:
             raise ValueError(f"most ({self.most}) is less than from ({self.sweep_from}); raise it")
@@ -171,7 +174,7 @@ class BenchDataSettings(DataSettings):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "BenchDataSettings":
-        if self.input is not None and is_said(self, "megabytes"):
+        if self.input is not None and is_set(self, "megabytes"):
             raise ValueError("megabytes has no effect on text that is given; leave it out")
         if self.mask_tokens > self.sequence_length - 3:
             raise ValueError(
@@ -179,3 +182,61 @@ class BenchDataSettings(DataSettings):
                 f"(sequence_length - 3 = {self.sequence_length - 3}); lower it"
             )
         return self
+
+
+class Benchmark(Settings):
+    """A command line with a name."""
+
+    about: str
+    """One sentence: what is measured, and what it is for."""
+    kind: str
+    """What is measured: pretrain, squad or data."""
+    config: str | None = None
+    """Name of a shipped config."""
+    flags: list[str] = []
+    """What is said beyond the config, each flag followed by its value."""
+
+    @property
+    def words(self) -> list[str]:
+        """The command line behind `bert`."""
+        config = ["--config", self.config] if self.config else []
+        return ["bench", self.kind, *config, *self.flags]
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """Every standard benchmark by its name, in the file's order."""
+    told: dict[str, Any] = json.loads((configs_folder() / BENCHMARKS).read_text(encoding="utf-8"))
+    return TypeAdapter(dict[str, Benchmark]).validate_python(told)
+
+
+def expand_benchmark(words: Sequence[str]) -> list[str]:
+    """`bench NAME ...` as the command line that it stands for; what is no benchmark stays as it is.
+
+    A flag of the benchmark that is also behind the name gives way to that. Raises ConfigError for a
+    name that there is not.
+    """
+    if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
+        return list(words)
+    name, rest = words[1], list(words[2:])
+    known = benchmarks()
+    if name not in known:
+        near = nearest(name, [*KINDS, *known])
+        hint = f"did you mean {near!r}?" if near else "see bert bench --list"
+        raise ConfigError(
+            f"bert bench ({name}): is neither a benchmark nor one of {', '.join(KINDS)}; {hint}"
+        )
+    again = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    one = known[name]
+    return [*_without(one.words, again), *rest]
+
+
+def _without(words: Sequence[str], flags: set[str]) -> list[str]:
+    """The words without these flags and their values."""
+    kept: list[str] = []
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            dropping = word.partition("=")[0] in flags
+        if not dropping:
+            kept.append(word)
+    return kept

@@ -6,14 +6,11 @@ depends on files is checked by the step that opens them.
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -21,7 +18,7 @@ from pydantic import (
 )
 from pydantic_settings import CliPositionalArg
 
-from bert_cli.config.mistakes import is_said
+from bert_cli.config.settings import Settings, is_remote, is_set
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1)]
@@ -30,15 +27,8 @@ SPLITTER_NAMES = AliasChoices("sentence_splitter", "splitter")
 """The flag and the name that it had before."""
 
 
-def is_remote(name: str) -> bool:
-    """Whether a folder of records is named by an address, as `s3://bucket/records`."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)", name) is not None
-
-
-class DataSettings(BaseModel):
+class DataSettings(Settings):
     """What every data step has in common: frozen, no key it does not know, paths of this machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -121,7 +111,7 @@ class Masking(DataSettings):
     @model_validator(mode="after")
     def _settings_of_spans_have_spans(self) -> "Masking":
         for name in ("span_stop", "longest_span"):
-            if is_said(self, name) and self.unit != "span":
+            if is_set(self, name) and self.unit != "span":
                 raise ValueError(
                     f"{name} ({getattr(self, name)}): has no effect with unit {self.unit!r}; leave it out "
                     "or choose unit 'span'"
@@ -202,7 +192,7 @@ class PreprocessSettings(TextSettings, ExecutorSettings):
 
 def check_language(settings: "PreprocessSettings | DataChainSettings") -> None:
     """Refuse a language where nothing depends on it."""
-    if settings.sentence_splitter == "lines" and is_said(settings, "language"):
+    if settings.sentence_splitter == "lines" and is_set(settings, "language"):
         raise ValueError(
             f"language ({settings.language}): has no effect with sentence_splitter 'lines', which splits no "
             "line; leave it out or choose another splitter"

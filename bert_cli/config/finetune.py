@@ -11,15 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_settings import CliPositionalArg
 
-from bert_cli.config.mistakes import is_said
-from bert_cli.config.parallel import Positive, Settings
-from bert_cli.config.schema import (
-    BertConfig,
-    GlobalBatch,
-    LearningRate,
-    OptimizerOpts,
-    TrainSettings,
-)
+from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import Positive, Settings, is_set
+from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
@@ -92,7 +86,7 @@ class FinetuneSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "FinetuneSettings":
-        if self.total_num_train_samples is not None and is_said(self, "num_epochs"):
+        if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
             raise ValueError(
                 f"total_num_train_samples ({self.total_num_train_samples}) and num_epochs ({self.num_epochs:g}) "
                 "both say how long the run is; leave out one of them"
@@ -285,8 +279,8 @@ class ClassifySettings(FinetuneSettings):
     def _one_text_or_two(self) -> "ClassifySettings":
         if not 1 <= len(self.text_column) <= 2:
             raise ValueError(f"text_column names {len(self.text_column)} columns; give one or two")
-        if is_said(self, "held_out_share") and self.validation_file is not None:
+        if is_set(self, "held_out_share") and self.validation_file is not None:
             raise ValueError("held_out_share has no effect with validation_file; leave one out")
-        if is_said(self, "held_out_share") and not self.do_validation:
+        if is_set(self, "held_out_share") and not self.do_validation:
             raise ValueError("held_out_share has no effect without do_validation; leave it out")
         return self

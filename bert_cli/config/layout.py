@@ -19,7 +19,7 @@ from bert_cli.config.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.config.schema import TrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 
 Asked = TypeVar("Asked", bound=TrainSettings)

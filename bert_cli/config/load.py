@@ -27,10 +27,9 @@ from bert_cli.config.original import (
     our_words,
     why_no_effect,
 )
-from bert_cli.config.shipped import find_config
-from bert_cli.config.terminal import tell
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, nearest
 from bert_cli.files import read_json
+from bert_cli.terminal import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -48,6 +47,40 @@ PATH_KEYS = (
     "dataset_cache",
     "output_dir",
 )
+
+
+BENCHMARKS = "benchmarks.json"
+"""What lies among the shipped configs and is none: command lines of them with names."""
+
+
+def configs_folder() -> Path:
+    """The folder of the configs that come with the tool, in a checkout or an installed wheel."""
+    package = Path(__file__).parents[1]
+    installed = package / "_configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def named_configs() -> dict[str, Path]:
+    """The shipped configs of runs by name; the list of benchmarks beside them is none."""
+    return {p.stem: p for p in sorted(configs_folder().glob("*.json")) if p.name != BENCHMARKS}
+
+
+def find_config(name: str, given_as: str = "--config", folder: Path = Path()) -> Path:
+    """A path, from `folder` on, as it is; else a shipped config of that name.
+
+    Raises ConfigError with the nearest file beside it or shipped one, or that lists the shipped ones.
+    """
+    path = folder / Path(os.path.expandvars(name)).expanduser()
+    if path.is_file():
+        return path
+    known = named_configs()
+    if name.removesuffix(".json") in known:
+        return known[name.removesuffix(".json")]
+    beside = [file.name for file in sorted(path.parent.glob("*.json"))]
+    here = nearest(Path(name).name, beside)
+    near = str(Path(name).with_name(here)) if here else nearest(Path(name).stem, known)
+    hint = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(known)}"
+    raise ConfigError(f"{given_as} ({name}): no such file; {hint}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +209,7 @@ def load(settings: type[Model], arguments: Sequence[str], program: str) -> tuple
     ConfigError with every mistake on a line of its own.
     """
     if {"-h", "--help"} & set(arguments):
-        tell(help_of(settings, program.removeprefix("bert ")))
+        print_help(help_of(settings, program.removeprefix("bert ")))
         raise SystemExit(0)
     files, folder, rest = _files_of(settings, arguments)
     words, unused, old_flags = (

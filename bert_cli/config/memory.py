@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from bert_cli.config.schema import BertConfig, TrainSettings
+from bert_cli.config.model import BertConfig
+from bert_cli.config.training import TrainSettings
 
 # Bytes of an element of a weight, and of what goes into a matrix product.
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
@@ -78,9 +79,8 @@ KEPT_COMPILED = (
     Kept("shares with dropout and without; the scores", "BNSS", 2, 3, "compute"),
     Kept("GELU: what goes in, what comes out", "BSF", 2, 2, "compute"),
 )
-WORTH_COMPILING = 2**19
-"""Elements of a chain above which XLA saves more than the half second that it takes to compile it: a
-model that is tried out starts sooner without."""
+# The thresholds of the engine, which a test compares with it.
+COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
 # The last blocks of the tasks, and outputs of each for a place as far as memory and work go: the
 # number of labels is known with the data, and nothing beside the width of the model.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
@@ -92,9 +92,6 @@ PASSING = (("BSF", 3), ("BSD", 2))
 # Copies of the logits in float32, measured: the scores, log-softmax, and the gradient's way through
 # it. Deterministic operations make more.
 LOGITS = {True: 5, False: 4}
-MOVES_WORTH_COMPILING = 2**23
-"""Weights of a device from which on compiled moves save in a few hundred steps what it takes to compile
-them, some seconds; a model that is tried out starts sooner without."""
 # Float32 temporaries of the update at its most, of the largest weight and of all others, where compiled
 # moves replace what lies there, and where plain ones or those of shares make new memory. Measured as
 # growth of the process over the first update, compiling included, of 39 and of 110 million weights.
@@ -179,7 +176,7 @@ def on_device(
     moved = math.ceil(count / shares), math.ceil(min(largest, count) / shares)
     bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * moved[1])
     reduced = BUCKETS * min(bucket, FLOAT32 * count) if replicas > 1 else 0
-    in_place = settings.compile != "nothing" and count >= MOVES_WORTH_COMPILING and shares == 1
+    in_place = settings.compile != "nothing" and count >= COMPILED_UPDATE_WEIGHTS and shares == 1
     of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ANEW
     moving = FLOAT32 * (of_largest * moved[1] + of_others * (moved[0] - moved[1]))
     if parallel.optimizer_state_offload:
@@ -267,7 +264,7 @@ def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Bytes that the gradient of a block reads, of one micro-batch."""
     config = settings.bert_config
     shares = config.attention_probs_dropout_prob > 0.0
-    large = _bytes(settings, (("BSD", 1),)) > FLOAT32 * WORTH_COMPILING
+    large = _bytes(settings, (("BSD", 1),)) > FLOAT32 * COMPILED_CHAIN_ELEMENTS
     compiled = block == "hid" and large and settings.compile != "nothing"
     there = {
         "": True,

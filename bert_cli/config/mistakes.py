@@ -14,12 +14,6 @@ from bert_cli.config.original import instead_of
 from bert_cli.errors import nearest
 
 
-def is_said(settings: BaseModel, name: str) -> bool:
-    """Whether a setting was given and is not its default, which a run writes into its settings.json too."""
-    default = type(settings).model_fields[name].get_default(call_default_factory=False)
-    return name in settings.model_fields_set and getattr(settings, name) != default
-
-
 def field_paths(settings: type[BaseModel], above: str = "", *, in_lists: bool = False) -> list[str]:
     """Dotted path of every setting of a class, groups included, and with `in_lists` groups in lists."""
     paths: list[str] = []

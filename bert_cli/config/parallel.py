@@ -7,25 +7,14 @@ layer and `hid*7` for seven; the word table is in the first and in the last stag
 a device.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import CliSuppress
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from bert_cli.config.mistakes import is_said
-
-Positive = Annotated[int, Field(ge=1)]
+from bert_cli.config.settings import Positive, Settings, is_set
 
 BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
-LAST_PORT = 65_535
-
-
-class Settings(BaseModel):
-    """What all settings have in common: frozen, and no key they do not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Parallel(Settings):
@@ -89,7 +78,7 @@ class Parallel(Settings):
 
     @model_validator(mode="after")
     def _recompute_by_has_an_effect(self) -> "Parallel":
-        if is_said(self, "recompute_by") and not self.recompute:
+        if is_set(self, "recompute_by") and not self.recompute:
             raise ValueError(
                 f"recompute_by ({self.recompute_by}) has no effect without recompute; give both or neither"
             )
@@ -163,62 +152,5 @@ class Cluster(Settings):
         if self.rank is not None and self.rank >= len(self.workers):
             raise ValueError(
                 f"rank {self.rank} is not one of {len(self.workers)} workers, which count from 0"
-            )
-        return self
-
-
-class LaunchSettings(Settings):
-    """Start a command as several processes that make one run.
-
-    Example: bert launch --processes 2 -- pretrain --config pretrain_demo_128_phase1
-    --global-batch.replicas 2
-    Example: bert launch --processes 8 --hosts a,b -- pretrain --config pretrain_base_128_phase1
-    --parallel.layout auto
-    """
-
-    processes: Positive = 1
-    """Processes on each host; with GPUs, each gets its share of them, else its share of the cores."""
-    hosts: list[str] = []
-    """Hosts to start on, by ssh, as a,b or user@a,user@b; by default this one. They need the same
-    folder, environment and file system."""
-    port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
-    """First port of the processes on a host; by default free ones on this host, else 22300."""
-    bind_address: str | None = None
-    """Network interface of the hosts on which the processes take connections, as ib0; by default every
-    one. Connections are not authenticated, so the network must be trusted. On this host alone it is
-    always loopback."""
-    remote_shell: str = "ssh"
-    """Program that runs a command on a host, called with the host and the command; may have options
-    of its own, as 'ssh -p 2222'."""
-    pass_variables: list[str] = []
-    """Variables of this environment that processes on hosts get too, as NCCL_DEBUG,HF_HOME. They can
-    be seen there in the list of processes, so no passwords. DATASETS_DIR always goes along."""
-    grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
-    """After one process has failed the others are asked to end, and killed after so long."""
-    dry_run: bool = False
-    """Print what would be started, and start nothing."""
-    command: CliSuppress[list[str]] = []
-    """The command and its options: what stands after `--`."""
-
-    @field_validator("hosts")
-    @classmethod
-    def _each_host_once(cls, hosts: list[str]) -> list[str]:
-        for host in hosts:
-            if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
-                raise ValueError(f"{host!r} is no host; give names, as a,b or user@a,user@b")
-        names = [host.rpartition("@")[2] for host in hosts]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{twice} is named twice; give --processes for several on a host")
-        return hosts
-
-    @model_validator(mode="after")
-    def _what_concerns_hosts_has_some(self) -> "LaunchSettings":
-        for name in ("bind_address", "remote_shell", "pass_variables"):
-            if name in self.model_fields_set and not self.hosts:
-                raise ValueError(f"{name} has no effect without hosts; give --hosts too")
-        if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
-            raise ValueError(
-                f"port {self.port} leaves too few for {self.processes} processes; the last is {LAST_PORT}"
             )
         return self

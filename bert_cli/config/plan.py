@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from bert_cli.config.layout import count
-from bert_cli.config.schema import PretrainSettings, TrainSettings
+from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 
 # Examples of a run that says nothing else, by the longest sequence they hold for: Graphcore's example's.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.model.layers import Embeddings, EncoderLayer, MaskedPlaces, Pooler
 from bert_cli.model.task_heads import (

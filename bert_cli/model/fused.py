@@ -16,7 +16,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from bert_cli.config.memory import WORTH_COMPILING
 from bert_cli.model.dropout import Tensor, dropout
 
 if keras.config.backend() == "tensorflow":
@@ -26,6 +25,9 @@ else:
 
 Pulled = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the first inputs of a chain, and what is summed over all axes but the last for the others."""
+
+WORTH_COMPILING = 2**19
+"""Elements of a chain above which compiling saves more than the half second that it takes."""
 
 _compiles = False
 

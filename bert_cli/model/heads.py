@@ -15,7 +15,7 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.model.chunked import summed_by_chunks
 from bert_cli.model.dropout import Tensor
 from bert_cli.model.fused import gelu, largest, product_with_table, value_of

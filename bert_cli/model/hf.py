@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 import keras
 from keras import ops
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.model.dropout import Tensor, dropout, stream_of
 from bert_cli.model.fused import added_and_normalized, biased_gelu, normalize, shares_of
 

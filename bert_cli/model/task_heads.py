@@ -14,7 +14,7 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.model.dropout import Tensor, dropout, stream_of
 from bert_cli.model.heads import summed
 from bert_cli.model.layers import MASKED_SCORE, Dense

@@ -5,17 +5,16 @@ key. shtab writes it from a parser that is filled with what `--help` tells of ea
 """
 
 import argparse
-import importlib
 from typing import Any
 
 import shtab
 
-from bert_cli.config.benchmarks import benchmarks
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
+from bert_cli.config.bench import benchmarks
 from bert_cli.config.help import fill
+from bert_cli.config.load import named_configs
 from bert_cli.config.options import sections_of
-from bert_cli.config.shell import CompletionSettings
-from bert_cli.config.shipped import runs_configured
+from bert_cli.config.tools import CompletionSettings
 
 
 def run(settings: CompletionSettings) -> None:
@@ -29,10 +28,12 @@ def parser_of_all() -> argparse.ArgumentParser:
     parser.add_argument("-h", "--help", action="help", help="tell the commands")
     parser.add_argument("--version", action="store_true", help="tell versions")
     below: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
-    for name, (_, home, kind, text) in COMMANDS.items():
-        settings = getattr(importlib.import_module(home), kind)
+    for name, command in COMMANDS.items():
+        settings = command.settings_class()
         first, _, second = name.rpartition(" ")
-        told = fill(below[first].add_parser(second, add_help=False, help=text), settings, name)
+        told = fill(
+            below[first].add_parser(second, add_help=False, help=command.help), settings, name
+        )
         if name == "bench":
             below[name] = told.add_subparsers(dest="what")
         paths = {
@@ -53,7 +54,7 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 def _complete_configs(action: Any) -> None:
     """What stands behind it is the name of a shipped config, or a file."""
-    names = " ".join(runs_configured())
+    names = " ".join(named_configs())
     action.complete = {
         "bash": "_bert_configs",
         "zsh": "_bert_configs",

@@ -15,14 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.benchmarks import written_out
-from bert_cli.config.commands import taken_apart
+from bert_cli.commands import split_command
+from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings, expand_benchmark
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.flags import log_level_of
 from bert_cli.config.load import load
-from bert_cli.config.parallel import Cluster, LaunchSettings
-from bert_cli.config.schema import PretrainSettings, TrainSettings
+from bert_cli.config.parallel import Cluster
+from bert_cli.config.tools import LaunchSettings
+from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launched import share_of_host
@@ -66,7 +66,7 @@ def run(settings: LaunchSettings) -> None:
 
 def _check(settings: LaunchSettings) -> None:
     """Find the mistakes of the command here, once, and not in every process."""
-    name, options = taken_apart(written_out(settings.command) or ["no command"])
+    name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     if name not in SPREAD:
         raise ConfigError(
             f"bert launch ({name}): starts {', '.join(SPREAD)}; give it and its options after --, as "

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from bert_cli.config.terminal import console
+from bert_cli.terminal import console
 from bert_cli.train import report
 from bert_cli.train.report import Figures, duration, losses
 

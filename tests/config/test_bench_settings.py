@@ -1,21 +1,20 @@
 """The settings of a measurement: made-up examples unless a flag names others, and nothing without effect."""
 
-import importlib
 import json
 
 import pytest
 
 from bert_cli.cli import main
+from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.bench import (
     KINDS,
     BenchDataSettings,
     BenchPretrainSettings,
     BenchSquadSettings,
+    benchmarks,
+    expand_benchmark,
 )
-from bert_cli.config.benchmarks import benchmarks, written_out
-from bert_cli.config.commands import COMMANDS, taken_apart
-from bert_cli.config.load import load
-from bert_cli.config.shipped import find_config
+from bert_cli.config.load import find_config, load
 from bert_cli.errors import ConfigError
 
 CONFIG = ["--config", "pretrain_tiny_128_phase1"]
@@ -67,24 +66,23 @@ def test_megabytes_are_of_made_up_text():
 
 
 def test_a_command_may_have_two_words():
-    assert taken_apart(["bench", "data", "a"]) == ("bench data", ["a"])
-    assert taken_apart(["bench", "--list"]) == ("bench", ["--list"])
-    assert taken_apart(["data", "a", "b"]) == ("data", ["a", "b"])
+    assert split_command(["bench", "data", "a"]) == ("bench data", ["a"])
+    assert split_command(["bench", "--list"]) == ("bench", ["--list"])
+    assert split_command(["data", "a", "b"]) == ("data", ["a", "b"])
 
 
 @pytest.mark.parametrize("name", benchmarks())
 def test_every_standard_benchmark_can_be_read_and_says_what_it_is(name):
     one = benchmarks()[name]
     assert one.kind in KINDS and one.about.endswith(".")
-    command, rest = taken_apart(written_out(["bench", name]))
-    _, home, kind, _ = COMMANDS[command]
-    settings, _ = load(getattr(importlib.import_module(home), kind), rest, f"bert {command}")
+    command, rest = split_command(expand_benchmark(["bench", name]))
+    settings, _ = load(COMMANDS[command].settings_class(), rest, f"bert {command}")
     assert command == f"bench {one.kind}"
     assert one.kind == "data" or settings.generated_dataset
 
 
 def test_a_flag_behind_a_benchmarks_name_wins():
-    words = written_out(["bench", "base_128", "--global-batch.replicas=2", "--steps", "3"])
+    words = expand_benchmark(["bench", "base_128", "--global-batch.replicas=2", "--steps", "3"])
     assert words.count("--global-batch.replicas") == 0
     settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
     assert (settings.global_batch.replicas, settings.steps) == (2, 3)

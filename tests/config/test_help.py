@@ -1,20 +1,18 @@
 """What `bert COMMAND --help` prints."""
 
-import importlib
 import shlex
 
 import pytest
 
-from bert_cli.config.benchmarks import written_out
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
+from bert_cli.config.bench import expand_benchmark
 from bert_cli.config.help import WIDEST, help_of
 from bert_cli.config.load import parse_flags
 from bert_cli.config.options import examples_of
 
 
 def settings_of(name):
-    _, home, kind, _ = COMMANDS[name]
-    return getattr(importlib.import_module(home), kind)
+    return COMMANDS[name].settings_class()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -24,7 +22,7 @@ def test_every_command_has_two_or_three_examples_whose_flags_there_are(name):
     for example in examples:
         words = shlex.split(example.partition(" -- ")[0].partition(" > ")[0])
         if name == "bench":
-            words = ["bert", *written_out(words[1:])]
+            words = ["bert", *expand_benchmark(words[1:])]
         if words[1] == "bench" and words[2:] != ["--list"]:
             name = " ".join(words[1:3])
         first = ["bert", *name.split()]

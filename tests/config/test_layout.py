@@ -15,16 +15,15 @@ from bert_cli.config.layout import (
     reduced_bytes,
     size,
 )
-from bert_cli.config.load import load
-from bert_cli.config.look import DoctorSettings
+from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.plan import make_plan
-from bert_cli.config.schema import PlanSettings, PretrainSettings
-from bert_cli.config.shipped import shipped_configs
+from bert_cli.config.tools import DoctorSettings, PlanSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 GB = 10**9
-SHIPPED = sorted(path.stem for path in shipped_configs().glob("pretrain_*.json"))
+SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
 
 
 @pytest.fixture(autouse=True)

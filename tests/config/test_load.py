@@ -16,11 +16,10 @@ from bert_cli.config.data import (
     TokenizeSettings,
 )
 from bert_cli.config.layout import propose
-from bert_cli.config.load import describe, load, read_config
+from bert_cli.config.load import describe, find_config, load, read_config
 from bert_cli.config.memory import stages_of
-from bert_cli.config.schema import PretrainSettings
-from bert_cli.config.shipped import find_config
-from bert_cli.config.use import PredictSettings
+from bert_cli.config.tools import PredictSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -552,8 +551,7 @@ def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_place(
 )
 def test_the_settings_that_a_run_writes_can_be_given_back_as_a_config(path, tmp_path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    _, home, kind, _ = COMMANDS[path.stem.partition("_")[0]]
-    kind = getattr(importlib.import_module(home), kind)
+    kind = COMMANDS[path.stem.partition("_")[0]].settings_class()
     first, _ = load(kind, ["--config", str(path)], "bert")
     (tmp_path / "settings.json").write_text(json.dumps(first.model_dump(mode="json")))
     again, _ = load(kind, ["--config", str(tmp_path / "settings.json")], "bert")

@@ -3,8 +3,8 @@
 import pytest
 
 from bert_cli.config.load import load
-from bert_cli.config.look import DoctorSettings, InspectSettings
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.tools import DoctorSettings, InspectSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bert_cli.config.load import load
+from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import (
     GAPS,
     KEPT,
@@ -14,8 +14,8 @@ from bert_cli.config.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.config.schema import BertConfig, PretrainSettings
-from bert_cli.config.shipped import shipped_configs
+from bert_cli.config.model import BertConfig
+from bert_cli.config.training import PretrainSettings
 
 TINY = BertConfig(
     vocab_size=1009,
@@ -115,8 +115,17 @@ def test_what_a_block_keeps_is_what_its_traced_function_hands_on(
     assert bytes_kept == pytest.approx(found, rel=0.02)
 
 
+def test_the_thresholds_are_those_of_the_engine():
+    from bert_cli.config.memory import COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS
+    from bert_cli.model.fused import WORTH_COMPILING
+    from bert_cli.parallel.tensorflow.update import MOVES_WORTH_COMPILING
+
+    assert COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
+    assert COMPILED_UPDATE_WEIGHTS == MOVES_WORTH_COMPILING
+
+
 @pytest.mark.parametrize(
-    "path", sorted(shipped_configs().glob("pretrain_*.json")), ids=lambda p: p.stem
+    "path", sorted(configs_folder().glob("pretrain_*.json")), ids=lambda p: p.stem
 )
 def test_every_shipped_config_has_an_estimate(path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")

@@ -1,6 +1,5 @@
 """What people and shells are told of a command is what its command line takes."""
 
-import importlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,18 +7,17 @@ import pytest
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliSettingsSource
 
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.finetune import GlueSettings
-from bert_cli.config.look import DoctorSettings
 from bert_cli.config.options import examples_of, purpose_of, sections_of
-from bert_cli.config.parallel import Settings
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.settings import Settings
+from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.training import PretrainSettings
 
 
 def settings_of(name: str) -> type[Settings]:
-    _, home, kind, _ = COMMANDS[name]
-    return getattr(importlib.import_module(home), kind)
+    return COMMANDS[name].settings_class()
 
 
 def told(settings: type[Settings], name: str) -> dict[str, Any]:

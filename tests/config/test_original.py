@@ -10,7 +10,8 @@ from bert_cli.config.finetune import GlueSettings, SquadSettings
 from bert_cli.config.load import leaves, load
 from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
 from bert_cli.config.plan import plan_of
-from bert_cli.config.schema import PlanSettings, PretrainSettings
+from bert_cli.config.tools import PlanSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}

@@ -3,7 +3,7 @@
 import pytest
 
 from bert_cli.config.plan import describe, make_plan
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 
 SMALL = {
     "max_seq_length": 32,

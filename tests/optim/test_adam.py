@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from bert_cli.config.schema import OptimizerOpts  # noqa: E402
+from bert_cli.config.training import OptimizerOpts  # noqa: E402
 from bert_cli.errors import ConfigError  # noqa: E402
 from bert_cli.optim.adam import (  # noqa: E402
     Hyperparameters,

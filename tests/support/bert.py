@@ -237,8 +237,9 @@ def main() -> int:
     """Import what the commands need, serve, and run the request of a child."""
     import importlib
 
-    from bert_cli.cli import COMMANDS
     from bert_cli.config.quiet import lightly, quietly
+
+    from bert_cli.cli import COMMANDS
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -4,7 +4,6 @@
 and notes what it was asked; `bert` is this checkout's.
 """
 
-import importlib
 import os
 import re
 import shlex
@@ -188,8 +187,7 @@ def bash_blocks(page: str) -> str:
 
 def load_command(words: list[str]) -> object:
     """The settings of a command line, refused as the tool would."""
-    _, home, name, _ = COMMANDS[words[0]]
-    settings = getattr(importlib.import_module(home), name)
+    settings = COMMANDS[words[0]].settings_class()
     own = words[1 : words.index("--")] if words[0] == "launch" else words[1:]
     if words[0] == "launch":
         load_command(words[words.index("--") + 1 :])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.benchmarks import benchmarks
-from bert_cli.config.commands import COMMANDS
-from bert_cli.config.shell import SHELLS
+from bert_cli.commands import COMMANDS
+from bert_cli.config.bench import benchmarks
+from bert_cli.config.tools import SHELLS
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.records.vocab import write_vocabulary
 from bert_cli.data.records.wordpiece import Encoder
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError

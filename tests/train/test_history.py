@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
 from bert_cli.config.load import load
 from bert_cli.errors import DataError
 from bert_cli.train.history import Run, is_locked, names_of, open_runs, runs_below
@@ -108,10 +108,8 @@ TRAINING = {
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_what_a_run_is_follows_from_its_settings(name, tmp_path):
-    import importlib
 
-    _, home, kind, _ = COMMANDS[name]
-    settings, _ = load(getattr(importlib.import_module(home), kind), TRAINING[name], f"bert {name}")
+    settings, _ = load(COMMANDS[name].settings_class(), TRAINING[name], f"bert {name}")
     (tmp_path / "settings.json").write_text(json.dumps(settings.model_dump(mode="json")))
     assert Run(tmp_path).kind == ("glue mrpc" if name == "glue" else name)
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.records.example_proto import (
     Column,
     cut,
@@ -27,6 +26,7 @@ from bert_cli.data.records.example_proto import (
 from bert_cli.data.records.tfrecord import FRAME_BYTES
 from bert_cli.data.records.wire_reader import BLOCK, columns_of
 from bert_cli.errors import DataError
+from bert_cli.imports import quiet_imports
 
 # Features of a static record, as they are written (by name), and the type of their lists.
 STATIC_FEATURES = {
@@ -218,7 +218,7 @@ def _parsed_by_tensorflow(
     payloads: Sequence[bytes], kinds: Mapping[str, str], lengths: Mapping[str, int]
 ) -> dict[str, npt.NDArray[Any]]:
     """Arrays of records of any tool, whatever the order of their features, [B, length of each]."""
-    with quietly(), lightly():
+    with quiet_imports():
         import tensorflow as tf
 
     features = {

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
-from bert_cli.config.quiet import lightly, quietly
 from bert_cli.data.records.corpus import CORPUS, read_corpus, refuse_unfinished
 from bert_cli.data.records.formats import STATIC_FEATURES, parse_static, token_bytes
 from bert_cli.data.records.tfrecord import FRAME_BYTES, HEAD_BYTES, payload_bytes, read_payload
@@ -38,6 +37,7 @@ from bert_cli.data.shards.manifest import Stats, package_versions
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
+from bert_cli.imports import quiet_imports
 
 OFFSETS = "corpus.offsets"
 MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
@@ -318,7 +318,7 @@ def _describe_foreign(folder: Path, vocab: str) -> dict[str, Any]:
 
 def _feature_sizes(path: Path) -> dict[str, int]:
     """Names of the features of a file's first record, with the number of their values."""
-    with quietly(), lightly():
+    with quiet_imports():
         import tensorflow as tf
     from google.protobuf.message import DecodeError
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bert_cli.config import terminal
-from bert_cli.config.data import is_remote
-from bert_cli.config.look import InspectSettings
-from bert_cli.config.mistakes import is_said
+from bert_cli import terminal
+from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.tools import InspectSettings
 from bert_cli.data.records.statistics import Batch, Tally, labels_of, unmasked, words_of
 from bert_cli.data.records.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.data.shards.manifest import MANIFEST, read_manifest
@@ -117,7 +116,7 @@ def _open(settings: InspectSettings) -> tuple[Reader, Vocabulary]:
     )
     if not len(reader):
         raise DataError(f"folder ({settings.folder}): holds no records; rebuild it")
-    if not reader.is_dynamic and is_said(settings, "masking"):
+    if not reader.is_dynamic and is_set(settings, "masking"):
         raise ConfigError(
             f"masking: has no effect on {settings.folder}, whose records are static and masked already; "
             "leave it out"

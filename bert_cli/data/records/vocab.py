@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.shards.manifest import (
     MANIFEST,

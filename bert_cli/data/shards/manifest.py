@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bert_cli import __version__
-from bert_cli.config.commands import COMMANDS
+from bert_cli.commands import COMMANDS
 from bert_cli.errors import DataError
 from bert_cli.files import (
     JSON,
@@ -304,8 +303,7 @@ def _defaults(step: str) -> dict[str, Any]:
     """What the settings of a step are where nothing is said of them."""
     if step not in COMMANDS:
         return {}
-    _, module, kind, _ = COMMANDS[step]
-    fields = getattr(import_module(module), kind).model_fields
+    fields = COMMANDS[step].settings_class().model_fields
     return {name: field.default for name, field in fields.items() if not field.is_required()}
 
 

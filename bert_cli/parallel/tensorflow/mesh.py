@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.config.parallel import Cluster
-from bert_cli.config.schema import TrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import find_interface, listen_only_on

@@ -15,12 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_cli.config.memory import MOVES_WORTH_COMPILING
 from bert_cli.optim.adam import Optimizer
 from bert_cli.parallel.tensorflow.alike import traced
 from bert_cli.parallel.tensorflow.collectives import Group
 from bert_cli.parallel.tensorflow.moves import Held, Moves, size_of, squared_norm
 from bert_cli.parallel.tensorflow.stage import Stage
+
+MOVES_WORTH_COMPILING = 2**23
+"""Weights of a device above which a compiled update saves the seconds of its compilation within a few
+hundred steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

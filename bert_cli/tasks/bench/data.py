@@ -20,7 +20,6 @@ import numpy as np
 from bert_cli.config.bench import BenchDataSettings
 from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSettings, VocabSettings
 from bert_cli.config.layout import size
-from bert_cli.config.terminal import table
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.shards.manifest import finished_files, package_versions
@@ -28,6 +27,7 @@ from bert_cli.data.stream.reader import Reader
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
 from bert_cli.tasks.bench.table import machine_told, seconds
+from bert_cli.terminal import print_table
 
 VERSIONS = ("numpy", "tokenizers")
 WORDS = 20_000
@@ -189,5 +189,5 @@ def _show(settings: BenchDataSettings, rows: list[Row], told: dict[str, Any]) ->
         shown.append(
             (row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds(row["seconds"]), pace, paced)
         )
-    table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
+    print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
     print("\nMB: of text, for index of records, and for reading of the batches that come out")

@@ -13,7 +13,7 @@ Shapes: S places, P masked places, C sequences of a pack, D model width, F inner
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 
 FORWARD_AND_BACKWARD = 3
 """A product forward and the two of its gradients."""

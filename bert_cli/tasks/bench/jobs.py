@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.plan import make_plan
-from bert_cli.config.schema import PretrainSettings, TrainSettings
+from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.stream.stored import as_stored

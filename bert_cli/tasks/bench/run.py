@@ -7,12 +7,16 @@ come here: the imports are a part of the start, and a sweep, whose processes mea
 
 import shlex
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSettings, BenchSquadSettings
-from bert_cli.config.benchmarks import benchmarks
-from bert_cli.config.quiet import lightly, quietly
-from bert_cli.config.terminal import table
+from bert_cli.config.bench import (
+    BenchPretrainSettings,
+    BenchSettings,
+    BenchSquadSettings,
+    benchmarks,
+)
+from bert_cli.imports import quiet_imports
 from bert_cli.tasks.bench import sweep
 from bert_cli.tasks.bench.timing import Stopwatch, seconds_since_start
+from bert_cli.terminal import print_table
 
 
 def run(settings: BenchSettings) -> None:
@@ -21,7 +25,7 @@ def run(settings: BenchSettings) -> None:
     rows = [
         (name, one.about, shlex.join(["bert", *one.words])) for name, one in benchmarks().items()
     ]
-    table(("name", "what", "stands for"), rows)
+    print_table(("name", "what", "stands for"), rows)
 
 
 def measure(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
@@ -31,6 +35,6 @@ def measure(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
         return
     start = Stopwatch()
     start.add("python_and_settings", seconds_since_start())
-    with start.part("imports"), quietly(), lightly():
+    with start.part("imports"), quiet_imports():
         from bert_cli.tasks.bench import measurement
     measurement.run(settings, start)

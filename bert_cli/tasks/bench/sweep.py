@@ -21,7 +21,7 @@ from typing import Any
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings, Measuring
 from bert_cli.config.layout import size
-from bert_cli.config.schema import bytes_of
+from bert_cli.config.settings import parse_bytes
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import is_stdout, output_json, read_json
 from bert_cli.parallel.cluster import find_processes
@@ -99,7 +99,7 @@ def _line(row: Figures) -> str:
 
 def _limit(settings: Measuring) -> int:
     """Bytes that a process may fill."""
-    return bytes_of(settings.memory) if settings.memory is not None else machine.memory()[1]
+    return parse_bytes(settings.memory) if settings.memory is not None else machine.memory()[1]
 
 
 def _unless_too_large(number: int, rows: Sequence[Figures], settings: Measuring) -> Figures | None:

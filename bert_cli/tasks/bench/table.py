@@ -11,11 +11,11 @@ from typing import Any
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.layout import count, size
 from bert_cli.config.plan import Plan
-from bert_cli.config.terminal import table
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.processes import cpu_count
 from bert_cli.tasks.bench.timing import PARTS
 from bert_cli.tasks.look import machine
+from bert_cli.terminal import print_table
 
 VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers")
 Figures = Mapping[str, Any]
@@ -65,16 +65,18 @@ def show(figures: Figures) -> None:
         f"{figures['precision']}: {count(told['replicas'], 'replica')} of "
         f"{count(told['devices_of_a_replica'], told['devices'])}, {processes}\n"
     )
-    table(("figure", "value", ""), list(_rows(figures)), right=(1,))
+    print_table(("figure", "value", ""), list(_rows(figures)), right=(1,))
     print()
     step, rows = figures["step_seconds"]["median"], []
     for name in PARTS:
         share = figures[f"{name}_share"]
         rows.append((name.replace("_", " "), f"{share:.1%}", seconds(share * step)))
-    table(("a step's time", "share", "of the median"), rows, right=(1, 2))
+    print_table(("a step's time", "share", "of the median"), rows, right=(1, 2))
     print()
     start = figures["start_seconds"]
-    table(("start", ""), [(n.replace("_", " "), seconds(s)) for n, s in start.items()], right=(1,))
+    print_table(
+        ("start", ""), [(n.replace("_", " "), seconds(s)) for n, s in start.items()], right=(1,)
+    )
 
 
 def _rows(figures: Figures) -> list[tuple[str, str, str]]:
@@ -128,7 +130,7 @@ def show_sweep(rows: Sequence[Figures]) -> None:
                 "",
             )
         )
-    table(heads, shown, right=range(7))
+    print_table(heads, shown, right=range(7))
 
 
 def seconds(value: float) -> str:

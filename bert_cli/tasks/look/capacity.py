@@ -12,9 +12,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from bert_cli.config import layout
-from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan
+from bert_cli.config.tools import DoctorSettings
 from bert_cli.errors import BertError, ConfigError, install_command
 from bert_cli.files import format_bytes, free_bytes
 from bert_cli.parallel.cluster import Processes

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_cli.config.look import CompareSettings
-from bert_cli.config.terminal import table
+from bert_cli.config.tools import CompareSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
+from bert_cli.terminal import print_table
 from bert_cli.train.history import METRICS, Run, names_of, open_runs
 from bert_cli.train.summary import (
     ABSENT,
@@ -142,12 +142,12 @@ def _show(
     states = [", ".join(dict.fromkeys(one.state for one in side.runs)) for side in sides]
     if differing:
         rows = [(name, *map(value_in_words, values)) for name, values in differing.items()]
-        table(("settings", *names), rows)
+        print_table(("settings", *names), rows)
     else:
         print("settings: the same")
     print()
     rows = [("what", *kinds), ("state", *states)] if kinds[0] != kinds[1] else [("state", *states)]
-    table(("results", *names, "difference"), [*_padded(rows), *_results(results, figures)])
+    print_table(("results", *names, "difference"), [*_padded(rows), *_results(results, figures)])
     print(f"\nlosses, accuracies and gradient norms are {window_in_words(window)}")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config import layout
-from bert_cli.config.look import DoctorSettings
 from bert_cli.config.plan import Plan, make_plan
+from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.stream.stored import as_stored
 from bert_cli.errors import ConfigError
 from bert_cli.files import is_stdout, output_json

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.config import layout
-from bert_cli.config.look import DoctorSettings
 from bert_cli.config.memory import estimate
 from bert_cli.config.parallel import Parallel
-from bert_cli.config.schema import GlobalBatch
+from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.cluster import Processes

@@ -25,7 +25,9 @@ from bert_cli.config.layout import (
 )
 from bert_cli.config.memory import Estimate, estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
-from bert_cli.config.schema import PlanSettings, PretrainSettings, bytes_of
+from bert_cli.config.settings import parse_bytes
+from bert_cli.config.tools import PlanSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.stored import as_stored
 from bert_cli.errors import ConfigError
 
@@ -38,7 +40,7 @@ def run(settings: PlanSettings) -> None:
     Raises ConfigError when it does not fit, or when one is to be chosen and not said for what.
     """
     devices = settings.devices
-    memory = None if settings.memory is None else bytes_of(settings.memory)
+    memory = None if settings.memory is None else parse_bytes(settings.memory)
     settings = as_stored(settings)
     chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":

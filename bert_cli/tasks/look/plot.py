@@ -6,7 +6,7 @@ to and the settings in which they differ.
 
 from pathlib import Path
 
-from bert_cli.config.look import PlotSettings
+from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 from bert_cli.tasks.look.curves import draw, pictures_of

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from bert_cli.config.look import RunsSettings
-from bert_cli.config.terminal import table
+from bert_cli.config.tools import RunsSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
+from bert_cli.terminal import print_table
 from bert_cli.train.history import HELD_OUT, Run, runs_below
 from bert_cli.train.report import duration
 
@@ -39,7 +39,7 @@ def run(settings: RunsSettings) -> None:
         if not told:
             print(f"{', '.join(map(str, settings.folders))}: {NO_RUNS}")
             return
-        table(HEADS, [_row(one) for one in told], right=NUMBERS)
+        print_table(HEADS, [_row(one) for one in told], right=NUMBERS)
 
 
 def told_of(found: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.schema import TrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.parallel.tensorflow.collectives import Peers
 from bert_cli.train.step import State

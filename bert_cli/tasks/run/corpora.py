@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.data import is_remote
-from bert_cli.config.mistakes import is_said
-from bert_cli.config.schema import PretrainSettings, WeightedCorpus
+from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.tokenizer import case_of, read_tokenizer
 from bert_cli.data.records.vocab import VOCAB_FILE
@@ -151,12 +150,12 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
 
 def _most_asked(settings: PretrainSettings) -> int | None:
     """Most sequences of an example where that was said; else they are as the records are."""
-    return settings.max_sequences_per_pack if is_said(settings, "max_sequences_per_pack") else None
+    return settings.max_sequences_per_pack if is_set(settings, "max_sequences_per_pack") else None
 
 
 def _refuse_masking_without_effect(settings: PretrainSettings, readers: Sequence[Reader]) -> None:
     """Raise ConfigError for a way of masking where no record of the run, held-out ones too, is masked by it."""
-    if not is_said(settings, "masking") or any(reader.is_dynamic for reader in readers):
+    if not is_set(settings, "masking") or any(reader.is_dynamic for reader in readers):
         return
     held_out = settings.validation_dir
     if (

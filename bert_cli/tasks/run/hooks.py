@@ -7,7 +7,7 @@ cost all since the last checkpoint. A run that continues scores what was saved a
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from bert_cli.config.schema import TrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.parallel.tensorflow.collectives import Peers
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.tasks.run.job import Job

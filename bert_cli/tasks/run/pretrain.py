@@ -8,7 +8,7 @@ held-out records it is evaluated on.
 from contextlib import ExitStack
 
 from bert_cli.config.plan import make_plan
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.mixture import Mixture
 from bert_cli.data.stream.stored import as_stored
 from bert_cli.parallel.tensorflow.engine import Engine

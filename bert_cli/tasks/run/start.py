@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.schema import BertConfig, TrainSettings
+from bert_cli.config.model import BertConfig
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
 from bert_cli.errors import CheckpointError, nearest
 from bert_cli.files import read_json

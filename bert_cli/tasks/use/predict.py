@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 
-from bert_cli.config.use import PredictSettings
+from bert_cli.config.tools import PredictSettings
 from bert_cli.data.finetune.examples import read_json_lines, read_lines, text_of
 from bert_cli.data.finetune.squad_answers import null_threshold_of
 from bert_cli.data.records.tokenizer import read_tokenizer

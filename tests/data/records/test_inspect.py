@@ -11,7 +11,7 @@ import pytest
 
 from bert_cli.config.data import IndexSettings, PackSettings, TokenizeSettings
 from bert_cli.config.load import load
-from bert_cli.config.look import InspectSettings
+from bert_cli.config.tools import InspectSettings
 from bert_cli.data.records import index, inspect, pack, tokenize
 from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
@@ -356,7 +356,7 @@ def test_a_terminal_without_unicode_gets_question_marks(monkeypatch):
 def test_dynamic_records_need_no_tensorflow(tmp_path):
     folder = corpus_of(tmp_path / "light", [texts(50)])
     code = (
-        "import sys\nfrom pathlib import Path\nfrom bert_cli.config.look import InspectSettings\n"
+        "import sys\nfrom pathlib import Path\nfrom bert_cli.config.tools import InspectSettings\n"
         "from bert_cli.data.records.inspect import run\n"
         f"run(InspectSettings(folder=Path({str(folder)!r})))\n"
         "print(sorted(set(sys.modules) & {'tensorflow', 'keras', 'torch'}))"

@@ -20,7 +20,8 @@ import pytest
 
 import bert_cli
 from bert_cli import files
-from bert_cli.config.data import TokenizeSettings, is_remote
+from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.settings import is_remote
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_cli.config.memory import estimate
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.stored import as_stored
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.model.bert import build_block
 from bert_cli.parallel.tensorflow.alike import AlikeBlocks, traced
 

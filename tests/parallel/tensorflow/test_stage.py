@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import block_names
 from bert_cli.parallel.tensorflow.stage import cut

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.schema import BertConfig
+from bert_cli.config.model import BertConfig
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.bench import jobs

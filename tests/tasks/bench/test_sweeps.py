@@ -17,7 +17,7 @@ import bert_cli
 from bert_cli.cli import COMMANDS, main
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import leaves, load
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 
 ROOT = Path(bert_cli.__file__).parents[1]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))

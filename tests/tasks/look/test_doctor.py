@@ -9,7 +9,7 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
-from bert_cli.config.look import DoctorSettings
+from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter

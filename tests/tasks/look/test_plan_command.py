@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
+from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import estimate
-from bert_cli.config.schema import PretrainSettings, bytes_of
-from bert_cli.config.shipped import shipped_configs
+from bert_cli.config.settings import parse_bytes
+from bert_cli.config.training import PretrainSettings
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]
-SHIPPED = sorted(path.stem for path in shipped_configs().glob("pretrain_*.json"))
+SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
 
 
 def rows(text: str) -> list[list[str]]:
@@ -116,7 +116,7 @@ def test_devices_left_over_are_said(capsys):
     ],
 )
 def test_sizes_are_read_as_people_write_them(text, bytes_):
-    assert bytes_of(text) == bytes_
+    assert parse_bytes(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["80", "80GX", "GB", "-1GB", "0GB", "lots", "80gb"])

@@ -10,7 +10,7 @@ from support.tiny_models import OTHERS, WORDS, write_model
 
 from bert_cli.cli import main
 from bert_cli.config.data import Masking
-from bert_cli.config.schema import PretrainSettings
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.mixture import NUMBERING
 from bert_cli.tasks.run import corpora
 from bert_cli.train.checkpoint import MODEL, whole_checkpoints

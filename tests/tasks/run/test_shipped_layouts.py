@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
-from bert_cli.config.schema import PretrainSettings
-from bert_cli.config.shipped import shipped_configs
+from bert_cli.config.load import configs_folder, load
+from bert_cli.config.training import PretrainSettings
 
 NARROW = {
     "bert-config.hidden-size": 32,
@@ -32,7 +31,7 @@ def stages_of(path: Path) -> str:
 
 
 DIFFERENT = {
-    stages_of(path): path.stem for path in sorted(shipped_configs().glob("pretrain_*.json"))
+    stages_of(path): path.stem for path in sorted(configs_folder().glob("pretrain_*.json"))
 }
 DIFFERENT.pop("[null, null]")  # one device
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert_cli.config.load import load
-from bert_cli.config.use import ExportSettings
+from bert_cli.config.tools import ExportSettings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
-from bert_cli.config.use import PredictSettings
+from bert_cli.config.tools import PredictSettings
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 from bert_cli.tasks.use.predict import run
 

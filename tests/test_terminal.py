@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bert_cli.config.terminal import table, tell
+from bert_cli.terminal import print_help, print_table
 
 
 class Terminal(io.StringIO):
@@ -23,11 +23,11 @@ def a_terminal(monkeypatch) -> None:
 
 def test_a_help_has_its_headings_marked_on_a_terminal_only(monkeypatch):
     a_terminal(monkeypatch)
-    tell("options:\n  --size INT  a number\n")
+    print_help("options:\n  --size INT  a number\n")
     marked = sys.stdout.getvalue()
     assert "\x1b[1moptions:" in marked and "\x1b[36m--size" in marked
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    tell("options:\n  --size INT  a number\n")
+    print_help("options:\n  --size INT  a number\n")
     assert sys.stdout.getvalue() == "options:\n  --size INT  a number\n"
 
 
@@ -35,14 +35,14 @@ def test_a_help_has_its_headings_marked_on_a_terminal_only(monkeypatch):
 def test_who_wants_no_colour_gets_none_on_a_terminal_either(monkeypatch, variable):
     a_terminal(monkeypatch)
     monkeypatch.setenv(*variable)
-    tell("options:\n  --size INT  a number")
-    table(("name", "value"), [("a", "b")])
+    print_help("options:\n  --size INT  a number")
+    print_table(("name", "value"), [("a", "b")])
     assert "\x1b[" not in sys.stdout.getvalue()
 
 
 def test_a_row_is_one_line_where_there_is_no_terminal(capsys):
     long = "/a/very/long/folder" * 20
-    table(("run", "step"), [(long, "7"), ("b [bold]", "1,234")], right=[1])
+    print_table(("run", "step"), [(long, "7"), ("b [bold]", "1,234")], right=[1])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "step"]
     assert lines[1].split() == [long, "7"]
@@ -52,7 +52,7 @@ def test_a_row_is_one_line_where_there_is_no_terminal(capsys):
 
 def test_a_long_cell_goes_on_below_itself_on_a_terminal(monkeypatch):
     a_terminal(monkeypatch)
-    table(("run", "step"), [("x" * 60, "7")])
+    print_table(("run", "step"), [("x" * 60, "7")])
     lines = sys.stdout.getvalue().splitlines()
     assert max(len(line) for line in lines[1:]) <= 40
     assert sum(line.count("x") for line in lines) == 60

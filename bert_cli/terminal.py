@@ -37,7 +37,7 @@ def console(width: int = UNLIKE_A_TERMINAL) -> "Console":
     )
 
 
-def tell(text: str) -> None:
+def print_help(text: str) -> None:
     """Print a help: on a terminal with its headings and flags marked, else as it is."""
     if not sys.stdout.isatty():
         print(text.rstrip("\n"))
@@ -50,7 +50,7 @@ def tell(text: str) -> None:
     console().print(marked, soft_wrap=True)
 
 
-def table(
+def print_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
     """Print rows under their heads; the columns whose numbers are in `right` end together.

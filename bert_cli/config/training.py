@@ -1,23 +1,18 @@
-"""Every setting of a training run, each with its meaning, unit and default.
+"""The settings of a training run, and those of pre-training.
 
-Frozen pydantic models whose field docstrings are the `--help` text and whose nesting is that of the
-JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`). Checks that concern
-one class stand here; what needs the number of examples or the machine is `plan.py`'s and the
-engine's to refuse. The key names are those that users of Graphcore's example know.
+The field docstrings are the text of `--help`; the nesting is that of the JSON file; a flag is the dotted
+path in kebab case (`--global-batch.replicas 4`). The key names are those of Graphcore's BERT example.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bert_cli.config.data import Masking, is_remote, packed_predictions
-from bert_cli.config.mistakes import is_said
-from bert_cli.config.parallel import Cluster, Parallel, Positive, Settings
-from bert_cli.config.trackers import Wandb
-
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+from bert_cli.config.data import Masking, packed_predictions
+from bert_cli.config.model import BertConfig
+from bert_cli.config.parallel import Cluster, Parallel
+from bert_cli.config.settings import Positive, Probability, Settings, is_remote, is_set
 
 
 class About(Settings):
@@ -31,44 +26,19 @@ class About(Settings):
     """Time, hardware, or the number one should see."""
 
 
-class BertConfig(Settings):
-    """The shape of the model, by Hugging Face's names."""
+class Wandb(Settings):
+    """Weights & Biases; WANDB_MODE=offline keeps the figures on this machine."""
 
-    vocab_size: Positive = 30522
-    """Words V in the vocabulary; in pre-training by default those of the records, which must be as many."""
-    hidden_size: Positive = 768
-    """Model width D."""
-    num_hidden_layers: Positive = 12
-    """Encoder layers."""
-    num_attention_heads: Positive = 12
-    """Attention heads N; divides the model width."""
-    intermediate_size: Positive = 3072
-    """Inner width F of the feed-forward part."""
-    hidden_act: Literal["gelu"] = "gelu"
-    """Activation: the exact GELU of the paper."""
-    hidden_dropout_prob: Probability = 0.1
-    """Dropout after embeddings, attention output and feed-forward output."""
-    attention_probs_dropout_prob: Probability = 0.1
-    """Dropout of the attention probabilities."""
-    max_position_embeddings: Positive = 512
-    """Longest sequence the model can read."""
-    type_vocab_size: Positive = 2
-    """Segments: first and second sentence."""
-    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
-    """Standard deviation of the first values of the weights (truncated at two of them)."""
-    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
-    """Added to the variance in LayerNorm."""
-    position_embedding_type: Literal["absolute"] = "absolute"
-    """Positions are learnt, one vector for each place."""
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "BertConfig":
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) is no multiple of num_attention_heads "
-                f"({self.num_attention_heads}); choose heads that divide it"
-            )
-        return self
+    enabled: bool = False
+    """Log the run."""
+    project: str = "bert"
+    """Project that receives the run."""
+    entity: str | None = None
+    """Team or user that the project belongs to; by default that of the login."""
+    name: str | None = None
+    """Name of the run; by default the output folder's."""
+    tags: list[str] = []
+    """Tags of the run."""
 
 
 class GlobalBatch(Settings):
@@ -218,7 +188,7 @@ class TrainSettings(Settings):
                 "weights are float32; leave it out or choose precision float16"
             )
         options = self.optimizer_opts
-        if options.name == "AdamW" and is_said(options, "no_layer_adaptation"):
+        if options.name == "AdamW" and is_set(options, "no_layer_adaptation"):
             raise ValueError(
                 "optimizer_opts.no_layer_adaptation has no effect with AdamW, which adapts no layer; leave it out"
             )
@@ -334,7 +304,7 @@ class PretrainSettings(TrainSettings):
                 f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
             )
         for name in ("evaluate_every_steps", "evaluation_examples"):
-            if is_said(self, name) and self.validation_dir is None:
+            if is_set(self, name) and self.validation_dir is None:
                 raise ValueError(
                     f"{name} has no effect without validation_dir; give both or neither"
                 )
@@ -357,41 +327,3 @@ class PretrainSettings(TrainSettings):
                 f"dataset_cache ({self.dataset_cache}) has no effect without records at an address, as "
                 "s3://bucket/records, in dataset_dir or validation_dir; leave it out"
             )
-
-
-class PlanSettings(PretrainSettings):
-    """Say what a layout costs in memory, idle time and traffic, and propose one.
-
-    Takes every setting of `bert pretrain`; needs no data and builds nothing.
-    Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
-    Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
-    """
-
-    OPENS_FILES: ClassVar[bool] = False
-    SAVES: ClassVar[bool] = False
-
-    devices: Positive | None = None
-    """Devices that there are, in all; by default what the layout asks for."""
-    memory: str | None = None
-    """Memory of a device, as 80GB, 24GiB, 640MB or 16e9; without it nothing is said about fitting."""
-    processes: Positive = 1
-    """Processes that the devices are divided among; a replica lives in one."""
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _is_a_size(cls, given: object) -> str | None:
-        if given is not None:
-            bytes_of(str(given))
-        return None if given is None else str(given)
-
-
-def bytes_of(text: str) -> int:
-    """80GB, 24GiB, 640MB, 16e9 -> bytes. Raises ValueError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
-    size = 0
-    if found:
-        base = 1024 if found[3] else 1000
-        size = int(float(found[1]) * base ** " kMGT".index(found[2] or " "))
-    if size < 10**6:
-        raise ValueError(f"{text!r} is no size of a memory; write it as 80GB, 24GiB, 640MB or 16e9")
-    return size
