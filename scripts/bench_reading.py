@@ -59,9 +59,8 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
     import numpy as np
     import tensorflow as tf
 
-    from bert_cli.data.records.corpus import read_corpus
+    from bert_cli.data.records.corpus import RecordFiles, read_corpus
     from bert_cli.data.records.formats import STATIC_FEATURES, static_lengths
-    from bert_cli.data.records.record_files import RecordFiles
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     corpus = read_corpus(folder)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
 from bert_cli.data.records.columns import pack_columns
-from bert_cli.data.records.corpus import read_corpus
+from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import (
     DynamicPacks,
     pack_payloads,
@@ -26,7 +26,6 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.index import DESCRIPTION, write_corpus
 from bert_cli.data.records.inspect import copies_of
-from bert_cli.data.records.record_files import RecordFiles
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
 from bert_cli.data.shards.manifest import Shard, Stats

@@ -1,11 +1,10 @@
-"""The BERT recipe: sentence pairs from documents and a seed (Devlin et al. 2018, A.1).
+"""The BERT recipe: sentence pairs from documents and a seed (Devlin et al. 2018, "BERT", A.1).
 
-Or single segments, for text without documents (Liu et al. 2019, 4.2). A group's tokens lie in one
-flat array, sentences are its prefix sums and documents ranges of sentences; a pair is then five
-integers, and a pass over 75,000 sentences makes 22,000 of them in 40 ms. Rows of tokens are only
-gathered a block at a time.
+Or single segments, for text without documents (Liu et al. 2019, "RoBERTa", 4.2). The tokens of a group of documents
+are one flat array, sentences are its prefix sums and documents ranges of sentences. A pair is five integers, and a pass
+over 75,000 sentences makes 22,000 pairs in 40 ms. Rows of tokens are gathered a block at a time.
 
-Shapes: B examples, S places.
+Shapes: B examples, S positions.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,9 +32,9 @@ class SpecialIds:
 
 
 class Pairs(NamedTuple):
-    """Sentence pairs as places of a flat token array; all [examples].
+    """Sentence pairs as ranges of a flat token array; all [examples].
 
-    A single segment is a pair without a second: its length is 0.
+    The second length of a single segment is 0.
     """
 
     first_start: npt.NDArray[np.int64]
@@ -50,14 +49,8 @@ class Pairs(NamedTuple):
         return int(self.first_length.sum() + self.second_length.sum())
 
     def take(self, rows: Ints | slice) -> "Pairs":
-        """The pairs of these rows, in this order."""
-        return Pairs(
-            self.first_start[rows],
-            self.first_length[rows],
-            self.second_start[rows],
-            self.second_length[rows],
-            self.is_random[rows],
-        )
+        """Return the pairs of these rows, in this order."""
+        return Pairs._make(column[rows] for column in self)
 
 
 def pair_sentences(
@@ -68,14 +61,13 @@ def pair_sentences(
     short_seq_prob: float,
     random: Random,
 ) -> Pairs:
-    """Go once through every document and make its sentence pairs, not yet cut to length.
+    """Return the sentence pairs of one pass over every document, not yet truncated.
 
-    `sentences` are the prefix sums of the sentences' tokens (one more than sentences, each longer
-    than zero); `documents` the number of the first sentence of each document, and the number of
-    sentences at the end. Sentences are collected until they reach a target of S - 3 tokens (in
-    `short_seq_prob` of the examples a random one) or the document ends; a random part of them
-    becomes A. In half of the cases, and whenever only one sentence was collected, B is text from a
-    random place of another document, and the sentences that A left over are put back.
+    `sentences` are the prefix sums of the sentences' tokens, none of which is empty; `documents` the number of the
+    first sentence of each document, and the number of sentences at the end. Sentences are collected until they reach
+    a target of S - 3 tokens (in `short_seq_prob` of the examples a random one) or the document ends; a random part of
+    them becomes A. In half of the cases, and whenever only one sentence was collected, B is text from a random
+    sentence of another document on, and the sentences that A left over are used again.
 
     ValueError when there are fewer than two documents.
     """
@@ -120,31 +112,31 @@ def fill_sentences(
     short_seq_prob: float,
     random: Random,
 ) -> Pairs:
-    """Go once through every document and fill single segments with consecutive sentences.
+    """Return single segments of consecutive sentences from one pass over every document.
 
-    As many whole sentences as fit into S - 2 tokens (in `short_seq_prob` of the examples into a
-    random smaller target, but at least one), none from the next document: the DOC-SENTENCES of Liu
-    et al. 2019, section 4.2, which is their FULL-SENTENCES where there is one document. A sentence
-    longer than S - 2 fills segments of its own, so every token is in exactly one example.
+    A segment has as many complete sentences of a document as fit into S - 2 tokens (in `short_seq_prob` of the
+    examples into a random smaller target, but at least one): the DOC-SENTENCES of Liu et al. 2019, section 4.2, which
+    are their FULL-SENTENCES where there is one document. A sentence longer than S - 2 fills several segments, so every
+    token is in exactly one example.
     """
     draw = random.random
     longest = sequence_length - 2
     starts: list[int] = []
     lengths: list[int] = []
     for document, limit in pairwise(documents):
-        place, stop = sentences[document], sentences[limit]
+        start, stop = sentences[document], sentences[limit]
         below = document
-        while place < stop:
+        while start < stop:
             target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
-            # The last end of a sentence that is not behind the target, else the next end.
-            end = bisect_right(sentences, place + target, below + 1, limit + 1) - 1
-            if sentences[end] <= place:
+            # The last end of a sentence within the target, else the next end.
+            end = bisect_right(sentences, start + target, below + 1, limit + 1) - 1
+            if sentences[end] <= start:
                 end += 1
-            length = min(sentences[end] - place, longest)
-            starts.append(place)
+            length = min(sentences[end] - start, longest)
+            starts.append(start)
             lengths.append(length)
-            place += length
-            below = end if place == sentences[end] else end - 1
+            start += length
+            below = end if start == sentences[end] else end - 1
     zeros = np.zeros(len(starts), np.int64)
     return Pairs(
         np.array(starts, np.int64),
@@ -156,31 +148,27 @@ def fill_sentences(
 
 
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
-    """Cut every pair to `longest` tokens.
+    """Truncate every pair to `longest` tokens.
 
-    One by one from the longer segment (B if equal), from front or back at random. The lengths that
-    remain follow without walking; how many tokens go from the front is a count of random bits.
+    Tokens are removed one by one from the longer segment (B if equal), from front or back at random. The remaining
+    lengths follow without a loop, and a count of random bits says how many tokens go from the front.
     """
     first, second = pairs.first_length, pairs.second_length
-    # A segment gives way until it is as short as the other, then both in turn, B first.
-    first_kept = np.where(
-        first + second <= longest, first, np.clip(longest - second, (longest + 1) // 2, first)
-    )
-    first_kept = np.minimum(first, first_kept)
-    second_kept = np.minimum(second, longest - first_kept)
-    first_front = _heads(first - first_kept, keys, 0)
-    second_front = _heads(second - second_kept, keys, 1)
+    # A segment shrinks to the length of the other one, then both in turn, B first.
+    shrunk = np.clip(longest - second, (longest + 1) // 2, first)
+    new_first = np.minimum(first, np.where(first + second <= longest, first, shrunk))
+    new_second = np.minimum(second, longest - new_first)
     return Pairs(
-        pairs.first_start + first_front,
-        first_kept,
-        pairs.second_start + second_front,
-        second_kept,
+        pairs.first_start + _count_heads(first - new_first, keys, 0),
+        new_first,
+        pairs.second_start + _count_heads(second - new_second, keys, 1),
+        new_second,
         pairs.is_random,
     )
 
 
-def _heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[np.int64]:
-    """How many of so many tosses of a coin show heads, for each row: 64 tosses a draw."""
+def _count_heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[np.int64]:
+    """Return how many of so many coin tosses show heads, for each row; a draw gives 64 tosses."""
     heads = np.zeros(len(tosses), np.int64)
     rows = np.flatnonzero(tosses)
     left = tosses[rows]
@@ -197,16 +185,15 @@ def _heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[
 def gather(
     tokens: Ints, pairs: Pairs, special: SpecialIds, sequence_length: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]`, with padding [B, S]; their lengths [B]."""
-    places = np.arange(sequence_length)
+    """Return rows `[CLS] A [SEP] B [SEP]` or `[CLS] A [SEP]` with padding [B, S], and their lengths [B]."""
+    positions = np.arange(sequence_length)
     first = pairs.first_length[:, None]
-    in_first = places <= first
-    source = places + np.where(
-        in_first, pairs.first_start[:, None] - 1, pairs.second_start[:, None] - first - 2
+    source = positions + np.where(
+        positions <= first, pairs.first_start[:, None] - 1, pairs.second_start[:, None] - first - 2
     )
     lengths = pairs.first_length + pairs.second_length + np.where(pairs.second_length > 0, 3, 2)
     rows_BS = tokens.take(source, mode="clip").astype(np.int32)
-    rows_BS[places >= lengths[:, None]] = special.pad
+    rows_BS[positions >= lengths[:, None]] = special.pad
     rows = np.arange(len(lengths))
     rows_BS[:, 0] = special.cls
     rows_BS[rows, pairs.first_length + 1] = special.sep

@@ -1,12 +1,12 @@
-"""TFRecord's frames: written with an index beside them, and read with both checksums looked at.
+"""TFRecord frames: written together with their index, and read with both checksums verified.
 
-A frame is the payload's length, its masked crc32c, the payload, and the payload's masked crc32c. Each
-`NAME.tfrecord` has a `NAME.index` beside it: a line `offset size` per record, the size with its frame.
+A frame is the payload's length, its masked crc32c, the payload, and the payload's masked crc32c. `NAME.index` is the
+index of `NAME.tfrecord`, in the form of the tfrecord package: a line `offset size` for each record, the size with the
+frame.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import google_crc32c
@@ -23,35 +23,33 @@ MASK = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> bytes:
-    """TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
+    """Return TFRecord's masked crc32c: rotated right by 15 bits plus a constant, little-endian."""
     crc: int = google_crc32c.value(data)
     return (((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def _head(size: int) -> bytes:
-    """What stands before a payload of so many bytes."""
     length = size.to_bytes(8, "little")
     return length + masked_crc(length)
 
 
 def payload_bytes(head: bytes) -> int | None:
-    """Bytes of the payload behind a frame's head; None where the checksum says that it is no head."""
+    """Return the size of the payload after a frame's head; None where its checksum is wrong."""
     size = int.from_bytes(head[:8], "little")
     return size if head == _head(size) else None
 
 
 class RecordWriter:
-    """Writes payloads to `path` in TFRecord frames, and their index beside it as `.index`.
+    """Writes payloads to `path` in TFRecord frames, and their index to `path` with the suffix `.index`.
 
-    Both are flushed when the `with` block ends without an error; whoever needs them whole or absent
-    gives a path that is renamed afterwards.
+    Both files are complete when the `with` block ends without an error.
     """
 
     def __init__(self, path: Path) -> None:
-        """Start both files, replacing what lies there."""
+        """Open both files, which replaces existing ones."""
         self.records = 0
         self.bytes = 0
-        self._heads: dict[int, bytes] = {}  # of a few hundred lengths, each with its checksum
+        self._heads: dict[int, bytes] = {}  # for a few hundred sizes, each with its checksum
         self._file = path.open("wb")
         self._index = path.with_suffix(".index").open("wb")
 
@@ -60,7 +58,7 @@ class RecordWriter:
         self.write_all((payload,))
 
     def write_all(self, payloads: Iterable[bytes]) -> None:
-        """Append records; a block of them at once is twice as fast as one by one."""
+        """Append records; twice as fast as one by one."""
         frames: list[bytes] = []
         lines: list[bytes] = []
         heads, offset = self._heads, self.bytes
@@ -78,61 +76,47 @@ class RecordWriter:
         self.records += len(lines)
         self.bytes = offset
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Flush and close both files."""
         self._file.close()
         self._index.close()
 
-    def __enter__(self) -> Self:
-        """Give the writer itself."""
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close both files."""
-        self.close()
+def read_payload(buffer: Any, offset: int, name: str | Path = "records", base: int = 0) -> bytes:
+    """Return the payload of the frame at `offset` of a buffer that begins at byte `base` of a file.
 
-
-def read_payload(buffer: Any, offset: int, name: str | Path = "records") -> bytes:
-    """Give the payload of the record whose frame starts at `offset` of bytes or an mmap.
-
-    Checks both checksums, so a shifted index or a flipped bit cannot pass for data; DataError names
-    `name` and `offset`.
+    Both checksums are verified, so a shifted index or a flipped bit cannot pass for data. DataError names the file
+    and the byte.
     """
+    where = f"{name} (byte {base + offset})"
     begin = offset + HEAD_BYTES
     head = bytes(buffer[offset:begin])
     if len(head) < HEAD_BYTES:
-        raise DataError(
-            f"{name} (byte {offset}): the file ends before this record; rebuild it or "
-            "run `bert index`"
-        )
+        raise DataError(where, "the file ends before this record", "rebuild it or run `bert index`")
     size = payload_bytes(head)
     if size is None:
         raise DataError(
-            f"{name} (byte {offset}): no record starts here (wrong checksum of its length); "
-            "if its .index is another file's, remove that and run `bert index`, else rebuild the file"
+            where,
+            "no record starts here (wrong checksum of its length)",
+            "if its .index is another file's, remove that and run `bert index`, else rebuild the file",
         )
     end = begin + size
-    payload, check = bytes(buffer[begin:end]), bytes(buffer[end : end + CHECKSUM_BYTES])
-    if len(payload) < size or len(check) < CHECKSUM_BYTES:
-        raise DataError(
-            f"{name} (byte {offset}): the file is cut within this record; rebuild the file"
-        )
-    if masked_crc(payload) != check:
-        raise DataError(
-            f"{name} (byte {offset}): the record is corrupt (wrong checksum); rebuild the file"
-        )
+    payload, checksum = bytes(buffer[begin:end]), bytes(buffer[end : end + CHECKSUM_BYTES])
+    if len(payload) < size or len(checksum) < CHECKSUM_BYTES:
+        raise DataError(where, "the file is cut within this record", "rebuild the file")
+    if masked_crc(payload) != checksum:
+        raise DataError(where, "the record is corrupt (wrong checksum)", "rebuild the file")
     return payload
 
 
 def read_payloads(frames: Sequence[bytes]) -> list[bytes] | None:
-    """Payloads of frames [n], or None where one is wrong; `read_payload` says then which and why.
+    """Return the payloads of frames [n]; None where one is wrong, for which `read_payload` has the error.
 
-    Heads and checksums are compared all at once, and there are as few different heads as sizes.
+    Heads and checksums are compared all at once; there are only as many different heads as sizes.
     """
     if not frames:
         return []
@@ -143,11 +127,11 @@ def read_payloads(frames: Sequence[bytes]) -> list[bytes] | None:
     ends = np.cumsum(sizes)
     different, which = np.unique(sizes, return_inverse=True)
     heads = b"".join([_head(size - FRAME_BYTES) for size in different.tolist()])
-    wanted = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
-    if not np.array_equal(sliding_window_view(data, HEAD_BYTES)[ends - sizes], wanted):
+    expected_heads = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
+    if not np.array_equal(sliding_window_view(data, HEAD_BYTES)[ends - sizes], expected_heads):
         return None
     payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
-    found = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
-    masked = ((found >> np.uint32(15)) | (found << np.uint32(17))) + np.uint32(MASK)
-    said = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
-    return payloads if np.array_equal(masked, said) else None
+    crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
+    expected = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)
+    stored = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
+    return payloads if np.array_equal(stored, expected) else None

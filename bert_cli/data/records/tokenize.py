@@ -34,7 +34,7 @@ from bert_cli.data.records.groups import (
     plan_groups,
 )
 from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.masking import mask_examples
+from bert_cli.data.records.masking import TokenKinds, mask_examples
 from bert_cli.data.records.random_bits import row_keys
 from bert_cli.data.records.sentence_pairs import (
     Pairs,
@@ -289,11 +289,9 @@ def blocks(
             first_lengths_B,
             block.is_random,
             keys[rows],
-            special=special,
-            vocab_size=size,
-            predictions=recipe.mask_tokens,
+            kinds=TokenKinds(special, size, continuation),
             masking=masks,
-            is_continuation=continuation,
+            predictions=recipe.mask_tokens,
         )
         yield static_payloads(examples)
 

@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
-from bert_cli.data.records.corpus import read_corpus
+from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import DynamicRecords, parse_dynamic, parse_packs
-from bert_cli.data.records.masking import mask_examples
+from bert_cli.data.records.masking import TokenKinds, mask_examples
 from bert_cli.data.records.random_bits import Ints, Keys, row_keys
-from bert_cli.data.records.record_files import RecordFiles
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.vocab import read_vocabulary
 from bert_cli.data.stream.buckets import Bins
@@ -88,7 +87,7 @@ class Reader:
         self._files = RecordFiles(folder, self.corpus)
         self._packs, self._bins = self._pack(), self._bin(bins)
         self._special = SpecialIds(**self.corpus["special_ids"])
-        self._is_continuation = self._continuations()
+        self._kinds = TokenKinds(self._special, self.corpus["vocab_size"], self._continuations())
 
     def __len__(self) -> int:
         """Examples of an epoch: records of the corpus, or packs; without those that bins leave out."""
@@ -218,11 +217,9 @@ class Reader:
             sequences.first_lengths,
             sequences.next_sentence_labels,
             self._keys(epochs, records),
-            special=self._special,
-            vocab_size=self.corpus["vocab_size"],
-            predictions=self.predictions,
+            kinds=self._kinds,
             masking=self.masking,
-            is_continuation=self._is_continuation,
+            predictions=self.predictions,
         )
 
     def _keys(self, epochs: Ints, records: Ints) -> Keys:

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, parse_corpus
-from bert_cli.data.records.index import OFFSETS
+from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, OFFSETS, parse_corpus
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
 from bert_cli.data.records.vocab import VOCAB_FILE
 from bert_cli.data.shards.checksums import file_crc32c

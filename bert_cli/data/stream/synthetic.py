@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.finetune.features import Arrays, Features
 from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
-from bert_cli.data.records.masking import mask_examples
+from bert_cli.data.records.masking import TokenKinds, mask_examples
 from bert_cli.data.records.random_bits import Keys, row_keys
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.stream.permutation import GOLDEN, mix
@@ -153,11 +153,9 @@ class GeneratedReader:
             first_lengths_B,
             label_B % 2,
             keys_B,
-            special=special,
-            vocab_size=self.vocab_size,
-            predictions=self.predictions,
+            kinds=TokenKinds(special, self.vocab_size, self._is_continuation),
             masking=self._masking,
-            is_continuation=self._is_continuation,
+            predictions=self.predictions,
         )
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_cli.config.data import Masking
-from bert_cli.data.records.masking import _span_lengths, mask_tokens
-from bert_cli.data.records.random_bits import PLACES, REPLACEMENTS, SPANS, bits, row_keys
+from bert_cli.data.records.masking import TokenKinds, _span_lengths, mask_tokens
+from bert_cli.data.records.random_bits import POSITIONS, REPLACEMENTS, SPANS, bits, row_keys
 from bert_cli.data.records.sentence_pairs import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -26,16 +26,9 @@ def masked(
     tokens, lengths, keys, predictions=20, probability=0.15, is_continuation=None, **of_spans
 ):
     unit = "token" if is_continuation is None else "word"
-    return mask_tokens(
-        tokens,
-        lengths,
-        keys,
-        special=SPECIAL,
-        vocab_size=WORDS,
-        predictions=predictions,
-        masking=Masking(**{"unit": unit, "probability": probability} | of_spans),
-        is_continuation=is_continuation,
-    )
+    masking = Masking(**{"unit": unit, "probability": probability} | of_spans)
+    kinds = TokenKinds(SPECIAL, WORDS, is_continuation)
+    return mask_tokens(tokens, lengths, keys, kinds, masking, predictions)
 
 
 def close(share, wanted, trials):
@@ -265,7 +258,7 @@ def walk_spans(row, length, key, continues, wanted, stop, longest):
     """
     words = words_of(row, length, continues)
     keys = np.array([key])
-    order = bits(keys, PLACES, np.arange(len(row)))[0] >> np.uint64(16)
+    order = bits(keys, POSITIONS, np.arange(len(row)))[0] >> np.uint64(16)
     masked_places, spans = set(), []
     for first in sorted(range(len(words)), key=lambda number: (order[words[number][0]], number)):
         if len(masked_places) >= wanted:

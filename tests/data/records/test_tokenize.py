@@ -18,7 +18,7 @@ from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.groups import encode_groups, plan_groups
-from bert_cli.data.records.masking import mask_tokens
+from bert_cli.data.records.masking import TokenKinds, mask_tokens
 from bert_cli.data.records.random_bits import row_keys
 from bert_cli.data.records.tfrecord import read_payload
 from bert_cli.data.records.vocab import SPECIAL_TOKENS, read_vocabulary
@@ -369,15 +369,8 @@ def test_the_mask_of_the_readers_function_is_the_recipes(dynamic):
     rows[np.arange(S) < records.lengths[:, None]] = records.tokens
     special = read_vocabulary(dynamic / "vocab.txt").special
     keys = row_keys(np.arange(len(rows)), "mask", 1, 0)
-    out = mask_tokens(
-        rows,
-        records.lengths,
-        keys,
-        special=special,
-        vocab_size=len(PIECES),
-        predictions=P,
-        masking=Masking(),
-    )
+    kinds = TokenKinds(special, len(PIECES))
+    out = mask_tokens(rows, records.lengths, keys, kinds, Masking(), P)
     wanted = [min(P, max(1, round(0.15 * n))) for n in records.lengths.tolist()]
     assert out.weights.sum(axis=1).tolist() == wanted
 

@@ -15,8 +15,7 @@ from support.corpora import PIECES, WORDS, P, S, dynamic_records, make_corpus, s
 from bert_cli.config.data import IndexSettings, Masking
 from bert_cli.data.records import index
 from bert_cli.data.records.columns import Batch
-from bert_cli.data.records.example_proto import Column, entries, varint
-from bert_cli.data.records.example_proto import examples as examples_of
+from bert_cli.data.records.example_proto import Feature, parse_features, serialize_examples, varint
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
@@ -352,13 +351,13 @@ def test_a_first_segment_longer_than_its_record_is_refused(
     folder = make_corpus(tmp_path / "c", "dynamic", [5, 5])
     records = dynamic_records(5, 5)
     payloads = list(dynamic_payloads(records))
-    features = {name: [data] for name, data in entries(payloads[3])}
-    columns: list[tuple[str, str, Column]] = [
+    features = {name: [data] for name, data in parse_features(payloads[3]).items()}
+    columns: list[Feature] = [
         ("first_length", "int64", [varint(int(records.lengths[3]) + extra)]),
         ("next_sentence_labels", "int64", features[b"next_sentence_labels"]),
         ("tokens", "bytes", features[b"tokens"]),
     ]
-    (payloads[3],) = examples_of(columns, 1)
+    (payloads[3],) = serialize_examples(columns, 1)
     with RecordWriter(folder / "wiki_001.tfrecord") as writer:
         writer.write_all(iter(payloads))
     write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
