@@ -1,8 +1,7 @@
-"""`bert launch`: a command as several processes that make one run, here or on hosts.
+"""`bert launch`: start a command as several processes that make one run, on this host or on others.
 
-Each process gets the addresses of all in TF_CONFIG, as a scheduler for TensorFlow would give them, and
-its share of its host. Every command line is printed before it is run, so that a person can run it by
-hand. How they are run, and seen to their ends, is `parallel/supervise.py`.
+Each process gets the addresses of all in TF_CONFIG and its part of its host's devices. Every command
+is printed before it is run. `parallel/launcher.py` runs them.
 """
 
 import itertools
@@ -25,11 +24,11 @@ from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
-from bert_cli.parallel.launched import share_of_host
-from bert_cli.parallel.supervise import Process, attended, supervise
+from bert_cli.parallel.host import devices_of, remote_program
+from bert_cli.parallel.launcher import Process, supervise
 
-# Commands that can be spread over processes, with their settings.
-SPREAD: dict[str, type[TrainSettings]] = {
+# Commands that can run as several processes, with their settings.
+COMMANDS: dict[str, type[TrainSettings]] = {
     "pretrain": PretrainSettings,
     "squad": SquadSettings,
     "glue": GlueSettings,
@@ -39,7 +38,7 @@ SPREAD: dict[str, type[TrainSettings]] = {
     "bench squad": BenchSquadSettings,
 }
 PROGRAM = (sys.executable, "-m", "bert_cli")
-REMOTE_PORT = 22_300  # one of PORTS: on another host we cannot look for a free one
+REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)
 TRUST = (
     "the processes take connections on {on} of their hosts; connections are not authenticated, and whoever "
@@ -48,14 +47,13 @@ TRUST = (
 
 
 def run(settings: LaunchSettings) -> None:
-    """Start all processes, print what they print, return when all have ended well.
+    """Start all processes, print what they write, and return when all have ended with 0.
 
-    A request to stop goes to all of them. Raises ConfigError for a command that cannot be spread or
-    has mistakes, DeviceError when this host cannot be divided, and when a process fails the error
-    with its exit code; KeyboardInterrupt when they were killed on request.
+    Raises ConfigError for a command that cannot run as several processes or has mistakes, DeviceError
+    when the devices of this host cannot be divided, and as `supervise` does.
     """
-    _check(settings)
-    processes = commands(settings, os.environ)
+    _check_command(settings)
+    processes = make_processes(settings, os.environ)
     for process in processes:
         print(f"[{process.rank}] {process.line}", flush=True)
     if settings.hosts:
@@ -64,76 +62,93 @@ def run(settings: LaunchSettings) -> None:
         supervise(processes, settings.grace_seconds)
 
 
-def _check(settings: LaunchSettings) -> None:
-    """Find the mistakes of the command here, once, and not in every process."""
+def _check_command(settings: LaunchSettings) -> None:
+    """Raise ConfigError for the mistakes of the command, here and once, not in every process."""
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
-    if name not in SPREAD:
+    if name not in COMMANDS:
         raise ConfigError(
-            f"bert launch ({name}): starts {', '.join(SPREAD)}; give it and its options after --, as "
-            "`bert launch --processes 2 -- pretrain --config ...`"
+            f"bert launch ({name})",
+            f"starts {', '.join(COMMANDS)}",
+            "give one of them and its options after --, as `bert launch --processes 2 -- pretrain --config ...`",
         )
-    asked, _ = load(SPREAD[name], log_level_of(options)[1], f"bert {name}")
-    if asked.cluster.workers:
-        raise ConfigError("--cluster.workers: bert launch names the processes; leave it out")
-    if asked.exit_code_when_stopped:
+    inner, _ = load(COMMANDS[name], log_level_of(options)[1], f"bert {name}")
+    if inner.cluster.workers:
+        raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
+    if inner.exit_code_when_stopped:
         raise ConfigError(
-            f"exit_code_when_stopped ({asked.exit_code_when_stopped}): bert launch takes any but 0 for a failure; "
-            "leave it out, or have a scheduler start the processes"
+            f"exit_code_when_stopped ({inner.exit_code_when_stopped})",
+            "would be a failure to bert launch, as every code but 0",
+            "leave it out, or have a scheduler start the processes",
         )
-    here = find_processes(Cluster(), os.environ)
-    if here.count > 1:
+    group = find_processes(Cluster(), os.environ)
+    if group.count > 1:
         raise ConfigError(
-            f"{here.source} (rank {here.rank} of {here.count}): this is one of several processes already; run "
-            f"`bert {name}` without launch"
+            f"{group.source} (rank {group.rank} of {group.count})",
+            "this process is one of several already",
+            f"run `bert {name}` without launch",
         )
 
 
-def commands(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
-    """What is started for each rank; ranks count host by host.
+def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
+    """Return the process of each rank, host by host.
 
-    Raises DeviceError when this host's GPUs cannot be divided, ConfigError for a port or a variable
-    that is not to be had.
+    Raises DeviceError when this host's GPUs cannot be divided, ConfigError for a port in use or an
+    environment variable that is not set.
     """
-    of = settings.processes
+    count = settings.processes
     if settings.hosts:
         first = REMOTE_PORT if settings.port is None else settings.port
         names = [host.rpartition("@")[2] for host in settings.hosts]
-        ports = list(range(first, first + of))
+        ports = list(range(first, first + count))
     else:
-        share_of_host(0, of, environment)
-        names, ports = ["127.0.0.1"], _ports_here(of, settings.port)
+        names, ports = ["127.0.0.1"], _free_ports(count, settings.port)
     workers = [f"{name}:{port}" for name in names for port in ports]
-    bound = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
+    bind = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
+    program = (*PROGRAM, *settings.command, *bind)
     processes = []
     for rank in range(len(workers)):
         variables = {"PYTHONUNBUFFERED": "1"}
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-        program = (*PROGRAM, *settings.command, *bound)
-        words = attended(program, rank % of, of, settings.grace_seconds)
-        process = Process(rank, "this host", words, variables)
         if settings.hosts:
-            passed = _passed(settings.pass_variables, environment)
-            line = Process(rank, "", words, variables | passed).line
-            line = f"cd {shlex.quote(os.getcwd())} && exec {line}"
-            host = settings.hosts[rank // of]
-            process = Process(rank, host, (*shlex.split(settings.remote_shell), host, line), {})
+            variables |= _passed_variables(settings.pass_variables, environment)
+            process = _remote_process(settings, rank, program, variables)
+        else:
+            devices = devices_of(rank, count, environment)
+            if devices.message and rank == 0:
+                print(f"launch: {devices.message}", file=sys.stderr, flush=True)
+            variables |= devices.variables
+            process = Process(rank, "this host", program, variables, devices.cores)
         processes.append(process)
     return processes
 
 
-def _ports_here(count: int, first: int | None) -> list[int]:
-    """Ports that are free on this host now: those from `first` on, else any of PORTS."""
+def _remote_process(
+    settings: LaunchSettings, rank: int, program: Sequence[str], variables: Mapping[str, str]
+) -> Process:
+    """Return the process that runs the program in this folder on the host of a rank."""
+    host_index, local_rank = divmod(rank, settings.processes)
+    host = settings.hosts[host_index]
+    words = remote_program(program, local_rank, settings.processes, settings.grace_seconds)
+    line = Process(rank, host, words, variables).line
+    line = f"cd {shlex.quote(os.getcwd())} && exec {line}"
+    shell = (*shlex.split(settings.remote_shell), host, line)
+    return Process(rank, host, shell, {}, is_remote=True)
+
+
+def _free_ports(count: int, first: int | None) -> list[int]:
+    """Return ports that are free on this host: those from `first` on, or any of PORTS."""
     if first is not None:
         wanted = list(range(first, first + count))
-        taken = [port for port in wanted if not _is_free(port)]
-        if taken:
+        if used := [port for port in wanted if not _is_free(port)]:
             raise ConfigError(
-                f"--port ({taken[0]}): cannot be had here; give another, or none to find free ones"
+                f"--port ({used[0]})",
+                "is in use on this host",
+                "give another, or none to find free ones",
             )
         return wanted
-    # In random order, so that two launches at a time do not find the same.
+    # In random order, so that two launches at the same time find different ones.
     free = (port for port in random.sample(PORTS, len(PORTS)) if _is_free(port))
     return list(itertools.islice(free, count))
 
@@ -147,10 +162,9 @@ def _is_free(port: int) -> bool:
     return False
 
 
-def _passed(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    absent = [name for name in names if name not in environment]
-    if absent:
+def _passed_variables(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    if absent := [name for name in names if name not in environment]:
         raise ConfigError(
-            f"pass_variables ({absent[0]}): is not set here; export it or leave it out"
+            f"pass_variables ({absent[0]})", "is not set here", "export it or leave it out"
         )
     return {name: environment[name] for name in (*PASSED, *names) if name in environment}

@@ -20,8 +20,12 @@ from bert_cli.config.parallel import Cluster
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import find_interface, listen_only_on
-from bert_cli.parallel.roll_call import REGISTER_SECONDS, call_the_roll
+from bert_cli.parallel.rendezvous import (
+    REGISTER_SECONDS,
+    bind_to_interface,
+    find_interface,
+    wait_for_processes,
+)
 
 # How long a process that is done waits for the others before it leaves.
 LEAVE_SECONDS = 20
@@ -115,12 +119,12 @@ def open_mesh(
         if processes.count > 1:
             processes, interface = find_interface(processes, settings.cluster.bind_address)
             seconds = settings.cluster.say_waiting_after_seconds
-            call_the_roll(processes, seconds, asked_to_stop, interface)
+            wait_for_processes(processes, seconds, asked_to_stop, interface)
             _join(processes, settings.cluster)
             if interface is not None:
                 port = int(processes.workers[processes.rank].rpartition(":")[2])
                 is_required = settings.cluster.bind_address is not None
-                listen_only_on(interface, port, is_required=is_required)
+                bind_to_interface(interface, port, is_required=is_required)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
             raise DeviceError(

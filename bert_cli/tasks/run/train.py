@@ -21,7 +21,7 @@ from bert_cli.data.stream.prefetch import read_ahead
 from bert_cli.errors import ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import Processes, find_processes
-from bert_cli.parallel.roll_call import StoppedWhileJoiningError
+from bert_cli.parallel.rendezvous import StoppedWhileJoiningError
 from bert_cli.parallel.tensorflow.collectives import Peers
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.parallel.tensorflow.mesh import Mesh, devices_here, open_mesh
