@@ -1,23 +1,21 @@
-"""What a sample of examples is like, counted block by block: lengths, masks, pairs, words, duplicates.
+"""Statistics of a sample of examples, counted block by block: lengths, masks, pairs, words, duplicates.
 
-A `Tally` adds up whole numbers and hands out ratios of them; a ratio whose count is zero is None, and
-nothing is guessed. An example is taken as the sequences that its `input_mask` numbers, so one that is
-no pack is a pack of one. Tokens are first put back as they stood before masking.
+`SampleStatistics` adds up integers and returns ratios of them; a ratio without a denominator is None. An example is
+counted as the sequences that its `input_mask` numbers, so an unpacked one is a pack of one. Tokens are unmasked first.
 
-Shapes: B examples, S places, P masked places, C sequences of an example, V words.
+Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
 
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.sentence_pairs import SpecialIds
+from bert_cli.data.records.vocab import Vocabulary
 from bert_cli.errors import DataError
 
 Batch = Mapping[str, npt.NDArray[Any]]
@@ -25,29 +23,8 @@ Ints = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a vocabulary says of its pieces."""
-
-    special: SpecialIds
-    is_continuation: Flags
-    """[V] pieces that continue a word."""
-    is_punctuation: Flags
-    """[V] pieces without a letter or digit, as BERT parts them from words."""
-
-
-def words_of(pieces: Sequence[str], special: SpecialIds) -> Words:
-    """The kinds of the pieces of a vocabulary."""
-    marks = [all(unicodedata.category(letter)[0] in "PS" for letter in piece) for piece in pieces]
-    return Words(
-        special,
-        np.array([piece.startswith("##") for piece in pieces], np.bool_),
-        np.array(marks, np.bool_),
-    )
-
-
 def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
-    """The tokens [B, S] as they stood before they were masked."""
+    """Return the tokens [B, S] before masking."""
     tokens_BS = np.array(batch["input_ids"], np.int32)
     row, column = np.nonzero(batch["masked_lm_weights"] > 0)
     tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
@@ -55,7 +32,7 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
 
 
 def labels_of(batch: Batch) -> tuple[Ints, Flags]:
-    """Next-sentence labels [B, C], and which of them count."""
+    """Return next-sentence labels [B, C], and which of them count."""
     labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
     weights = batch.get("next_sentence_weights")
     if weights is None:
@@ -63,160 +40,137 @@ def labels_of(batch: Batch) -> tuple[Ints, Flags]:
     return labels_BC, weights.reshape(labels_BC.shape) > 0
 
 
-@dataclass
-class Tally:
-    """Counts over a sample; `add` takes the next block of examples."""
+class SampleStatistics:
+    """Counts over a sample; `add` counts the next block of examples."""
 
-    words: Words
-    examples: int = 0
-    sequences: int = 0
-    places: int = 0
-    tokens: int = 0
-    """Places that are no padding, [CLS] and [SEP] among them."""
-    lengths: Counter[int] = field(default_factory=Counter)
-    """Tokens of a sequence -> how many sequences have so many."""
-    text_tokens: int = 0
-    """Tokens without [CLS] and [SEP]."""
-    unknown: int = 0
-    """[UNK] among the text's tokens."""
-    whole_words: int = 0
-    """Words that are neither punctuation nor unknown."""
-    word_pieces: int = 0
-    """Pieces of those words."""
-    predictions: int = 0
-    masked: int = 0
-    """Of the predictions, those that the model reads as [MASK]."""
-    kept: int = 0
-    full: int = 0
-    """Examples that use all their places for predictions."""
-    labelled: int = 0
-    random_next: int = 0
-    texts: Counter[bytes] = field(default_factory=Counter)
-    """Hash of a sequence's tokens and segments -> how often it is there."""
-    masked_texts: Counter[bytes] = field(default_factory=Counter)
-    """The same with its masks."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._special = vocabulary.special
+        self._is_continuation_V = vocabulary.is_continuation
+        # Tokens without a letter or digit, which BERT separates from words.
+        self._is_punctuation_V = np.array(
+            [all(unicodedata.category(c)[0] in "PS" for c in piece) for piece in vocabulary.pieces]
+        )
+        self.counts: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        """Sequences by their number of tokens."""
+        self._texts: Counter[bytes] = Counter()
+        """Sequences by the hash of their tokens and segments."""
+        self._masked_texts: Counter[bytes] = Counter()
+        """The same with their masks."""
 
     def add(self, batch: Batch) -> None:
         """Count a block of examples. DataError for a token that the vocabulary does not have."""
-        tokens_BS, sequence_BS = unmasked(batch), batch["input_mask"]
-        self._refuse_strangers(batch["input_ids"], tokens_BS)
-        rows, length = tokens_BS.shape
-        self.examples += rows
-        self.places += rows * length
-        self._count_words(tokens_BS, sequence_BS)
-        self._count_masks(batch)
+        tokens_BS = unmasked(batch)
+        self._check_ids(batch["input_ids"], tokens_BS)
         labels_BC, counts_BC = labels_of(batch)
-        self.labelled += int(counts_BC.sum())
-        self.random_next += int((counts_BC & (labels_BC == 1)).sum())
-        for row in range(rows):
+        self.counts.update(
+            examples=len(tokens_BS),
+            positions=tokens_BS.size,
+            labels=int(counts_BC.sum()),
+            random_labels=int((counts_BC & (labels_BC == 1)).sum()),
+        )
+        self._count_words(tokens_BS, batch["input_mask"] > 0)
+        self._count_masks(batch)
+        for row in range(len(tokens_BS)):
             self._count_sequences(batch, tokens_BS[row], row)
 
-    def _refuse_strangers(self, *tokens: Ints) -> None:
-        words = len(self.words.is_continuation)
-        worst = max((int(one.max(initial=0)) for one in tokens), default=0)
-        if worst >= words or min(int(one.min(initial=0)) for one in tokens) < 0:
+    def _check_ids(self, *tokens: Ints) -> None:
+        size = len(self._is_continuation_V)
+        largest = max((int(ids.max(initial=0)) for ids in tokens), default=0)
+        if largest >= size or min(int(ids.min(initial=0)) for ids in tokens) < 0:
             raise DataError(
-                f"records (a token with id {worst}): the vocabulary has {words} words, so they were made "
-                "with another one; index the folder again with the right --vocab"
+                f"records (a token with id {largest})",
+                f"the vocabulary has {size} tokens, so they were made with another one",
+                "index the folder again with the right --vocab",
             )
 
-    def _count_words(self, tokens_BS: Ints, sequence_BS: Ints) -> None:
-        special, words = self.words.special, self.words
-        real_BS = sequence_BS > 0
-        text_BS = real_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
-        unknown_BS = text_BS & (tokens_BS == special.unk)
-        # What was cut off from its word begins one, as it does for the masks.
-        follows_BS = text_BS & words.is_continuation[tokens_BS]
-        follows_BS[:, 0] = False
-        follows_BS[:, 1:] &= text_BS[:, :-1]
-        marks_BS = text_BS & ~follows_BS & words.is_punctuation[tokens_BS]
-        counted_BS = text_BS & ~unknown_BS & ~marks_BS
-        self.tokens += int(real_BS.sum())
-        self.text_tokens += int(text_BS.sum())
-        self.unknown += int(unknown_BS.sum())
-        self.word_pieces += int(counted_BS.sum())
-        self.whole_words += int((counted_BS & ~follows_BS).sum())
+    def _count_words(self, tokens_BS: Ints, is_token_BS: Flags) -> None:
+        special = self._special
+        is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
+        is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
+        # A continuation whose first piece was cut off begins a word, as it does for masks.
+        continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
+        continues_BS[:, 0] = False
+        continues_BS[:, 1:] &= is_text_BS[:, :-1]
+        is_punctuation_BS = is_text_BS & ~continues_BS & self._is_punctuation_V[tokens_BS]
+        is_piece_BS = is_text_BS & ~is_unknown_BS & ~is_punctuation_BS
+        self.counts.update(
+            tokens=int(is_token_BS.sum()),
+            text_tokens=int(is_text_BS.sum()),
+            unknown=int(is_unknown_BS.sum()),
+            word_pieces=int(is_piece_BS.sum()),
+            words=int((is_piece_BS & ~continues_BS).sum()),
+        )
 
     def _count_masks(self, batch: Batch) -> None:
-        chosen_BP = batch["masked_lm_weights"] > 0
-        read_BP = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
-        masked_BP = chosen_BP & (read_BP == self.words.special.mask)
-        kept_BP = chosen_BP & ~masked_BP & (read_BP == batch["masked_lm_ids"])
-        self.predictions += int(chosen_BP.sum())
-        self.masked += int(masked_BP.sum())
-        self.kept += int(kept_BP.sum())
-        self.full += int(chosen_BP.all(axis=1).sum())
+        is_predicted_BP = batch["masked_lm_weights"] > 0
+        shown_BP = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
+        is_mask_BP = is_predicted_BP & (shown_BP == self._special.mask)
+        is_same_BP = is_predicted_BP & ~is_mask_BP & (shown_BP == batch["masked_lm_ids"])
+        self.counts.update(
+            predictions=int(is_predicted_BP.sum()),
+            masked=int(is_mask_BP.sum()),
+            unchanged=int(is_same_BP.sum()),
+            full=int(is_predicted_BP.all(axis=1).sum()),
+        )
 
     def _count_sequences(self, batch: Batch, tokens_S: Ints, row: int) -> None:
         sequence_S, segments_S = batch["input_mask"][row], batch["segment_ids"][row]
-        chosen = batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0]
-        predicted_S = np.zeros(len(tokens_S), np.bool_)
-        predicted_S[chosen] = True
+        is_predicted_S = np.zeros(len(tokens_S), np.bool_)
+        is_predicted_S[batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0]] = (
+            True
+        )
         for number in range(1, int(sequence_S.max(initial=0)) + 1):
-            places = np.flatnonzero(sequence_S == number)
-            if not len(places):
+            positions = np.flatnonzero(sequence_S == number)
+            if not len(positions):
                 continue
-            self.sequences += 1
-            self.lengths[len(places)] += 1
-            text = tokens_S[places].tobytes() + segments_S[places].astype(np.int8).tobytes()
-            self.texts[_digest(text)] += 1
-            masks = batch["input_ids"][row][places].tobytes() + predicted_S[places].tobytes()
-            self.masked_texts[_digest(text + masks)] += 1
+            self.counts["sequences"] += 1
+            self.lengths[len(positions)] += 1
+            text = tokens_S[positions].tobytes() + segments_S[positions].astype(np.int8).tobytes()
+            self._texts[_digest(text)] += 1
+            masks = (
+                batch["input_ids"][row][positions].tobytes() + is_predicted_S[positions].tobytes()
+            )
+            self._masked_texts[_digest(text + masks)] += 1
 
-    def figures(self, records: int) -> dict[str, Any]:
-        """All figures; `records` are those of the whole folder, of which this is a sample."""
-        other = self.predictions - self.masked - self.kept
+    def report(self, records: int) -> dict[str, Any]:
+        """Return all statistics; `records` are those of the whole folder, of which this is a sample."""
+        counts = self.counts
+
+        def ratio(part: str, of: str) -> float | None:
+            return counts[part] / counts[of] if counts[of] else None
+
+        counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
+        pairs = sum(count * (count - 1) // 2 for count in self._texts.values())
+        duplicates = None
+        if counts["examples"] > 1:
+            # The sample has a pair of equal texts as often as it has any pair of examples.
+            duplicates = 2 * pairs / counts["sequences"] * (records - 1) / (counts["examples"] - 1)
         return {
-            "examples": self.examples,
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "sequences_per_example": ratio(self.sequences, self.examples),
-            "real_token_share": ratio(self.tokens, self.places),
-            "tokens_per_sequence": ratio(self.tokens, self.sequences),
-            "predictions": self.predictions,
-            "masked_share_of_tokens": ratio(self.predictions, self.tokens),
-            "masks_shown_as_mask": ratio(self.masked, self.predictions),
-            "masks_shown_as_another_word": ratio(other, self.predictions),
-            "masks_shown_as_they_are": ratio(self.kept, self.predictions),
-            "predictions_per_example": ratio(self.predictions, self.examples),
-            "examples_with_all_predictions": ratio(self.full, self.examples),
-            "next_sentence_labels": self.labelled,
-            "random_next_share": ratio(self.random_next, self.labelled),
-            "unknown_share_of_tokens": ratio(self.unknown, self.text_tokens),
-            "pieces_per_word": ratio(self.word_pieces, self.whole_words),
-            "repeated_texts": _repeated(self.texts),
-            "repeated_texts_with_their_masks": _repeated(self.masked_texts),
-            "equal_pairs": equal_pairs(self.texts),
-            "equals_per_example": self._equals(records),
+            "examples": counts["examples"],
+            "sequences": counts["sequences"],
+            "tokens": counts["tokens"],
+            "sequences_per_example": ratio("sequences", "examples"),
+            "real_token_share": ratio("tokens", "positions"),
+            "tokens_per_sequence": ratio("tokens", "sequences"),
+            "predictions": counts["predictions"],
+            "masked_share_of_tokens": ratio("predictions", "tokens"),
+            "masks_shown_as_mask": ratio("masked", "predictions"),
+            "masks_shown_as_another_word": ratio("replaced", "predictions"),
+            "masks_shown_as_they_are": ratio("unchanged", "predictions"),
+            "predictions_per_example": ratio("predictions", "examples"),
+            "examples_with_all_predictions": ratio("full", "examples"),
+            "next_sentence_labels": counts["labels"],
+            "random_next_share": ratio("random_labels", "labels"),
+            "unknown_share_of_tokens": ratio("unknown", "text_tokens"),
+            "pieces_per_word": ratio("word_pieces", "words"),
+            "repeated_texts": self._texts.total() - len(self._texts),
+            "repeated_texts_with_their_masks": self._masked_texts.total() - len(self._masked_texts),
+            "equal_pairs": pairs,
+            "equals_per_example": duplicates,
         }
-
-    def _equals(self, records: int) -> float | None:
-        """How many others of the folder an example's text equals, on average.
-
-        A pair of equal texts is in the sample with the share of the pairs that are, so the mean over
-        the folder is that over the sample, raised by the folder's size over the sample's.
-        """
-        if self.examples < 2:
-            return None
-        each = 2 * equal_pairs(self.texts) / self.sequences
-        return each * (records - 1) / (self.examples - 1)
-
-
-def equal_pairs(texts: Counter[bytes]) -> int:
-    """Pairs of equal texts among the counted ones."""
-    return sum(count * (count - 1) // 2 for count in texts.values())
-
-
-def _repeated(texts: Counter[bytes]) -> int:
-    """How many texts are there once more than they need to be."""
-    return sum(texts.values()) - len(texts)
-
-
-def ratio(part: int, whole: int) -> float | None:
-    """Part over whole, None of nothing."""
-    return part / whole if whole else None
 
 
 def _digest(data: bytes) -> bytes:
-    # 8 bytes: two of a million different texts are taken for equal once in 37 million samples.
+    # 8 bytes: two of a million different texts have the same hash once in 37 million samples.
     return hashlib.blake2b(data, digest_size=8).digest()

@@ -111,7 +111,7 @@ def test_a_pack_with_more_tokens_or_predictions_than_room_is_refused() -> None:
         pack_columns(
             columns, lengths, np.array([3] * 20), sequence_length=9, predictions=8, **settings
         )
-    with pytest.raises(DataError, match=r"a pack \(\d masked places\): has room for 2"):
+    with pytest.raises(DataError, match=r"a pack \(\d masked positions\): has room for 2"):
         pack_columns(
             columns, lengths, np.array([3] * 20), sequence_length=S, predictions=2, **settings
         )

@@ -139,7 +139,7 @@ def test_a_healthy_folder_has_no_warnings_and_the_figures_of_its_records(corpus,
 
 def test_a_sample_is_said_to_be_one_and_its_figures_are_near_those_of_all(corpus, capsys):
     text = looked_at(capsys, corpus, "--sample", 150)
-    assert "read: a sample of 150, drawn all over it (seed 0)" in text
+    assert "read: a sample of 150, drawn from the whole folder (seed 0)" in text
     assert "read: all of them" in looked_at(capsys, corpus, "--sample", 600)
     part = figures_of(capsys, corpus, "--sample", 150)
     assert part["examples"] == 150
@@ -164,7 +164,7 @@ def test_examples_show_pairs_and_what_is_to_be_predicted(corpus, capsys):
     text = looked_at(capsys, corpus, "--examples", 2)
     shown = text.partition("example 1")[2].partition("lengths of")[0]
     assert "example 2: record" in shown and "example 3" not in shown
-    assert "32 tokens, 5 to be predicted, B is " in shown
+    assert "32 tokens, 5 predicted, B is " in shown
     starts = [line[:4].strip() for line in shown.splitlines() if line[:4].strip() in ("A", "B")]
     assert starts == ["A", "B", "A", "B"]
     # Each prediction in braces, the word that stood there first.
@@ -175,7 +175,7 @@ def test_examples_show_pairs_and_what_is_to_be_predicted(corpus, capsys):
 def test_pieces_of_a_word_stand_together_and_masks_are_told_apart():
     vocabulary = read_vocabulary_of([*SPECIAL, "the", "cat", "##s", "sat", "."])
     original, read = np.array([2, 5, 6, 7, 8, 9, 3]), np.array([2, 4, 6, 4, 5, 9, 3])
-    text = inspect.marked([*range(7)], original, read, {1, 3, 4, 5}, vocabulary)
+    text = inspect.mark_masks([*range(7)], original, read, {1, 3, 4, 5}, vocabulary)
     assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
 
 
@@ -197,12 +197,12 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
         "next_sentence_labels": np.array([[1, 0]]),
         "next_sentence_weights": np.array([[1.0, 0.0]]),
     }
-    told = [(lead, text.plain) for lead, text in inspect.told(batch, 0, vocabulary)]
+    told = [(lead, text.plain) for lead, text in inspect.describe_example(batch, 0, vocabulary)]
     assert told == [
-        ("", "sequence 1: 5 tokens, 0 to be predicted, B is a random next"),
+        ("", "sequence 1: 5 tokens, 0 predicted, B is a random next"),
         ("A", "the"),
         ("B", "sat"),
-        ("", "sequence 2: 4 tokens, 1 to be predicted"),
+        ("", "sequence 2: 4 tokens, 1 predicted"),
         ("A", "{cat -> [MASK]}s"),
     ]
 
@@ -212,7 +212,7 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
     [
         ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
         ({"unknown_share_of_tokens": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
-        ({"largest_shard_share": 0.9}, "90% of the records are in one shard of 4", "like size"),
+        ({"largest_shard_share": 0.9}, "90% of the records are in one shard of 4", "similar size"),
         ({"equals_per_example": 1.5}, "is 1.50 times more in the folder", "--deduplicate"),
         ({"masked_share_of_tokens": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
         (
@@ -225,7 +225,7 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
             "5.0% of the tokens",
             "--masking.probability 0.15",
         ),
-        ({"masks_shown_as_mask": 1.0}, "100.0% of what is to be predicted", "bert tokenize"),
+        ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
         ({"random_next_share": 0.9}, "90.0% of the pairs are random", "documents"),
         (
             {"random_next_share": 1.0, "next_sentence_labels": 40},
@@ -237,10 +237,10 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
             "5.00 times more",
             "--deduplicate",
         ),
-        ({"real_token_share": 0.3}, "70.0% of the places are padding", "bert pack"),
+        ({"real_token_share": 0.3}, "70.0% of the positions are padding", "bert pack"),
         (
             {"real_token_share": 0.3, "max_sequences_per_pack": 2},
-            "70.0% of the places are padding",
+            "70.0% of the positions are padding",
             "pack more of them",
         ),
         ({"copies": 1}, "static records of one copy", "--masking dynamic"),
@@ -248,8 +248,8 @@ def test_the_sequences_of_a_pack_are_shown_one_by_one():
     ],
 )
 def test_what_hurts_is_warned_of_with_its_number_and_a_remedy(change, told, remedy):
-    assert list(inspect.what_hurts(HEALTHY)) == []
-    hurts = list(inspect.what_hurts(HEALTHY | change))
+    assert list(inspect.find_warnings(HEALTHY)) == []
+    hurts = list(inspect.find_warnings(HEALTHY | change))
     assert len(hurts) == 1
     assert told in hurts[0].what and remedy in hurts[0].remedy
 
@@ -268,7 +268,7 @@ def test_what_hurts_is_warned_of_with_its_number_and_a_remedy(change, told, reme
     ],
 )
 def test_what_may_be_chance_or_is_not_known_is_no_warning(change):
-    assert list(inspect.what_hurts(HEALTHY | change)) == []
+    assert list(inspect.find_warnings(HEALTHY | change)) == []
 
 
 def test_faults_of_real_records_are_found(tmp_path, capsys):
@@ -291,7 +291,7 @@ def test_short_texts_are_said_to_want_packing(tmp_path, capsys):
     rows[:, 1:4] = np.random.default_rng(0).integers(5, 50, (300, 3))
     records = DynamicRecords(rows.reshape(-1).astype(np.int32), short, short - 3, short % 2)
     folder = corpus_of(tmp_path / "short", [records])
-    assert "75.0% of the places are padding; pack several" in looked_at(capsys, folder)
+    assert "75.0% of the positions are padding; pack several" in looked_at(capsys, folder)
 
 
 def test_static_records_of_one_copy_are_known_by_their_manifest(tmp_path, capsys):
@@ -350,7 +350,7 @@ def test_a_terminal_without_unicode_gets_question_marks(monkeypatch):
         encoding = "ascii"
 
     monkeypatch.setattr(sys, "stdout", Plain())
-    assert inspect._readable("über\x1b[2J") == "?ber?[2J"
+    assert inspect._printable("über\x1b[2J") == "?ber?[2J"
 
 
 def test_dynamic_records_need_no_tensorflow(tmp_path):

@@ -161,7 +161,9 @@ def test_corpus_and_manifest_tell_what_was_packed(
     share = manifest["counts"]["tokens"] / (manifest["counts"]["records"] * WIDE)
     assert told["real_token_share"] == pytest.approx(share)
     said = capsys.readouterr().out
-    assert f"pack: 250 sequences in {told['records']} packs of at most 3; of {WIDE} places" in said
+    assert (
+        f"pack: 250 sequences in {told['records']} packs of at most 3; of {WIDE} positions" in said
+    )
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
@@ -246,7 +248,7 @@ def test_static_records_that_do_not_say_how_they_were_masked_have_room_for_all_p
 
 def test_static_records_that_say_it_wrongly_are_refused(tmp_path: Path) -> None:
     folder = make_static(tmp_path / "c", masked_lm_prob=0.001)
-    with pytest.raises(DataError, match=r"a pack \(\d+ masked places\): has room for 3"):
+    with pytest.raises(DataError, match=r"a pack \(\d+ masked positions\): has room for 3"):
         pack.run(settings_of(folder, tmp_path / "packed", sequence_length=4 * S))
 
 
@@ -262,9 +264,12 @@ Change = Callable[[Path, Path], PackSettings]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a, b: settings_of(a, b, sequence_length=8), r"sequence_length \(8\): .* 16 places"),
-        (lambda a, b: settings_of(a, a), r"out \(.*\): lies in"),
-        (lambda a, b: settings_of(a, a / "packed"), r"out \(.*\): lies in"),
+        (
+            lambda a, b: settings_of(a, b, sequence_length=8),
+            r"sequence_length \(8\): .* 16 positions",
+        ),
+        (lambda a, b: settings_of(a, a), r"out \(.*\): is inside"),
+        (lambda a, b: settings_of(a, a / "packed"), r"out \(.*\): is inside"),
         (lambda a, b: settings_of(b, a), r"corpus.json: does not exist"),
     ],
 )

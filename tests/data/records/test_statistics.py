@@ -1,15 +1,17 @@
 """The figures of a sample, beside counts by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from bert_cli.data.records.sentence_pairs import SpecialIds
-from bert_cli.data.records.statistics import Tally, labels_of, unmasked, words_of
+from bert_cli.data.records.statistics import SampleStatistics, labels_of, unmasked
+from bert_cli.data.records.vocab import Vocabulary
 from bert_cli.errors import DataError
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", ".", "sat")
 PAD, UNK, CLS, SEP, MASK, THE, CAT, S, DOT, SAT = range(len(PIECES))
-WORDS = words_of(PIECES, SpecialIds(PAD, UNK, CLS, SEP, MASK))
+VOCABULARY = Vocabulary(Path(), PIECES, "")
 
 
 def batch_of(*rows: dict) -> dict[str, np.ndarray]:
@@ -42,8 +44,8 @@ ONE = {
 }
 
 
-def tallied(batch: dict[str, np.ndarray]) -> Tally:
-    tally = Tally(WORDS)
+def tallied(batch: dict[str, np.ndarray]) -> SampleStatistics:
+    tally = SampleStatistics(VOCABULARY)
     tally.add(batch)
     return tally
 
@@ -54,7 +56,7 @@ def test_the_tokens_of_an_example_are_put_back_as_they_stood_before_masking():
 
 
 def test_figures_are_what_one_counts_by_hand():
-    found = tallied(batch_of(ONE)).figures(records=1)
+    found = tallied(batch_of(ONE)).report(records=1)
     assert found["real_token_share"] == 9 / 12
     assert found["tokens_per_sequence"] == 9
     assert found["masked_share_of_tokens"] == 3 / 9
@@ -73,24 +75,24 @@ def test_blocks_add_up_to_the_figures_of_all_rows():
         "next_sentence_labels": 0,
         "input_ids": [CLS, CAT, S, S, DOT, SEP, SAT, UNK, SEP],
     }
-    apart = Tally(WORDS)
+    apart = SampleStatistics(VOCABULARY)
     for row in (ONE, other, ONE):
         apart.add(batch_of(row))
     together = tallied(batch_of(ONE, other, ONE))
-    assert apart.figures(9) == together.figures(9)
+    assert apart.report(9) == together.report(9)
     assert apart.lengths == together.lengths == {9: 3}
-    assert together.figures(9)["random_next_share"] == 2 / 3
+    assert together.report(9)["random_next_share"] == 2 / 3
 
 
 def test_a_piece_that_was_cut_off_from_its_word_begins_one():
     cut = {name: value[:3] for name, value in ONE.items() if name != "next_sentence_labels"}
     cut |= {"input_ids": [CLS, S, S], "masked_lm_weights": [0], "next_sentence_labels": 0}
-    assert tallied(batch_of(cut)).figures(1)["pieces_per_word"] == 2.0
+    assert tallied(batch_of(cut)).report(1)["pieces_per_word"] == 2.0
 
 
 def test_what_cannot_be_had_is_none_and_not_a_number():
     empty = {name: [] for name in ONE} | {"next_sentence_labels": 0}
-    found = tallied(batch_of(empty)).figures(1)
+    found = tallied(batch_of(empty)).report(1)
     shares = ["tokens_per_sequence", "masked_share_of_tokens", "masks_shown_as_mask"]
     shares += ["unknown_share_of_tokens", "pieces_per_word", "equals_per_example"]
     assert {found[name] for name in shares} == {None}
@@ -109,7 +111,7 @@ def test_the_sequences_of_a_pack_are_counted_one_by_one():
     }
     batch = batch_of(pack) | {"next_sentence_weights": np.array([[1.0, 0.0]], np.float32)}
     tally = tallied(batch)
-    found = tally.figures(1)
+    found = tally.report(1)
     assert (found["examples"], found["sequences"], found["sequences_per_example"]) == (1, 2, 2.0)
     assert tally.lengths == {5: 1, 4: 1}
     assert (found["next_sentence_labels"], found["random_next_share"]) == (1, 1.0)
@@ -122,13 +124,13 @@ def test_the_sequences_of_a_pack_are_counted_one_by_one():
     alone |= {"input_mask": [1] * 4, "next_sentence_labels": 0}
     alone |= {name: [] for name in pack if name.startswith("masked")}
     tally.add(batch_of(alone))
-    assert tally.figures(2)["repeated_texts"] == 1
+    assert tally.report(2)["repeated_texts"] == 1
 
 
 def test_equal_texts_are_told_with_and_without_their_masks():
     kept = ONE | {"input_ids": [CLS, THE, CAT, S, DOT, SEP, SAT, UNK, SEP]}
     other = ONE | {"input_ids": [CLS, CAT, MASK, S, THE, SEP, SAT, UNK, SEP]}
-    found = tallied(batch_of(ONE, kept, ONE, other)).figures(4)
+    found = tallied(batch_of(ONE, kept, ONE, other)).report(4)
     assert found["repeated_texts"] == 2
     assert found["repeated_texts_with_their_masks"] == 1
     assert found["equal_pairs"] == 3
@@ -142,14 +144,14 @@ def test_a_sample_tells_the_equals_in_the_whole_folder():
     found = []
     for seed in range(30):
         chosen = np.random.default_rng(seed).permutation(texts)[:300]
-        tally = Tally(WORDS)
+        tally = SampleStatistics(VOCABULARY)
         rows = len(chosen)
         batch = batch_of(*[ONE | {"masked_lm_weights": [0, 0, 0]}] * rows)
         for place in range(1, 12):
             batch["input_ids"][:, place] = chosen // 5 ** (place % 6) % 5 + 5
         batch["input_mask"][:] = 1
         tally.add(batch)
-        found.append(tally.figures(2000)["equals_per_example"])
+        found.append(tally.report(2000)["equals_per_example"])
     assert np.mean(found) == pytest.approx(1800 / 2000, rel=0.15)
     assert min(found) > 0
 
@@ -159,5 +161,5 @@ def test_a_sample_tells_the_equals_in_the_whole_folder():
 def test_a_token_that_the_vocabulary_does_not_have_is_refused(name, number):
     changed = list(ONE[name])
     changed[1] = number
-    with pytest.raises(DataError, match=f"the vocabulary has {len(PIECES)} words"):
+    with pytest.raises(DataError, match=f"the vocabulary has {len(PIECES)} tokens"):
         tallied(batch_of(ONE | {name: changed}))

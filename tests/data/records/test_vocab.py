@@ -116,7 +116,7 @@ def test_a_tokenizer_config_of_the_other_case_is_refused_with_the_remedy(tmp_pat
 )
 def test_a_tokenizer_that_cuts_text_otherwise_is_refused(tmp_path, cased, config):
     write_vocab(tmp_path, config=config)
-    with pytest.raises(ConfigError, match="not how BERT cuts text"):
+    with pytest.raises(ConfigError, match="not how BERT splits text"):
         find_vocabulary(str(tmp_path), cased=cased)
 
 
@@ -426,7 +426,7 @@ def test_a_folder_keeps_its_vocabulary_when_the_size_or_the_text_is_another(tmp_
     before = (out / "vocab.txt").read_bytes()
     capsys.readouterr()
     assert train(tmp_path) == out
-    assert "vocab.txt is here, made so of this text (nothing to do)" in capsys.readouterr().out
+    assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
         run(VocabSettings(input=tmp_path / "sentences", out=out, size=120))
     with pytest.raises(DataError, match="text_field was 'text', now 'body'"):
