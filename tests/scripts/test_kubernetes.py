@@ -1,4 +1,4 @@
-"""The manifests of docs/clusters.md: right by Kubernetes' own schemas, and what their containers do when started."""
+"""The manifests of docs/clusters.md: valid by Kubernetes' schemas, and their command lines run as in pods."""
 
 import copy
 import os
@@ -6,13 +6,13 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.bert import Process, start_bert
 from support.stand_in import ROOT, load_command, wait_for
 
 from bert_cli.errors import CheckpointError, ConfigError, DataError
@@ -48,13 +48,13 @@ def words_of(job: dict[str, Any], variables: dict[str, str]) -> list[str]:
 
 
 def variables_of(job: dict[str, Any], index: int) -> dict[str, str]:
-    """What Kubernetes adds to the environment of a container of a Job."""
+    """Return the variables that Kubernetes sets in a container of a Job."""
     indexed = job["spec"].get("completionMode") == "Indexed"
     return {"JOB_COMPLETION_INDEX": str(index)} if indexed else {}
 
 
 def faults(manifest: dict[str, Any]) -> list[str]:
-    """What a cluster would refuse, or what would go wrong there."""
+    """Return what a cluster would not accept, and what would fail there."""
     try:
         validator.validate(manifest, "1.37", strict=True)
     except validator.ValidationError as error:
@@ -64,13 +64,13 @@ def faults(manifest: dict[str, Any]) -> list[str]:
     wrong, spec, pod = [], manifest["spec"], manifest["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     wrong += [
-        f"volume {mount['name']} is not there"
+        f"volume {mount['name']} does not exist"
         for mount in container_of(manifest)["volumeMounts"]
         if mount["name"] not in volumes
     ]
     claims = {name for kind, name in BY_NAME if kind == "PersistentVolumeClaim"}
     wrong += [
-        f"the claim of volume {name} is not there"
+        f"the claim of volume {name} does not exist"
         for name, volume in volumes.items()
         if volume["persistentVolumeClaim"]["claimName"] not in claims
     ]
@@ -89,22 +89,20 @@ def faults(manifest: dict[str, Any]) -> list[str]:
         r"--exit-code-when-stopped=(\d+)", " ".join(container_of(manifest)["args"])
     )
     if rules and {c for c, action in actions.items() if action == "FailJob"} != mistakes:
-        wrong.append("the Job fails at other codes than those of mistakes")
+        wrong.append("the Job does not fail at exactly the codes of mistakes")
     if rules and not (stopped and actions.get(int(stopped[0])) == "Ignore"):
-        wrong.append("a run that is stopped ends the Job or counts as a failure")
+        wrong.append("a stopped run ends the Job or counts as a failure")
     if rules and "terminationGracePeriodSeconds" not in pod:
         wrong.append("30 seconds for a checkpoint")
     return wrong
 
 
-@pytest.mark.parametrize(
-    "manifest", MANIFESTS, ids=lambda one: f"{one['kind']} {one['metadata']['name']}"
-)
-def test_a_manifest_is_one_that_kubernetes_takes(manifest):
-    assert faults(manifest) == []
+def test_kubernetes_accepts_the_manifests():
+    for manifest in MANIFESTS:
+        assert faults(manifest) == [], manifest["metadata"]["name"]
 
 
-def test_the_test_of_manifests_sees_a_mistake():
+def test_a_mistake_in_a_manifest_is_found():
     job = BY_NAME["Job", "bert-one"]
 
     def broken(change) -> bool:
@@ -122,7 +120,7 @@ def test_the_test_of_manifests_sees_a_mistake():
     assert broken(lambda spec, pod: spec["podFailurePolicy"]["rules"].pop(0))
 
 
-def test_the_pods_of_a_run_have_the_names_that_its_processes_are_told():
+def test_the_pods_of_a_run_have_the_names_in_its_flags():
     job, service = BY_NAME["Job", "bert-many"], BY_NAME["Service", "bert-many"]
     spec, name = job["spec"], job["metadata"]["name"]
     assert service["spec"]["clusterIP"] == "None"
@@ -130,21 +128,23 @@ def test_the_pods_of_a_run_have_the_names_that_its_processes_are_told():
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
     (port,) = [one["containerPort"] for one in container_of(job)["ports"]]
-    told = [f"{name}-{n}.{service['metadata']['name']}:{port}" for n in range(spec["completions"])]
-    assert f"--cluster.workers={','.join(told)}" in container_of(job)["args"]
+    workers = [
+        f"{name}-{n}.{service['metadata']['name']}:{port}" for n in range(spec["completions"])
+    ]
+    assert f"--cluster.workers={','.join(workers)}" in container_of(job)["args"]
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda one: one["metadata"]["name"])
-def test_the_command_of_every_container_is_one_that_the_tool_takes(job):
-    for index in range(job["spec"].get("completions", 1)):
-        program, *words = words_of(job, variables_of(job, index))
-        assert program == "bert"
-        load_command(words)
+def test_bert_accepts_the_command_of_every_container():
+    for job in JOBS:
+        for index in range(job["spec"].get("completions", 1)):
+            program, *words = words_of(job, variables_of(job, index))
+            assert program == "bert"
+            load_command(words)
 
 
 @pytest.fixture
 def pods():
-    started: list[subprocess.Popen[str]] = []
+    started: list[Process] = []
     yield started
     for pod in started:
         pod.kill()
@@ -152,7 +152,7 @@ def pods():
 
 
 def start(job: dict[str, Any], index: int, pods: list, folder: Path, **changed: object) -> Any:
-    """A pod's process: the Job's own command line, with a tiny run in place of the large one."""
+    """Start the process of a pod: the command line of the Job with the sizes of a tiny run."""
     variables = variables_of(job, index)
     replicas = job["spec"].get("completions", 1)
     sizes = {"global-batch.replicas": replicas, "total-num-train-samples": 2 * replicas * STEPS}
@@ -162,14 +162,11 @@ def start(job: dict[str, Any], index: int, pods: list, folder: Path, **changed: 
     words += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     log = folder / f"pod_{len(pods)}"
     with log.open("w") as file:
-        pod = subprocess.Popen(
-            [sys.executable, "-m", "bert_cli", *words, "--generated-dataset"],
-            env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    pod.told = log.read_text
+        pod = start_bert(
+            *words, "--generated-dataset",
+            env={**os.environ, **variables}, stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    pod.log = log.read_text  # type: ignore[attr-defined]
     pods.append(pod)
     return pod
 
@@ -180,16 +177,16 @@ def begun(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("job", RUNS, ids=lambda one: one["metadata"]["name"])
-def test_pods_that_have_to_go_save_and_those_that_come_after_them_end_the_job(job, pods, tmp_path):
+def test_preempted_pods_save_and_their_successors_complete_the_job(job, pods, tmp_path):
     count = job["spec"].get("completions", 1)
 
     def start_all() -> list:
         changed = {}
-        if count > 1:  # this host instead of theirs, and ports of its own for each
-            held = [socket.create_server(("localhost", 0)) for _ in range(count)]
-            ports = [one.getsockname()[1] for one in held]
-            for one in held:
-                one.close()
+        if count > 1:  # this host instead of theirs, with a port for each
+            servers = [socket.create_server(("localhost", 0)) for _ in range(count)]
+            ports = [server.getsockname()[1] for server in servers]
+            for server in servers:
+                server.close()
             changed["cluster.workers"] = ",".join(f"localhost:{port}" for port in ports)
         return [start(job, index, pods, tmp_path, **changed) for index in range(count)]
 
@@ -197,20 +194,20 @@ def test_pods_that_have_to_go_save_and_those_that_come_after_them_end_the_job(jo
     wait_for(lambda: begun(tmp_path) or any(pod.poll() is not None for pod in first))
     began = time.monotonic()
     first[-1].send_signal(signal.SIGTERM)  # one of them is enough
-    assert [pod.wait(timeout=120) for pod in first] == [75] * count, first[0].told()
+    assert [pod.wait(timeout=120) for pod in first] == [75] * count, first[0].log()
     grace = job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert time.monotonic() - began < grace
     run = Run(tmp_path / "run")
     assert run.state == "stopped" and 0 < run.step < STEPS
 
     again = start_all()
-    assert [pod.wait(timeout=240) for pod in again] == [0] * count, again[0].told()
-    assert "continues from" in again[0].told()
+    assert [pod.wait(timeout=240) for pod in again] == [0] * count, again[0].log()
+    assert "continues from" in again[0].log()
     run = Run(tmp_path / "run")
     assert run.state == "done" and list(run.steps) == list(range(1, STEPS + 1))
-    assert [pod.told() == "" for pod in again[1:]] == [True] * (count - 1)
+    assert [pod.log() == "" for pod in again[1:]] == [True] * (count - 1)
 
 
 def test_a_mistake_ends_a_pod_with_a_code_at_which_the_job_fails(pods, tmp_path):
     pod = start(RUNS[0], 0, pods, tmp_path, **{"max-predictions-per-seq": 99})
-    assert pod.wait(timeout=60) == ConfigError.exit_code, pod.told()
+    assert pod.wait(timeout=60) == ConfigError.exit_code, pod.log()

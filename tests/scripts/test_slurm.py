@@ -1,4 +1,4 @@
-"""Job files under a stand-in for SLURM that starts real processes: what they ask for, and how they end."""
+"""Job files under a stand-in for SLURM that starts real processes: their options, and how they end."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from bert_cli.cli import main
 from bert_cli.train.history import Run
 
 FILES = sorted(JOBS.iterdir())
-# Options of sbatch that the files may use, and what each takes.
+# Options of sbatch that the files may use, with the form of their values.
 OPTIONS = {
     "array": r"\d+-\d+(%\d+)?",
     "cpus-per-task": r"\d+",
@@ -31,7 +31,7 @@ OPTIONS = {
     "signal": r"TERM@\d+",
     "time": r"(\d+-)?\d\d:\d\d:\d\d",
 }
-# Variables that SLURM gives to a script of every job, and to one of an array.
+# Variables that SLURM sets for the script of every job, and for that of an array.
 OF_JOB = {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT"}
 OF_ARRAY = {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN"}
 STEPS = 300
@@ -72,16 +72,16 @@ def seconds_of(text: str) -> int:
 
 
 def faults(text: str) -> list[str]:
-    """What sbatch would refuse in a job file, or what does not fit together."""
-    given, wrong = sbatch_lines(text), []
-    options, body = dict(given), re.sub(r"^#.*", "", text, flags=re.MULTILINE)
-    if len(given) < text.count("\n#SBATCH"):
-        wrong.append("an #SBATCH line stands where sbatch does not read it")
-    if len(options) < len(given):
+    """Return what sbatch would not accept in a job file, and contradictions in it."""
+    lines, wrong = sbatch_lines(text), []
+    options, body = dict(lines), re.sub(r"^#.*", "", text, flags=re.MULTILINE)
+    if len(lines) < text.count("\n#SBATCH"):
+        wrong.append("sbatch does not read an #SBATCH line after the first command")
+    if len(options) < len(lines):
         wrong.append("an option is given twice")
     wrong += [
         f"--{name}={value}"
-        for name, value in given
+        for name, value in lines
         if name not in OPTIONS or not re.fullmatch(OPTIONS[name], value)
     ]
     if wrong:
@@ -96,29 +96,29 @@ def faults(text: str) -> list[str]:
     if int(options["nodes"]) * int(options["ntasks-per-node"]) > 1 and "srun --dist" not in body:
         wrong.append("several tasks and no srun")
     if ("requeue" in options) == ("no-requeue" in options):
-        wrong.append("whether it may come back is left to the cluster")
+        wrong.append("neither requeue nor no-requeue")
     if "requeue" in options and options.get("open-mode") != "append":
         wrong.append("a restart empties the log")
     if "scontrol requeue" in body and "requeue" not in options:
-        wrong.append("asks for a requeue that it forbids")
+        wrong.append("calls scontrol requeue with no-requeue")
     if "signal" in options:
         warned = int(options["signal"].partition("@")[2])
         if not 60 <= warned < seconds_of(options["time"]) / 2:
             wrong.append("the signal leaves no time to save or to work")
         if "trap" not in body:
-            wrong.append("the script does not outlive the signal")
+            wrong.append("the signal ends the script")
     return wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_job_file_asks_for_what_slurm_knows_and_its_body_uses(path):
-    assert faults(path.read_text()) == []
-    assert os.access(path, os.X_OK)
+def test_a_job_file_has_options_of_slurm_and_uses_them():
+    for path in FILES:
+        assert faults(path.read_text()) == [], path
+        assert os.access(path, os.X_OK)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_a_mistake_in_a_job_file_is_found():
+    text = (JOBS / "preemptible.sh").read_text()
+    for old, new in (
         ("#SBATCH --mem=64G", "#SBATCH --memory=64G"),
         ("#SBATCH --time=04:00:00", "#SBATCH --time=4h"),
         ("#SBATCH --gpus-per-node=4", "#SBATCH --gpus-per-node=2"),
@@ -130,31 +130,19 @@ def test_a_job_file_asks_for_what_slurm_knows_and_its_body_uses(path):
         ("$SLURM_JOB_ID", "$SLURM_ARRAY_TASK_ID"),
         ("#SBATCH --nodes=1", "#SBATCH --nodes=1\n#SBATCH --nodes=2"),
         ("TERM@300", "B:TERM@300"),
-    ],
-)
-def test_the_test_of_job_files_sees_a_mistake(old, new):
-    text = (JOBS / "preemptible.sh").read_text()
-    assert old in text and faults(text) == []
-    assert faults(text.replace(old, new))
+    ):
+        assert old in text and faults(text) == []
+        assert faults(text.replace(old, new)), new
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_what_a_job_file_runs_by_default_or_shows_is_a_command_line_of_bert(path, monkeypatch):
+def test_bert_accepts_the_command_lines_of_the_job_files(monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    text = path.read_text()
-    lines = re.findall(r"(?:\|\| set -- |^#   .*scripts/slurm/\w+\.sh )(.+)$", text, re.MULTILINE)
-    assert lines
-    for line in lines:
-        words = line.split()
-        load_command(words if not words[0].startswith("--") else ["pretrain", *words])
-
-
-def tell_tasks_to_stop(slurm, job, run):
-    """As SLURM does when a job has to make room; the job's end is waited for."""
-    wait_for(lambda: begun(run) or job.poll() is not None)
-    for task in slurm.tasks():
-        os.kill(task, signal.SIGTERM)
-    assert job.wait() == 0, job.told()
+    for path in FILES:
+        form = r"(?:\|\| set -- |^#   .*scripts/slurm/\w+\.sh )(.+)$"
+        lines = re.findall(form, path.read_text(), re.MULTILINE)
+        assert lines, path
+        for words in map(str.split, lines):
+            load_command(words if not words[0].startswith("--") else ["pretrain", *words])
 
 
 def test_job_files_pass_shellcheck():
@@ -169,93 +157,94 @@ def test_job_files_pass_shellcheck():
     assert checked.returncode == 0, checked.stdout
 
 
-def test_a_run_on_one_node_is_one_process_and_comes_to_its_end(slurm, tmp_path):
-    words = ["pretrain", *flags(steps=3), "--save-ckpt-path", "run"]
-    job = slurm.submit("one_node.sh", *words)
-    assert job.wait() == 0, job.told()
-    assert Run(tmp_path / "run").state == "done"
-    assert "3 steps done" in job.told() and "processes, as" not in job.told()
-
-
-def test_a_run_over_nodes_is_as_many_processes_as_srun_starts_and_saves_once_when_told_to_stop(
-    slurm, tmp_path
-):
-    words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
-    job = slurm.submit("several_nodes.sh", *words, tasks="2")
-    tell_tasks_to_stop(slurm, job, tmp_path / "run")
-    assert "2 processes, as SLURM says" in job.told()
-    run = Run(tmp_path / "run")
-    assert run.state == "stopped" and 0 < run.step < STEPS and len(run.checkpoints) == 1
-    assert slurm.asked == []
-
-
-def test_a_run_that_has_to_make_room_goes_back_into_the_queue_and_on_to_its_end(slurm, tmp_path):
-    """As before the time limit: SLURM tells the tasks, and not the script."""
+@pytest.mark.tensorflow
+def test_a_run_of_two_tasks_that_is_preempted_is_requeued_and_completes(slurm, tmp_path):
+    """As before the time limit: SLURM signals the tasks and not the script."""
     words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
     job = slurm.submit("preemptible.sh", *words, tasks="2")
-    tell_tasks_to_stop(slurm, job, tmp_path / "run")
+    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
+    for task in slurm.tasks():
+        os.kill(task, signal.SIGTERM)
+    assert job.wait() == 0, job.log()
+    assert "2 processes" in job.log()
     run = Run(tmp_path / "run")
-    assert run.state == "stopped" and 0 < run.step < STEPS
-    assert slurm.asked == ["requeue 4711"]
+    assert run.state == "stopped" and 0 < run.step < STEPS and len(run.checkpoints) == 1
+    assert slurm.requests == ["requeue 4711"]
 
     job = slurm.submit("preemptible.sh", *words, tasks="2", SLURM_RESTART_COUNT="1")
-    assert job.wait() == 0, job.told()
-    assert "restart 1" in job.told() and "continues from run/step_" in job.told()
-    finished = Run(tmp_path / "run")
-    assert finished.state == "done" and list(finished.steps) == list(range(1, STEPS + 1))
-    assert slurm.asked == ["requeue 4711"]
+    assert job.wait() == 0, job.log()
+    assert "restart 1" in job.log() and "continues from run/step_" in job.log()
+    complete = Run(tmp_path / "run")
+    assert complete.state == "done" and list(complete.steps) == list(range(1, STEPS + 1))
+    assert slurm.requests == ["requeue 4711"]
 
 
-def test_a_job_that_is_cancelled_saves_though_it_is_told_thrice_and_does_not_come_back(
-    slurm, tmp_path
-):
-    """As at the end of a job: SLURM tells every process of it, and srun passes on what it hears."""
-    words = ["pretrain", *flags(), "--save-ckpt-path", "run"]
-    job = slurm.submit("preemptible.sh", *words, tasks="1")
-    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
+STUB = """
+import signal, sys, time
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+print("started", flush=True)
+while not received:
+    time.sleep(0.01)
+time.sleep(0.2)
+print(f"{len(received)} signals", flush=True)
+sys.exit(75)
+"""
+
+
+def test_a_cancelled_job_passes_the_signal_on_and_is_not_requeued(tmp_path):
+    """As at the end of a job: SLURM signals every process of it, and srun passes signals on."""
+    slurm = Scheduler(tmp_path, bert=STUB)
+    job = slurm.submit("preemptible.sh", "pretrain", tasks="1")
+    wait_for(lambda: "started" in job.log())
     slurm.state("COMPLETING")
-    (task,) = slurm.tasks()
-    os.kill(task, signal.SIGTERM)
     os.killpg(job.pid, signal.SIGTERM)
-    assert job.wait() == 75, job.told()
-    assert Run(tmp_path / "run").state == "stopped", job.told()
-    assert "SLURM decides" in job.told() and slurm.asked == []
+    assert job.wait() == 75, job.log()
+    assert "signals" in job.log() and "SLURM decides" in job.log() and slurm.requests == []
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "restarts", "ends", "requeued"),
-    [
-        (0, "RUNNING", 3, 0, False),
-        (75, "RUNNING", 3, 0, True),
-        (75, "COMPLETING", 3, 75, False),  # cancelled, or put back by SLURM itself
-        (75, "RUNNING", 7, 75, False),  # too often
-        (143, "RUNNING", 0, 0, True),
-        (2, "RUNNING", 0, 2, False),
-        (5, "RUNNING", 0, 5, False),
-        (137, "RUNNING", 0, 137, False),
-    ],
-)
-def test_only_a_run_that_was_stopped_before_its_end_goes_back_into_the_queue(
-    code, state, restarts, ends, requeued, tmp_path
-):
-    slurm = Scheduler(tmp_path, srun=f"import sys; sys.exit({code})")
-    slurm.state(state)
-    variables = {"SLURM_RESTART_COUNT": str(restarts), "MOST_RESTARTS": "7"}
-    job = slurm.submit("preemptible.sh", "pretrain", **variables)
-    assert job.wait() == ends, job.told()
-    assert slurm.asked == (["requeue 4711"] if requeued else [])
+def test_the_job_files_for_one_and_for_several_nodes_start_a_process_for_each_task(tmp_path):
+    slurm = Scheduler(tmp_path, bert="import sys; print(sys.argv[1:])")
+    for name, tasks in (("one_node.sh", "1"), ("several_nodes.sh", "3")):
+        job = slurm.submit(name, "pretrain", "--seed", "7", tasks=tasks)
+        assert job.wait() == 0, job.log()
+        assert job.log().count("['pretrain', '--seed', '7'") == int(tasks)
+    assert slurm.requests == []
+
+
+def test_only_a_run_that_was_stopped_before_its_end_is_requeued(tmp_path):
+    for number, (code, state, restarts, ends, requeued) in enumerate(
+        (
+            (0, "RUNNING", 3, 0, False),
+            (75, "RUNNING", 3, 0, True),
+            (75, "COMPLETING", 3, 75, False),  # cancelled, or requeued by SLURM
+            (75, "RUNNING", 7, 75, False),  # too often
+            (143, "RUNNING", 0, 0, True),
+            (2, "RUNNING", 0, 2, False),
+            (5, "RUNNING", 0, 5, False),
+            (137, "RUNNING", 0, 137, False),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        slurm = Scheduler(folder, srun=f"import sys; sys.exit({code})")
+        slurm.state(state)
+        variables = {"SLURM_RESTART_COUNT": str(restarts), "MOST_RESTARTS": "7"}
+        job = slurm.submit("preemptible.sh", "pretrain", **variables)
+        assert job.wait() == ends, job.log()
+        assert slurm.requests == (["requeue 4711"] if requeued else [])
 
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory) -> Path:
-    """Six files of sentences, and a vocabulary that knows their words."""
+    """Six files of sentences, and a vocabulary with their words."""
     folder = tmp_path_factory.mktemp("sentences")
     (folder / "in").mkdir()
     words = [f"word{number}" for number in range(40)]
     for part in range(6):
         documents = [
             "\n".join(
-                " ".join(words[(part + row * place) % 40] for place in range(1, 9)) + "."
+                " ".join(words[(part + row * column) % 40] for column in range(1, 9)) + "."
                 for row in range(1, 12)
             )
             for _ in range(4)
@@ -284,13 +273,11 @@ def array_task(slurm: Scheduler, number: int, *words: object) -> "subprocess.Pop
 def test_the_tasks_of_an_array_prepare_data_together_and_all_end(slurm, sentences, tmp_path):
     pytest.importorskip("distributed")
     words = tokenize(sentences, tmp_path / "out")
-    (tmp_path / "dask-4700.json").write_text(
-        ""
-    )  # as an earlier try of the first task may leave one
+    (tmp_path / "dask-4700.json").write_text("")  # left by an earlier start of the first task
     tasks = [array_task(slurm, number, *words) for number in (2, 0, 1)]
     for task in tasks:
-        assert task.wait(timeout=120) == 0, task.told()
-    assert "Start worker at" in tasks[0].told() and "tokenize: " in tasks[1].told()
+        assert task.wait(timeout=120) == 0, task.log()
+    assert "Start worker at" in tasks[0].log() and "tokenize: " in tasks[1].log()
     assert not list(tmp_path.glob("dask-*.json"))
     assert main(tokenize(sentences, tmp_path / "here")) == 0
     made = sorted((tmp_path / "here").glob("*.tfrecord"))
@@ -302,7 +289,7 @@ def test_the_tasks_of_an_array_prepare_data_together_and_all_end(slurm, sentence
 def test_a_step_that_fails_ends_its_array_with_the_steps_code(slurm, sentences, tmp_path):
     pytest.importorskip("distributed")
     first = array_task(slurm, 0, *tokenize(sentences / "nowhere", tmp_path / "out"))
-    assert first.wait(timeout=120) == 3, first.told()
+    assert first.wait(timeout=120) == 3, first.log()
     assert not list(tmp_path.glob("dask-*.json"))
 
 
@@ -311,32 +298,32 @@ def test_a_first_task_that_is_stopped_leaves_no_process_and_no_address(slurm, se
     first = array_task(slurm, 0, *tokenize(sentences, tmp_path / "out"))
     wait_for(lambda: list(tmp_path.glob("dask-*.json")) or first.poll() is not None)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(timeout=60) == 143, first.told()
+    assert first.wait(timeout=60) == 143, first.log()
     assert not list(tmp_path.glob("dask-*.json"))
     with pytest.raises(ProcessLookupError):
         os.killpg(first.pid, 0)
 
 
-def test_a_first_task_whose_worker_cannot_work_does_not_wait_for_ever(sentences, tmp_path):
+def test_a_first_task_whose_worker_fails_ends(sentences, tmp_path):
     pytest.importorskip("distributed")
     slurm = Scheduler(tmp_path, dask=f"import sys\nif sys.argv[1] == 'worker': sys.exit(9)\n{DASK}")
     first = array_task(slurm, 0, *tokenize(sentences, tmp_path / "out"))
-    assert first.wait(timeout=60) == 5, first.told()
-    assert "the worker of this task ended (exit code 9)" in first.told()
+    assert first.wait(timeout=60) == 5, first.log()
+    assert "the worker of this task ended (exit code 9)" in first.log()
     slurm.end()
 
 
-def test_an_array_without_a_step_says_how_it_is_submitted(slurm):
+def test_an_array_without_a_step_prints_how_to_submit_it(slurm):
     job = array_task(slurm, 0)
-    assert job.wait() == 2 and "no step is given" in job.told()
+    assert job.wait() == 2 and "no step is given" in job.log()
 
 
 def test_the_stand_in_gives_the_variables_that_the_tool_reads(slurm):
-    """Else the tests above would see processes that are alone."""
+    """Otherwise the tests above would start single processes."""
     show = "import json, os\nprint(json.dumps({n: v for n, v in os.environ.items() if n[:6] == 'SLURM_'}))"
     (slurm.bin / "bert").write_text(f"#!{sys.executable}\n{show}")
     job = slurm.submit("several_nodes.sh", "x", tasks="2")
     assert job.wait() == 0
-    said = [json.loads(line) for line in job.told().splitlines()]
-    assert sorted(one["SLURM_PROCID"] for one in said) == ["0", "1"]
-    assert {one["SLURM_STEP_NODELIST"] for one in said} == {"localhost"}
+    printed = [json.loads(line) for line in job.log().splitlines()]
+    assert sorted(one["SLURM_PROCID"] for one in printed) == ["0", "1"]
+    assert {one["SLURM_STEP_NODELIST"] for one in printed} == {"localhost"}

@@ -1,7 +1,7 @@
-"""A scheduler's part in the tests of job files: variables as SLURM sets them, real processes on this host.
+"""A stand-in for SLURM in the tests of job files: its variables, and real processes on this host.
 
-`srun` starts a process for each task and passes SIGTERM on; `scontrol` answers with the state that the test wrote
-and notes what it was asked; `bert` is this checkout's.
+`srun` starts a process for each task and passes SIGTERM on; `scontrol` prints the state that the test wrote
+and records requests; `bert` is that of this checkout.
 """
 
 import os
@@ -42,8 +42,8 @@ def pass_on(number, frame):
 
 signal.signal(signal.SIGTERM, pass_on)
 for rank in range(tasks):
-    place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
-    children.append(subprocess.Popen(program, env={**os.environ, **step, **place}))
+    identity = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
+    children.append(subprocess.Popen(program, env={**os.environ, **step, **identity}))
 pids = os.path.join(os.environ["STAND_IN"], "pids")
 with open(pids + ".new", "w") as file:
     file.write(" ".join(str(child.pid) for child in children))
@@ -54,19 +54,19 @@ sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 SCONTROL = """
 import os, sys
 
-with open(os.path.join(os.environ["STAND_IN"], "asked"), "a") as file:
+with open(os.path.join(os.environ["STAND_IN"], "requests"), "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "show":
     state = open(os.path.join(os.environ["STAND_IN"], "state")).read()
     print(f"JobId={sys.argv[3]} JobName=bert\\n   UserId=me(1)\\n   JobState={state} Reason=None Dependency=(null)")
 """
-# Their spawned processes import them again.
+# Their spawned processes import them again, so `main` is guarded.
 CONSOLE = "import sys\nfrom {} import main\nif __name__ == '__main__':\n    sys.exit(main())"
 DASK, BERT = CONSOLE.format("dask.__main__"), CONSOLE.format("bert_cli.cli")
 
 
 def programs(folder: Path, **more: str) -> Path:
-    """A folder of the programs that a job file calls; what `more` gives is another one's source."""
+    """Write the programs that a job file calls into a folder; `more` replaces their sources."""
     folder.mkdir()
     for name, source in {
         "srun": SRUN,
@@ -82,7 +82,7 @@ def programs(folder: Path, **more: str) -> Path:
 
 
 def sbatch_lines(text: str) -> list[tuple[str, str]]:
-    """The options that a job file gives to SLURM: those above its first command, as sbatch reads them."""
+    """Return the options of a job file: those above its first command, as sbatch reads them."""
     found = []
     for line in text.splitlines():
         if line.startswith("#SBATCH "):
@@ -94,7 +94,7 @@ def sbatch_lines(text: str) -> list[tuple[str, str]]:
 
 
 class Scheduler:
-    """Starts job files in a folder, and sees that nothing of them is left."""
+    """Start job files in a folder, and end all their processes."""
 
     def __init__(self, folder: Path, **more: str) -> None:
         self.folder, self.bin = folder, programs(folder / "bin", **more)
@@ -102,18 +102,18 @@ class Scheduler:
         self.jobs: list[subprocess.Popen[str]] = []
 
     def state(self, name: str) -> None:
-        """What `scontrol show job` will tell."""
+        """Set the state that `scontrol show job` prints."""
         (self.folder / "state").write_text(name)
 
     @property
-    def asked(self) -> list[str]:
-        """What scontrol was asked, but for questions."""
-        path = self.folder / "asked"
+    def requests(self) -> list[str]:
+        """Return the requests to scontrol, without queries."""
+        path = self.folder / "requests"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if not line.startswith("show ")]
 
     def submit(self, name: str, *words: object, **variables: str) -> "subprocess.Popen[str]":
-        """Run a job file as SLURM would, from a copy, with the tasks that it asks for or `variables` give."""
+        """Run a copy of a job file as SLURM would, with its number of tasks or that of `variables`."""
         (self.folder / "pids").unlink(missing_ok=True)
         text = (JOBS / name).read_text()
         options = dict(sbatch_lines(text))
@@ -121,7 +121,7 @@ class Scheduler:
         copy.write_text(text)
         copy.chmod(0o755)
         tasks = variables.pop("tasks", options["ntasks-per-node"])
-        said = {
+        slurm = {
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "localhost",
             "SLURM_NTASKS": tasks,
@@ -131,30 +131,30 @@ class Scheduler:
             "STAND_IN": str(self.folder),
             **variables,
         }
-        kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         log = open(self.folder / f"log_{len(self.jobs)}", "w")  # noqa: SIM115
         path = f"{self.bin}:{os.environ['PATH']}"
         job = subprocess.Popen(
             [copy, *map(str, words)],
             cwd=self.folder,
-            env={**kept, "PYTHONPATH": str(ROOT), "PATH": path, **said},
+            env={**inherited, "PYTHONPATH": str(ROOT), "PATH": path, **slurm},
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
         log.close()
-        job.told = Path(log.name).read_text  # type: ignore[attr-defined]
+        job.log = Path(log.name).read_text  # type: ignore[attr-defined]
         self.jobs.append(job)
         return job
 
     def tasks(self) -> list[int]:
-        """The processes that srun has started, when it has."""
+        """Return the processes of srun, once they are started."""
         wait_for((self.folder / "pids").exists)
         return [int(number) for number in (self.folder / "pids").read_text().split()]
 
     def end(self) -> None:
-        """Kill whatever a failed test has left."""
+        """Kill the processes of a failed test."""
         for job in self.jobs:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
@@ -164,12 +164,12 @@ class Scheduler:
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "waited in vain"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.05)
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of each `bert ...`, whoever starts it, or of a job file that is submitted with such words."""
+    """Yield the words of each `bert ...` and of each submitted job file."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         starts = [
@@ -186,7 +186,7 @@ def bash_blocks(page: str) -> str:
 
 
 def load_command(words: list[str]) -> object:
-    """The settings of a command line, refused as the tool would."""
+    """Return the settings of a command line; raises the errors of the tool."""
     settings = COMMANDS[words[0]].settings_class()
     own = words[1 : words.index("--")] if words[0] == "launch" else words[1:]
     if words[0] == "launch":
