@@ -25,7 +25,7 @@ MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```",
 BY_NAME = {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
 JOBS = [one for one in MANIFESTS if one["kind"] == "Job"]
 RUNS = [BY_NAME["Job", "bert-one"], BY_NAME["Job", "bert-many"]]
-STEPS = 300
+STEPS = 100
 TINY = {
     "config": None, "dataset-dir": None, "parallel.layout": None, "max-seq-length": 16, "max-predictions-per-seq": 3,
     "bert-config.vocab-size": 60, "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1,

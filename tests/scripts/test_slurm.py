@@ -34,7 +34,7 @@ OPTIONS = {
 # Variables that SLURM sets for the script of every job, and for that of an array.
 OF_JOB = {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT"}
 OF_ARRAY = {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN"}
-STEPS = 300
+STEPS = 100
 TINY = [
     "--generated-dataset", "--max-seq-length", 16, "--max-predictions-per-seq", 3,
     "--bert-config.vocab-size", 60, "--bert-config.hidden-size", 16, "--bert-config.num-hidden-layers", 1,

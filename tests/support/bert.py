@@ -54,13 +54,14 @@ class Process:
         for end in opened:
             os.close(end)
         theirs.close()
-        self._replies = ours
-        self.pid = int(_line(ours))
+        self._replies = ours.detach()
+        self.pid = int(_line(self._replies))
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         if self.returncode is None and select.select([self._replies], [], [], 0)[0]:
             self.returncode = int(_line(self._replies))
+            os.close(self._replies)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -175,11 +176,11 @@ def _start(
     return Process(request | {"env": environment, "cwd": str(cwd or Path.cwd())}, streams)
 
 
-def _line(stream: socket.socket) -> str:
+def _line(descriptor: int) -> str:
     """Read one line, byte by byte: what follows it is another answer."""
     found = b""
     while not found.endswith(b"\n"):
-        byte = stream.recv(1)
+        byte = os.read(descriptor, 1)
         assert byte, "the server of forked processes has ended"
         found += byte
     return found.decode()
@@ -235,18 +236,15 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 
 def main() -> int:
     """Import what the commands need, serve, and run the request of a child."""
-    import importlib
-
-    from bert_cli.config.quiet import lightly, quietly
-
-    from bert_cli.cli import COMMANDS
+    from bert_cli.commands import COMMANDS
+    from bert_cli.imports import quiet_imports
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    with quietly(), lightly():
-        for module, home, *_ in COMMANDS.values():
-            importlib.import_module(home)
-            importlib.import_module(module)
+    with quiet_imports():
+        for command in COMMANDS.values():
+            command.settings_class()
+            command.run_function()
     requests = socket.socket(fileno=int(sys.argv[1]))
     request = serve(requests)
     if request is None:
