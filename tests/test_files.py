@@ -1,89 +1,173 @@
-"""JSON files of the tool, files written whole or not at all, and lock files."""
+"""Atomic files, locks, JSON against a type, sizes; child processes that end with their parent."""
 
 import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from support.processes import alive, wait_for
 
-from bert_cli.errors import CheckpointError
-from bert_cli.files import atomic_file, lock_file, name_path, read_json, write_atomically
+import bert_cli
+from bert_cli.errors import CheckpointError, DataError
+from bert_cli.files import (
+    atomic_file,
+    format_bytes,
+    free_bytes,
+    is_locked,
+    lock_file,
+    name_path,
+    output_json,
+    read_json,
+    write_atomically,
+    write_json_atomically,
+)
+from bert_cli.processes import kill_program, start_program
 
 
 class State(BaseModel):
     step: int
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
+def test_json_that_does_not_match_is_an_error_with_path_problem_and_remedy(tmp_path):
+    path = tmp_path / "state.json"
+    for content, problem in (
         (b'{"step": "seven"}', r"state.json \(step\): Input should be a valid integer"),
         (b'{"step": \xff}', "Invalid JSON"),
         (b"[" * 5000, "recursion limit"),
         (b"", "Invalid JSON"),
-    ],
-)
-def test_json_that_does_not_match_is_an_error_with_path_problem_and_remedy(
-    tmp_path, content, problem
-):
-    path = tmp_path / "state.json"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=problem) as raised:
-        read_json(path, State, CheckpointError, "remove it")
-    assert str(raised.value).startswith(str(path))
-    assert str(raised.value).endswith("; remove it")
-
-
-def test_json_that_matches_is_a_value_of_its_type(tmp_path):
-    path = tmp_path / "state.json"
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=problem) as error:
+            read_json(path, State, CheckpointError, "remove it")
+        assert str(error.value).startswith(str(path))
+        assert error.value.remedy == "remove it"
     path.write_text('{"step": 7}')
     assert read_json(path, State, CheckpointError, "remove it") == State(step=7)
     assert read_json(path, dict[str, int], CheckpointError, "remove it") == {"step": 7}
-
-
-def test_an_absent_json_file_is_an_error_with_its_path(tmp_path):
     with pytest.raises(CheckpointError, match=r"absent.json: cannot be read \(No such file"):
         read_json(tmp_path / "absent.json", State, CheckpointError, "remove it")
 
 
-def test_a_lock_is_not_opened_through_a_symbolic_link_and_keeps_its_content(tmp_path):
-    target = tmp_path / "notes.txt"
-    target.write_text("mine")
-    (tmp_path / "lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"):
-        lock_file(tmp_path / "lock")
-    lock_file(target).close()
-    assert target.read_text() == "mine"
+def test_a_json_report_is_printed_written_or_an_error(tmp_path, capsys):
+    output_json(Path("-"), {"a": 1})
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    output_json(tmp_path / "deep" / "a.json", {"a": 1})
+    assert json.loads((tmp_path / "deep" / "a.json").read_text()) == {"a": 1}
+    with pytest.raises(DataError, match=r"json \(.*\): cannot be written \(.*\); choose another"):
+        output_json(tmp_path / "deep" / "a.json" / "b", {})
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_json_atomically(path, {"a": 1})
+    with pytest.raises(ValueError, match="midway"), atomic_file(path) as partial:
+        partial.write_bytes(b"half")
+        raise ValueError("midway")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+            patch.setattr(os, name, fail)
+            write_json_atomically(path, {"a": 2})
+    assert [json.loads(file.read_text()) for file in tmp_path.iterdir()] == [{"a": 1}]
 
 
 def test_a_file_that_fills_the_disk_leaves_nothing_and_names_path_and_missing_bytes(small_disk):
     path = small_disk(1 << 20) / "vocab.txt"
     write_atomically(path, b"old")
-    told = (
+    problem = (
         r"No space left on device, 1\.0 MB are free and 2\.0 MB of the 3\.0 MB to write are missing"
     )
-    with pytest.raises(OSError, match=told) as raised:
+    with pytest.raises(OSError, match=problem) as error:
         write_atomically(path, bytes(3_000_000))
-    assert raised.value.filename == str(path)
+    assert error.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [file.name for file in path.parent.iterdir()] == ["vocab.txt"]
 
 
-def test_a_write_that_is_refused_gets_a_path_and_one_that_has_a_path_keeps_it(tmp_path):
+def test_an_error_without_a_path_gets_one_and_one_with_a_path_keeps_it(tmp_path):
     path = tmp_path / "a"
-    with pytest.raises(OSError, match="read-only") as raised, name_path(path):
+    with pytest.raises(OSError, match="read-only") as error, name_path(path):
         raise OSError(errno.EROFS, "read-only")
-    assert raised.value.filename == str(path)
-    with pytest.raises(FileNotFoundError) as raised, name_path(path):
+    assert error.value.filename == str(path)
+    with pytest.raises(FileNotFoundError) as error, name_path(path):
         (tmp_path / "absent").read_bytes()
-    assert raised.value.filename == str(tmp_path / "absent")
-    with pytest.raises(OSError, match="no errno") as raised, name_path(path):
+    assert error.value.filename == str(tmp_path / "absent")
+    with pytest.raises(OSError, match="no errno") as error, name_path(path):
         raise OSError("no errno")
-    assert raised.value.filename is None
+    assert error.value.filename is None
 
 
-def test_a_write_that_fails_for_any_reason_leaves_the_old_file_and_no_part(tmp_path):
-    write_atomically(tmp_path / "a", b"old")
-    with pytest.raises(ValueError, match="midway"), atomic_file(tmp_path / "a") as partial:
-        partial.write_bytes(b"half")
-        raise ValueError("midway")
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+def test_a_lock_is_exclusive_follows_no_link_and_keeps_the_content(tmp_path):
+    target = tmp_path / "notes.txt"
+    target.write_text("mine")
+    (tmp_path / "lock").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        lock_file(tmp_path / "lock")
+    with lock_file(target):
+        assert is_locked(target)
+        with pytest.raises(BlockingIOError):
+            lock_file(target, attempts=2)
+    assert not is_locked(target)
+    assert not is_locked(tmp_path / "absent")
+    assert target.read_text() == "mine"
+
+
+def test_sizes_are_written_in_the_largest_unit(tmp_path):
+    for size, text in (
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (9_949, "9.9 kB"),
+        (12_345, "12 kB"),
+        (999_600, "1.0 MB"),
+        (3_400_000_000, "3.4 GB"),
+        (120_000_000_000, "120 GB"),
+        (5_000_000_000_000_000, "5,000 TB"),
+    ):
+        assert format_bytes(size) == text
+    one, other = free_bytes(tmp_path), free_bytes(tmp_path / "not" / "yet")
+    assert abs(one - other) < 1 << 28 < one  # of the disk of the first folder that exists
+
+
+# --- processes
+
+FAMILY = """
+import subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen(["sleep", "60"])
+Path(sys.argv[1] + ".new").write_text(str(child.pid))
+Path(sys.argv[1] + ".new").rename(sys.argv[1])
+time.sleep(60)
+"""
+
+
+def test_a_program_has_its_exit_code_and_is_killed_with_its_children(tmp_path):
+    for script, code in (("exit 7", 7), ("kill -9 $$", 128 + 9)):
+        with start_program(["sh", "-c", script]) as program:
+            assert program.wait(20) == code
+    program = start_program([sys.executable, "-c", FAMILY, str(tmp_path / "pid")])
+    wait_for((tmp_path / "pid").exists)
+    kill_program(program)
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())), 5.0)
+
+
+def test_a_program_ends_with_a_parent_that_is_killed_by_signal_9(tmp_path):
+    parent = (
+        "import sys, time\n"
+        "from bert_cli.processes import start_program\n"
+        "start_program([sys.executable, '-c', sys.argv[1], sys.argv[2]])\n"
+        "time.sleep(60)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    line = [sys.executable, "-c", parent, FAMILY, str(tmp_path / "pid")]
+    with subprocess.Popen(line, env=environment) as process:
+        wait_for((tmp_path / "pid").exists)
+        process.kill()
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())), 5.0)

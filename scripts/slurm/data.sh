@@ -27,10 +27,10 @@ fi
 meeting=${MEETING:-$PWD}/dask-$SLURM_ARRAY_JOB_ID.json
 scratch=${TMPDIR:-/tmp}
 
-# Works until the scheduler is gone, or has not come for as long as the first task may wait for a node. Each shard has a
-# process of its own anyway, so that dask's second one beside each worker (its nanny) has nothing to do.
+# Works until the scheduler ends, or does not start for as long as the first task may wait for a node. Each shard needs
+# a worker process; its nanny restarts one that is killed.
 work() {
-    dask worker --scheduler-file "$meeting" --nthreads "${SLURM_CPUS_PER_TASK:-1}" --no-nanny --no-dashboard \
+    dask worker --scheduler-file "$meeting" --nworkers "${SLURM_CPUS_PER_TASK:-1}" --nthreads 1 --no-dashboard \
         --local-directory "$scratch" --death-timeout "${PATIENCE:-600}"
 }
 

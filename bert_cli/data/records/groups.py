@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from bert_cli.data.records.wordpiece import Encoder
 from bert_cli.data.shards.manifest import read_manifest
-from bert_cli.data.text.documents import text_pieces
-from bert_cli.data.text.files import Part, Reading, recognise_all
-from bert_cli.data.text.parts import Outputs, bundled, cut
+from bert_cli.data.text.documents import text_blocks
+from bert_cli.data.text.files import Outputs, Part, Reading, bundle, recognise_all, split_part
 from bert_cli.errors import DataError
 
 RANGE_BYTES = 32_000_000
@@ -54,10 +53,12 @@ def plan_groups(
     reading = reading or Reading()
     files, notes = recognise_all(folder, reading)
     parts = [
-        piece for part in files for piece in cut(part, RANGE_BYTES, reading, anywhere=not pairs)
+        piece
+        for part in files
+        for piece in split_part(part, RANGE_BYTES, reading, anywhere=not pairs)
     ]
     if group_files is None and reading.documents == "files":
-        groups = bundled(parts, BUNDLE_BYTES)
+        groups = bundle(parts, BUNDLE_BYTES)
     else:
         step = group_files or 1
         groups = [parts[first : first + step] for first in range(0, len(parts), step)]
@@ -128,7 +129,7 @@ def encode_groups(
     """
     pending = _PendingSentences(encoder)
     for part in parts:
-        for text in text_pieces(part, reading):
+        for text in text_blocks(part, reading):
             pending.add(text)
             if pending.size >= limit:
                 group = pending.take(least)

@@ -37,8 +37,9 @@ from bert_cli.data.records.vocab import (
     write_vocabulary,
 )
 from bert_cli.data.shards.checksums import Checksums, checksums
-from bert_cli.data.shards.manifest import Stats, package_versions
-from bert_cli.data.shards.runner import run_in_threads, summary
+from bert_cli.data.shards.manifest import package_versions
+from bert_cli.data.shards.progress import run_in_threads, summary
+from bert_cli.data.shards.shard import Stats
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
 

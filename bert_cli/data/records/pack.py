@@ -29,8 +29,9 @@ from bert_cli.data.records.index import DESCRIPTION, write_corpus
 from bert_cli.data.records.inspect import number_of_copies
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
-from bert_cli.data.shards.manifest import Shard, Stats
-from bert_cli.data.shards.runner import run_shards
+from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Shard, Stats
 from bert_cli.data.stream.packing import Packs
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
@@ -60,21 +61,23 @@ def run(settings: PackSettings) -> None:
     recipe = Recipe(folder, corpus["fingerprint"], length, most, settings.random_seed)
     files = [file for file in corpus["files"] if file["records"]]
     manifest = run_shards(
-        "pack",
+        Step(
+            "pack",
+            out,
+            settings={
+                "fingerprint": recipe.fingerprint,
+                "sequence_length": length,
+                "max_sequences_per_pack": most,
+                "random_seed": settings.random_seed,
+            },
+            packages=("numpy", "google-crc32c"),
+            counted="records",
+            # Fewer positions, but more columns or lists.
+            expected_bytes=sum(file["bytes"] for file in files),
+        ),
         [Shard((folder / file["name"],), Path(file["name"])) for file in files],
         partial(convert, recipe=recipe),
-        out=out,
-        processes=settings.processes,
-        settings={
-            "fingerprint": recipe.fingerprint,
-            "sequence_length": length,
-            "max_sequences_per_pack": most,
-            "random_seed": settings.random_seed,
-        },
-        versions=("numpy", "google-crc32c"),
-        counted="records",
-        needs=sum(file["bytes"] for file in files),  # fewer positions, but more columns or lists
-        scheduler=settings.scheduler,
+        Workers(settings.processes, settings.scheduler),
     )
     counts = manifest["counts"]
     for name in TOKENIZER:

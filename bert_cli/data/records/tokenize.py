@@ -7,7 +7,7 @@ seed, the group's name and the numbers of copy and pair, never from the process 
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -50,10 +50,10 @@ from bert_cli.data.records.vocab import (
     write_vocabulary,
 )
 from bert_cli.data.records.wordpiece import Encoder
-from bert_cli.data.shards.manifest import Stats
-from bert_cli.data.shards.runner import run_shards
-from bert_cli.data.text.files import Reading, refuse_without_effect
-from bert_cli.data.text.parts import read_parts, shard_of, text_bytes
+from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Stats
+from bert_cli.data.text.files import Part, Reading, refuse_without_effect, shard_of, text_bytes
 from bert_cli.errors import DataError
 
 BLOCK_POSITIONS = 1 << 17
@@ -102,18 +102,21 @@ def run(settings: TokenizeSettings) -> None:
     refuse_without_effect(parts, settings.model_fields_set)
     documents = sum(counted_documents(settings.input, parts, recipe.reading).values())
     manifest = run_shards(
-        "tokenize",
+        Step(
+            "tokenize",
+            settings.out,
+            settings=_recorded_settings(settings)
+            | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
+            packages=("numpy", "tokenizers", "google-crc32c"),
+            counted="records",
+            expected_bytes=bytes_written(
+                sum(map(text_bytes, parts)), documents, recipe, len(vocabulary.pieces)
+            ),
+        ),
         [shard_of(output, group) for output, group in groups],
         partial(convert, recipe=recipe),
-        out=settings.out,
-        processes=settings.processes,
-        settings=_recorded_settings(settings)
-        | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
-        versions=("numpy", "tokenizers", "google-crc32c"),
-        counted="records",
+        Workers(settings.processes, settings.scheduler),
         notes=notes,
-        needs=bytes_written(sum(map(text_bytes, parts)), documents, recipe, len(vocabulary.pieces)),
-        scheduler=settings.scheduler,
     )
     write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
     write_corpus(settings.out, _describe(recipe, vocabulary))
@@ -195,9 +198,10 @@ def _describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
 # --- the work on one group
 
 
-def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
+def convert(
+    inputs: tuple[Path, ...], output: Path, *, parts: Sequence[Part], recipe: Recipe
+) -> Stats:
     """Write the records of one group and their index."""
-    parts, _ = read_parts(inputs)
     documents = sentences = tokens = truncated = 0
     # Garbage collection would take 18 % of the time to search millions of strings for cycles.
     was_enabled = gc.isenabled()

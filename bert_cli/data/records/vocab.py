@@ -25,15 +25,10 @@ from bert_cli.config.data import VocabSettings
 from bert_cli.config.model import BertConfig
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.wordpiece import library_tokenizer
-from bert_cli.data.shards.manifest import (
-    MANIFEST,
-    OutputFolder,
-    Shard,
-    Stats,
-    open_output,
-)
-from bert_cli.data.shards.runner import Progress, summary
-from bert_cli.data.text.documents import text_pieces
+from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Step, open_output
+from bert_cli.data.shards.progress import Progress, summary
+from bert_cli.data.shards.shard import Shard, Stats
+from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json, write_atomically, write_json_atomically
@@ -267,7 +262,7 @@ def run(settings: VocabSettings) -> None:
     """
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
-    with open_output(settings.out, "vocab", recorded, ["tokenizers"]) as output:
+    with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
         _run(settings, output)
 
 
@@ -364,7 +359,7 @@ def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple
 
 def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[str]:
     for part in parts:
-        for text in text_pieces(part, reading):
+        for text in text_blocks(part, reading):
             yield text
             bar.advance(len(text))
 

@@ -1,240 +1,255 @@
-"""The shards of a step on the workers of a dask cluster: the same function, the same bytes.
+"""Make shards on the workers of a dask cluster: the same function, the same bytes.
 
-Only this process keeps the books: it prepares inputs, renames what is finished into place and writes
-markers and manifest, while workers write into private folders of OUT, which all machines share. A
-shard whose worker dies is done again by another one; nothing else is. At most twice as many shards
-as the cluster has threads are under way, and workers may come and go during a run.
+A worker has one thread, and a nanny that restarts it when it is killed. This process prepares inputs,
+renames finished files and writes markers and manifest; workers write into folders of OUT, which all
+machines share. Dask gives the shard of a worker that dies to another one; a second attempt writes into
+another folder. At most twice as many shards as the cluster has workers are in progress.
 """
 
 import json
+import logging
 import os
 import re
+import socket
 import sys
-import uuid
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import chdir, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from bert_cli.data.shards.dask_worker import ChildDiedError, Job, appears, do_shard, end_children
-from bert_cli.data.shards.manifest import OutputFolder, Shard, Stats
-from bert_cli.data.shards.runner import Convert, Result, prepare_shard
-from bert_cli.errors import ConfigError, DataError, needs_extra
+from bert_cli.data.shards.manifest import OutputFolder, package_versions
+from bert_cli.data.shards.shard import Convert, Job, Shard, Stats
+from bert_cli.errors import ConfigError, DataError, install_command
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-DEATHS = 3
-"""Processes that may die over one shard before it is called the cause. Of whole workers dask counts
-as many (`distributed.scheduler.allowed-failures`)."""
-SECONDS_TO_ANSWER = 30
+CONNECT_SECONDS = 30
+RESTART_SECONDS = 10
+SECONDS_TO_APPEAR = 5.0
+"""A network file system may show the files of another machine late."""
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
-"""host:port, or with a protocol before it."""
-SECONDS_BETWEEN_LOOKS = 10
+"""host:port, with or without a protocol."""
+SHARED_FOLDERS = "use a file system that all machines share under the same path"
 
 
-@dataclass
-class Flight:
-    """A shard under way."""
+def run_on_cluster(
+    output: OutputFolder, shards: Iterable[Shard], convert: Convert, scheduler: str
+) -> Generator[tuple[Shard, Stats | None], None, None]:
+    """Yield each shard when it is finished, with its counts; None where it was complete before.
 
-    shard: Shard
-    job: Job
-    deaths: int = 0
-
-
-def on_cluster(
-    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert, scheduler: str
-) -> Generator[Result, None, None]:
-    """Yield each shard when it is finished, with its counts; None where it was whole before.
-
-    Raises ConfigError where dask is missing, DataError where the scheduler does not answer or is
-    lost, where workers do not see the folders, or where one shard kills process after process.
+    Raises ConfigError without dask, and DataError when the scheduler does not answer or is lost, when
+    workers do not see the folders, or when one shard kills worker after worker.
     """
+    # Ctrl-C during a call of the client makes tornado log a NameError in distributed's `sync`.
+    logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
     client = _connect(scheduler)
-    run, flying = uuid.uuid4().hex, dict[Any, Flight]()
+    from cloudpickle import dumps
+    from distributed import CancelledError, as_completed
+
+    cluster, function = _Cluster(client, output), dumps(convert)
+    finished = as_completed(loop=client.loop)
     try:
-        function = _pickled(convert)
         for shard in shards:
-            if ledger.is_complete(shard):
+            if output.is_complete(shard):
                 yield shard, None
                 continue
-            job = _job(ledger, shard, function, run)
-            flying[_submit(client, ledger.step, job)] = Flight(shard, job)
-            while len(flying) >= 2 * max(1, _threads(client)):
-                yield from _landed(client, ledger, flying)
-        while flying:
-            yield from _landed(client, ledger, flying)
-    except OSError as error:
-        if client.status == "running":
+            finished.add(cluster.submit(shard, function))
+            while len(cluster.running) >= 2 * max(1, cluster.count_workers()):
+                yield cluster.result(next(finished))
+        while cluster.running:
+            cluster.count_workers()
+            yield cluster.result(next(finished))
+    except (OSError, CancelledError) as error:
+        if isinstance(error, OSError) and client.status == "running":
             raise
-        raise _lost(ledger, scheduler, error) from None
-    except _cancelled() as error:
-        raise _lost(ledger, scheduler, error) from None
+        raise DataError(
+            f"{output.step.name} (scheduler {scheduler})",
+            f"was lost ({_first_line(error)})",
+            "start it and its workers and run the command again; it keeps what is finished",
+        ) from None
     finally:
-        _withdraw(client, list(flying), run)
+        cluster.close()
+
+
+class _Cluster:
+    """A client of the scheduler, and the shards that are in progress."""
+
+    def __init__(self, client: "Client", output: OutputFolder) -> None:
+        self.client, self.output = client, output
+        self.running: dict[Any, Job] = {}
+        self.is_waiting = False
+
+    def submit(self, shard: Shard, function: bytes) -> "Future":
+        """Start a shard on a worker."""
+        job = self.output.job(shard)
+        folder = job.folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        job = replace(job, folder=folder, inputs=tuple(path.absolute() for path in job.inputs))
+        key = f"bert-{self.output.step.name}-{shard.output}-{uuid4().hex}"
+        future = self.client.submit(
+            run_job, job, function, Path.cwd(), self.output.versions, key=key, pure=False
+        )
+        self.running[future] = job
+        return future
+
+    def count_workers(self) -> int:
+        """Return the number of workers. Raises DataError for one that has several threads."""
+        threads = self.client.nthreads()
+        for worker, count in threads.items():
+            if count > 1:
+                raise DataError(
+                    f"worker ({worker})",
+                    f"has {count} threads, and shards need a process each",
+                    f"start it as `dask worker --nworkers {count} --nthreads 1`",
+                )
+        if not threads and not self.is_waiting:
+            self.is_waiting = True
+            name = self.output.step.name
+            print(f"{name}: the scheduler has no workers; waiting for some", file=sys.stderr)
+        return len(threads)
+
+    def result(self, future: "Future") -> tuple[Shard, Stats]:
+        """Move the files of a finished shard to its folder; return its counts."""
+        from distributed import KilledWorker
+
+        job = self.running.pop(future)
+        try:
+            stats, folder = future.result()
+        except KilledWorker as error:
+            raise DataError(
+                f"{self.output.step.name} ({job.shard.output.as_posix()})",
+                f"{error.allowed_failures + 1} workers were killed while they had this shard "
+                f"(the last: {error.last_worker.address}), most often for want of memory",
+                "give the workers more memory and run the command again; it keeps what is finished",
+            ) from None
+        if not _appears(folder / job.shard.output.name):
+            where = str(folder / job.shard.output.name)
+            raise DataError(
+                where, "was written by a worker and is not visible here", SHARED_FOLDERS
+            )
+        os.replace(folder, job.folder / "out")
+        return job.shard, stats
+
+    def close(self) -> None:
+        """Stop the shards in progress by restarting their workers, and disconnect."""
+        # This runs while another exception may be on its way, which must not be replaced.
+        with suppress(Exception):
+            if self.running and self.client.status == "running":
+                keys = {future.key for future in self.running}
+                busy = [
+                    worker
+                    for worker, tasks in self.client.processing().items()
+                    if keys.intersection(tasks)
+                ]
+                self.client.cancel(list(self.running), force=True)
+                self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
+        with suppress(Exception):
+            self.client.close()
 
 
 def _connect(scheduler: str) -> "Client":
-    """Reach the scheduler at an address, or that of a file that `dask scheduler` wrote."""
     try:
         from distributed import Client
     except ModuleNotFoundError:
-        raise ConfigError(f"executor (dask): {needs_extra('dask')}") from None
+        problem = "needs the extra 'dask'"
+        raise ConfigError("executor (dask)", problem, install_command("dask")) from None
     address = _address_of(scheduler)
-    # Made before it begins: one that could not begin is closed here, or it hangs when it is removed.
+    # Not `Client(...)`: a client that cannot connect must be closed, or the process hangs at its end.
     client = Client.__new__(Client)
     try:
         client.__init__(  # type: ignore[misc]
-            address, timeout=SECONDS_TO_ANSWER, set_as_default=False, name="bert"
+            address, timeout=CONNECT_SECONDS, set_as_default=False, name="bert"
         )
     except (OSError, ValueError, KeyError) as error:
         with suppress(Exception):
             client.close()
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"scheduler ({scheduler}): cannot be reached ({told}); start `dask scheduler` and give "
-            "the address that it prints, as tcp://HOST:8786"
+            f"scheduler ({scheduler})",
+            f"cannot be reached ({_first_line(error)})",
+            "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786",
         ) from None
     return client
 
 
 def _address_of(scheduler: str) -> str:
-    """The address that is given, or that a file has. ConfigError for what is neither."""
-    path = os.path.expanduser(scheduler)
-    if not os.path.isfile(path):
+    """Return the address that is given, or that of a file which `dask scheduler` wrote."""
+    path, where = Path(scheduler).expanduser(), f"scheduler ({scheduler})"
+    if not path.is_file():
         if ADDRESS.fullmatch(scheduler):
             return scheduler
         raise ConfigError(
-            f"scheduler ({scheduler}): is neither a file that is there nor an address; give the one that "
-            "`dask scheduler` prints, as tcp://HOST:8786, or the file of its --scheduler-file"
+            where,
+            "is neither a file nor an address",
+            "give the address that `dask scheduler` prints, as tcp://HOST:8786, "
+            "or the file of its --scheduler-file",
         )
     try:
-        address: Any = json.loads(Path(path).read_text(encoding="utf-8"))["address"]
+        address: Any = json.loads(path.read_text(encoding="utf-8"))["address"]
         if not ADDRESS.fullmatch(address):
             raise ValueError(f"address {address!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"scheduler ({scheduler}): is not a file that `dask scheduler --scheduler-file` wrote "
-            f"({type(error).__name__}: {error}); give that one, or the address that it prints"
+            where,
+            f"was not written by `dask scheduler --scheduler-file` ({type(error).__name__}: {error})",
+            "give such a file, or the address that the scheduler prints",
         ) from None
     return str(address)
 
 
-def _pickled(convert: Convert) -> bytes:
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+# --- on a worker
+
+
+def run_job(
+    job: Job, function: bytes, folder: Path, versions: Mapping[str, str]
+) -> tuple[Stats, Path]:
+    """Do the work of a shard; return its counts and the folder with its files.
+
+    `folder` is where the command was called: relative paths, such as a vocabulary's, start there.
+    Raises DataError where this machine does not see the folders or has other versions.
+    """
     import cloudpickle
 
-    data: bytes = cloudpickle.dumps(convert)
-    return data
+    _check_versions(versions)
+    for path in (job.folder, *job.inputs):
+        if not _appears(path):
+            where = f"worker on {socket.gethostname()}"
+            raise DataError(where, f"does not see {path}", SHARED_FOLDERS)
+    attempt = replace(job, folder=job.folder / uuid4().hex)
+    with chdir(folder) if folder.is_dir() else nullcontext():
+        stats = attempt.run(cloudpickle.loads(function))
+    return stats, attempt.folder / "out"
 
 
-def _job(ledger: OutputFolder, shard: Shard, function: bytes, run: str) -> Job:
-    room = ledger.work_folder(shard).absolute()
-    inputs = prepare_shard(ledger, shard)
-    room.mkdir(parents=True, exist_ok=True)
-    return Job(
-        run=run,
-        name=shard.output.as_posix(),
-        target=shard.output.name,
-        convert=function,
-        inputs=tuple(path.absolute() for path in inputs),
-        room=room,
-        folder=Path.cwd(),
-        versions=ledger.versions,
-    )
-
-
-def _submit(client: "Client", step: str, job: Job) -> "Future":
-    key = f"bert-{step}-{job.name}-{uuid.uuid4().hex}"
-    return client.submit(do_shard, job, key=key, pure=False)
-
-
-def _threads(client: "Client") -> int:
-    return sum(client.nthreads().values())
-
-
-def _landed(client: "Client", ledger: OutputFolder, flying: dict[Any, Flight]) -> Iterator[Result]:
-    """Wait until a shard or more are finished; hand them over, try again what a killed child had."""
-    for future in _wait(client, ledger.step, list(flying)):
-        flight = flying[future]
-        try:
-            stats = _bring_home(ledger, flight, future)
-        except ChildDiedError as error:
-            del flying[future]
-            flight.deaths += 1
-            if flight.deaths >= DEATHS:
-                raise _deadly(ledger, flight, flight.deaths, str(error)) from None
-            flying[_submit(client, ledger.step, flight.job)] = flight
-            continue
-        del flying[future]
-        yield flight.shard, stats
-
-
-def _wait(client: "Client", step: str, futures: list["Future"]) -> "set[Future]":
-    from distributed import wait
-
-    told = False
-    while True:
-        try:
-            with client.as_current():
-                landed = wait(futures, timeout=SECONDS_BETWEEN_LOOKS, return_when="FIRST_COMPLETED")
-            done: set[Future] = landed.done
-            return done
-        except TimeoutError:
-            if not told and not _threads(client):
-                told = True
-                print(f"{step}: the scheduler has no workers; waiting for some", file=sys.stderr)
-
-
-def _bring_home(ledger: OutputFolder, flight: Flight, future: "Future") -> Stats:
-    """Put the files of a finished shard where the ledger looks for them."""
-    from distributed import KilledWorker
-
-    stats: Stats
-    made: Path
-    try:
-        stats, made = future.result()
-    except KilledWorker as error:
-        last = error.last_worker.address
-        raise _deadly(ledger, flight, error.allowed_failures + 1, last) from None
-    if not appears(made / flight.job.target):
+def _check_versions(versions: Mapping[str, str]) -> None:
+    # Another Python of the same line writes the same bytes.
+    names = [name for name in versions if name not in ("bert_cli", "python")]
+    here = package_versions(names)
+    others = [
+        f"{name} {here[name]}, not {version}"
+        for name, version in versions.items()
+        if name != "python" and here[name] != version
+    ]
+    if others:
         raise DataError(
-            f"{made / flight.job.target}: a worker wrote it and it is not here; inputs and outputs must "
-            "lie on a file system that all machines share, under the same path"
+            f"worker on {socket.gethostname()}",
+            f"has {', '.join(others)}",
+            "install the same versions on all machines, or the bytes may differ",
         )
-    os.replace(made, flight.job.room / "out")
-    return stats
 
 
-def _deadly(ledger: OutputFolder, flight: Flight, deaths: int, last: str) -> DataError:
-    return DataError(
-        f"{ledger.step} ({flight.job.name}): {deaths} workers were killed while they had this shard "
-        f"(the last: {last}), most often for want of memory; give the workers more memory or fewer "
-        "threads and run the command again, it keeps what is finished"
-    )
-
-
-def _lost(ledger: OutputFolder, scheduler: str, error: BaseException) -> DataError:
-    told = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return DataError(
-        f"{ledger.step} (scheduler {scheduler}): was lost ({told}); start it and its workers and run "
-        "the command again, it keeps what is finished"
-    )
-
-
-def _cancelled() -> type[BaseException]:
-    from distributed import CancelledError
-
-    found: type[BaseException] = CancelledError
-    return found
-
-
-def _withdraw(client: "Client", futures: list["Future"], run: str) -> None:
-    """Take back what is under way, and end the processes that this run has on the workers."""
-    # The run is over, or something else is on its way up: nothing may go before it.
-    with suppress(Exception):
-        if client.status == "running":
-            client.cancel(futures, force=True)
-            client.run(end_children, run, on_error="ignore")
-    with suppress(Exception):
-        client.close()
+def _appears(path: Path) -> bool:
+    """Return whether a path exists, or appears within a few seconds."""
+    end = time.monotonic() + SECONDS_TO_APPEAR
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

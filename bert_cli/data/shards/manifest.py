@@ -1,9 +1,9 @@
-"""What the output folder of a step holds, and what may be said about it.
+"""The output folder of a step: completion markers, and the manifest of a complete folder.
 
-Files are written in `OUT/.partial`, renamed into place, and a marker in `OUT/.done` comes last, so
-whatever has a marker is whole. `OUT/manifest.json` comes when every shard is whole: what was done,
-with which settings, by which versions. A folder with markers and no manifest is unfinished.
-A folder belongs to one step, one set of settings and one set of inputs; others are refused.
+Files are written in `OUT/.partial` and renamed to their places; then the shard's marker is written in
+`OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
+complete: counts, settings, versions. A folder with markers and no manifest is unfinished. A folder
+belongs to one step, one set of settings and one set of inputs; others are rejected.
 """
 
 import json
@@ -11,9 +11,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bert_cli import __version__
-from bert_cli.commands import COMMANDS
+from bert_cli.data.shards.shard import Job, Shard, Stats
 from bert_cli.errors import DataError
 from bert_cli.files import (
     JSON,
@@ -32,41 +32,25 @@ from bert_cli.files import (
     write_json_atomically,
 )
 
-Manifest = dict[str, Any]
-
-COUNTS = ("documents", "sentences", "records")
 MANIFEST = "manifest.json"
+DONE, PARTIAL = ".done", ".partial"
+Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stats:
-    """What one shard gave. `bytes_in` and `bytes_out` left at 0 are filled in from the files."""
+class Step:
+    """A step, its output folder, and what changes the bytes that it writes."""
 
-    documents: int = 0
-    sentences: int = 0
-    records: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    extra: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def __add__(self, other: "Stats") -> "Stats":
-        """Add the counts and put the notes one after the other."""
-        names = {**self.extra, **other.extra}
-        return Stats(
-            self.documents + other.documents,
-            self.sentences + other.sentences,
-            self.records + other.records,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-            {name: self.extra.get(name, 0) + other.extra.get(name, 0) for name in names},
-            self.notes + other.notes,
-        )
-
-    def counts(self) -> dict[str, int]:
-        """Every count by its name, the extra ones too."""
-        names = (*COUNTS, "bytes_in", "bytes_out")
-        return {name: getattr(self, name) for name in names} | dict(self.extra)
+    name: str
+    out: Path
+    settings: Mapping[str, JSON] = field(default_factory=dict)
+    """The settings that change the bytes written."""
+    packages: Sequence[str] = ()
+    """The packages whose versions change the bytes written."""
+    counted: str = "documents"
+    """The count that must not be 0 at the end."""
+    expected_bytes: int | None = None
+    """Estimated size of all outputs; the step is rejected when the disk has less space."""
 
 
 class Marker(BaseModel):
@@ -79,7 +63,7 @@ class Marker(BaseModel):
     versions: dict[str, str]
 
 
-class _Begun(BaseModel):
+class _StepRecord(BaseModel):
     """`.done/settings.json`: the step and the settings that a folder was begun with."""
 
     step: str
@@ -91,7 +75,7 @@ class _Output(BaseModel, extra="allow"):
 
 
 class _Manifest(BaseModel, extra="allow"):
-    """The parts of a manifest that are read again."""
+    """The fields of a manifest that are read again."""
 
     settings: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -99,56 +83,40 @@ class _Manifest(BaseModel, extra="allow"):
     notes: list[str] = []
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Some inputs and the one output they become; `output` is relative to OUT.
-
-    `prepare(folder)`, where given, is called in the parent process just before the shard is handed
-    out, and only if it has to be done: it writes the files that `convert` is to read into `folder`,
-    which is removed afterwards. `weight` is the shard's part of the progress bar in bytes; by
-    default the size of its inputs.
-    """
-
-    inputs: tuple[Path, ...]
-    output: Path
-    prepare: Callable[[Path], tuple[Path, ...]] | None = None
-    weight: int | None = None
-
-
 class OutputFolder:
-    """The markers of one output folder. Open it with `open_output`, which keeps other processes out."""
+    """The output folder of a step, locked for this process. Open it with `open_output`."""
 
-    def __init__(
-        self, out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
-    ) -> None:
-        self.out, self.step = out, step
-        self.done, self.partial = out / ".done", out / ".partial"
-        # What is removed to begin anew: a hidden folder is part of the step whose OUT it lies in.
-        self.whole = out.parent if out.name.startswith(".") else out
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
-        self.versions = package_versions(packages)
-        self.order: dict[str, int] = {}
-        self.known: dict[str, Marker] = {}  # of the complete shards
+    def __init__(self, step: Step) -> None:
+        self.step, self.out = step, step.out
+        self.done, self.partial = self.out / DONE, self.out / PARTIAL
+        # The folder to remove for a new start: a hidden folder belongs to the step that contains it.
+        self.root = self.out.parent if self.out.name.startswith(".") else self.out
+        self.settings: dict[str, Any] = json.loads(json.dumps(step.settings))
+        self.versions = package_versions(step.packages)
+        self.seen: dict[str, Marker | None] = {}  # shards of this run in order; None: not complete
         shutil.rmtree(self.partial, ignore_errors=True)
-        for path in (*self.done.rglob(".*.part"), *out.glob(f".{MANIFEST}.*.part")):
+        for path in (*self.done.rglob(".*.part"), *self.out.glob(f".{MANIFEST}.*.part")):
             path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
-        write_json_atomically(
-            self.done / "settings.json", {"step": step, "settings": self.settings}
-        )
+        record = {"step": step.name, "settings": self.settings}
+        write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
-        old, new = recorded_settings(self.out, self.step), self.settings
+        old, new = recorded_settings(self.out, self.step.name), self.settings
         if old is None:
             return False
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         if names and any(self._markers()):
-            # Some are recorded only where they depart from what they are by default.
-            before, now = _defaults(self.step) | old, _defaults(self.step) | new
-            told = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in names)
+
+            def value(settings: Mapping[str, Any], name: str) -> str:
+                # Later settings are recorded only where they differ from their default.
+                return repr(settings[name]) if name in settings else "the default"
+
+            changes = ", ".join(f"{n} was {value(old, n)}, now {value(new, n)}" for n in names)
             raise DataError(
-                f"out ({self.out}): holds shards made with other settings ({told}); "
-                "use the same settings, remove the folder or choose another"
+                f"out ({self.out})",
+                f"holds shards made with other settings ({changes})",
+                "use the same settings, remove the folder or choose another",
             )
         return True
 
@@ -156,223 +124,249 @@ class OutputFolder:
         return self.done.rglob("*.shard")
 
     def completed(self) -> tuple[int, int]:
-        """Number of the shards that earlier runs left whole, and the bytes they wrote."""
-        sizes = [self._read(path).stats.bytes_out for path in self._markers()]
+        """Return the number of shards that earlier runs completed, and the bytes that they wrote."""
+        sizes = [_read_marker(path).stats.bytes_out for path in self._markers()]
         return len(sizes), sum(sizes)
 
-    def _read(self, marker: Path) -> Marker:
-        return read_json(marker, Marker, DataError, "remove it, its shard is then made again")
-
-    def _marker(self, shard: Shard) -> Path:
-        return self.done / f"{shard.output.as_posix()}.shard"
-
     def work_folder(self, shard: Shard) -> Path:
-        """Name the shard's private folder: `in` for prepared inputs, `out` for the results."""
+        """Return the folder in which a shard is made."""
         return self.partial / shard.output.as_posix().replace("/", "+")
 
+    def job(self, shard: Shard) -> Job:
+        """Prepare the inputs of a shard, and return its work."""
+        folder, inputs = self.work_folder(shard), shard.inputs
+        if shard.prepare is not None:
+            (folder / "in").mkdir(parents=True)
+            inputs = shard.prepare(folder / "in")
+        return Job(replace(shard, prepare=None), inputs, folder)
+
     def is_complete(self, shard: Shard) -> bool:
-        """Whether the shard is finished; DataError if it was made from other inputs than these."""
-        name, target, marker = shard.output.as_posix(), self.out / shard.output, self._marker(shard)
-        if name in self.order:
+        """Return whether a shard is complete. Raises DataError if it was made from other inputs."""
+        name, target = shard.output.as_posix(), self.out / shard.output
+        path = self._marker_path(shard)
+        if name in self.seen:
             raise ValueError(f"two shards have the same output {name}")
-        self.order[name] = len(self.order)
-        if not marker.exists():
+        self.seen[name] = None
+        if not path.exists():
             if target.exists() and not self.is_ours:
-                raise DataError(
-                    f"{target}: is there already and was not made by `bert {self.step}`; "
-                    "choose another folder"
-                )
+                problem = f"exists and was not made by `bert {self.step.name}`"
+                raise DataError(str(target), problem, "choose another folder")
             return False
-        entry = self._read(marker)
+        marker = _read_marker(path)
+        self._check_inputs(shard, marker)
+        self.seen[name] = marker
+        return all((self.out / file).exists() for file in marker.files)
+
+    def _check_inputs(self, shard: Shard, marker: Marker) -> None:
         inputs = _fingerprint(shard.inputs)
-        if entry.inputs != inputs:
-            before, now = ([str(name) for name, *_ in one] for one in (entry.inputs, inputs))
-            if before == now:
-                pairs = zip(shard.inputs, entry.inputs, inputs, strict=True)
-                changed = next(path for path, old, new in pairs if old != new)
-                told = f"was made from {changed}, which has changed since"
-            else:
-                told = f"was made from other inputs ({_span(before)}) than there are now ({_span(now)})"
-            raise DataError(f"{target}: {told}; remove {self.whole} or choose another folder")
-        self.known[name] = entry
-        return all((self.out / file).exists() for file in entry.files)
+        if marker.inputs == inputs:
+            return
+        before, now = ([str(name) for name, *_ in rows] for rows in (marker.inputs, inputs))
+        if before == now:
+            pairs = zip(shard.inputs, marker.inputs, inputs, strict=True)
+            changed = next(path for path, old, new in pairs if old != new)
+            problem = f"was made from {changed}, which has changed since"
+        else:
+            problem = (
+                f"was made from other inputs ({_span(before)}) than there are now ({_span(now)})"
+            )
+        remedy = f"remove {self.root} or choose another folder"
+        raise DataError(str(self.out / shard.output), problem, remedy)
+
+    def _marker_path(self, shard: Shard) -> Path:
+        return self.done / f"{shard.output.as_posix()}.shard"
 
     def commit(self, shard: Shard, stats: Stats) -> None:
-        """Rename the shard's files into place, the named output last, then write its marker."""
-        marker, target = self._marker(shard), self.out / shard.output
-        for old in (self.out / MANIFEST, marker):
+        """Rename the files of a shard to their places, its output last, and write its marker."""
+        path, target = self._marker_path(shard), self.out / shard.output
+        for old in (self.out / MANIFEST, path):
             old.unlink(missing_ok=True)
-        for folder in (target.parent, marker.parent):
+        for folder in (target.parent, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        made = sorted(
-            (self.work_folder(shard) / "out").iterdir(), key=lambda p: p.name == target.name
-        )
-        for path in made:
-            os.replace(path, target.with_name(path.name))
-        entry = Marker(
+        files = list((self.work_folder(shard) / "out").iterdir())
+        files.sort(key=lambda file: file.name == target.name)
+        for file in files:
+            os.replace(file, target.with_name(file.name))
+        marker = Marker(
             output=shard.output.as_posix(),
-            files=[shard.output.with_name(path.name).as_posix() for path in made],
+            files=[shard.output.with_name(file.name).as_posix() for file in files],
             inputs=_fingerprint(shard.inputs),
             stats=stats,
             versions=self.versions,
         )
-        write_json_atomically(marker, entry.model_dump(mode="json"))
-        self.known[shard.output.as_posix()] = entry
-        # A worker of a cluster that was given up for dead may still write in there.
+        write_json_atomically(path, marker.model_dump(mode="json"))
+        self.seen[shard.output.as_posix()] = marker
+        # A cluster's worker that was given up may still write in there.
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
-    def close(
-        self,
-        fresh: Stats,
-        seconds: float,
-        processes: int | None,
-        counted: str,
-        notes: Sequence[str],
-    ) -> tuple[Manifest, Stats]:
-        """Check that the folder holds this run's shards and no others; write the manifest.
+    def shards(self) -> dict[str, Stats]:
+        """Return the counts of the complete shards of this run, in order.
 
-        `processes` is None where a cluster did the work. A run that found everything done leaves
-        the manifest, with its times, as it is.
+        Raises DataError when the folder holds a shard that is not one of this run's.
         """
-        strangers = {*self._markers()} - {self.done / f"{name}.shard" for name in self.order}
-        if strangers:
-            name = min(strangers).relative_to(self.done).with_suffix("")
-            raise DataError(
-                f"{self.out / name}: was made from other inputs than there are now (one of "
-                f"{len(strangers)} such), so the inputs have changed; remove {self.whole} or choose another folder"
-            )
-        entries = sorted(self.known.values(), key=lambda entry: self.order[entry.output])
-        whole = sum((entry.stats for entry in entries), Stats(notes=tuple(notes)))
-        if not whole.counts().get(counted):
-            why = "".join("; " + note for note in whole.notes[:2])
-            raise DataError(
-                f"{self.step} ({self.out}): {len(entries)} shards gave no {counted}{why}; "
-                f"check that the input is what `bert {self.step}` reads"
-            )
-        path = self.out / MANIFEST
-        if fresh == Stats() and path.exists():
-            return read_manifest(self.out), whole
-        others = sum(entry.versions != self.versions for entry in entries)
+        others = {*self._markers()} - {self.done / f"{name}.shard" for name in self.seen}
         if others:
-            whole += Stats(notes=(f"{others} shards were made by other versions of the parts",))
+            name = min(others).relative_to(self.done).with_suffix("")
+            raise DataError(
+                str(self.out / name),
+                "was made from other inputs than there are now "
+                f"(one of {len(others)} such), so the inputs have changed",
+                f"remove {self.root} or choose another folder",
+            )
+        return {name: marker.stats for name, marker in self.seen.items() if marker is not None}
+
+    def total(self, notes: Sequence[str]) -> Stats:
+        """Return the sum of all shards. Raises DataError when the step gave nothing."""
+        shards = self.shards()
+        total = sum(shards.values(), Stats(notes=tuple(notes)))
+        if not total.counts().get(self.step.counted):
+            details = "".join(f" ({note})" for note in total.notes[:2])
+            raise DataError(
+                f"{self.step.name} ({self.out})",
+                f"{len(shards)} shards gave no {self.step.counted}{details}",
+                f"check that the input is what `bert {self.step.name}` reads",
+            )
+        different = sum(
+            marker is not None and marker.versions != self.versions for marker in self.seen.values()
+        )
+        note = f"{different} shards were made by other versions of the packages"
+        return total + Stats(notes=(note,)) if different else total
+
+    def write_manifest(
+        self,
+        total: Stats,
+        seconds: float,
+        bytes_read: int,
+        shards: Mapping[str, Stats],
+        **more: JSON,
+    ) -> Manifest:
+        """Write the manifest of a complete folder. `seconds` and `bytes_read` are those of this run."""
         manifest: Manifest = {
-            "step": self.step,
+            "step": self.step.name,
             "settings": self.settings,
-            "counts": whole.counts(),
+            "counts": total.counts(),
             "seconds": round(seconds, 3),
-            "mb_per_second": round(fresh.bytes_in / 1e6 / max(seconds, 1e-9), 3),
-            "bytes_in_this_run": fresh.bytes_in,
-            "processes": processes,
+            "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
+            "bytes_in_this_run": bytes_read,
+            **more,
             "versions": self.versions,
-            "notes": list(whole.notes),
-            "shards": [{"output": entry.output, **entry.stats.counts()} for entry in entries],
+            "notes": list(total.notes),
+            "shards": [{"output": name, **stats.counts()} for name, stats in shards.items()],
         }
-        write_json_atomically(path, manifest)
-        return manifest, whole
+        write_json_atomically(self.out / MANIFEST, manifest)
+        return manifest
 
 
 @contextmanager
-def open_output(
-    out: Path, step: str, settings: Mapping[str, JSON], packages: Sequence[str]
-) -> Iterator[OutputFolder]:
-    """Open the ledger of OUT for this process alone; the open_output ends with the process, however.
+def open_output(step: Step) -> Iterator[OutputFolder]:
+    """Lock and yield the output folder of a step. The lock ends with the process.
 
-    Some network file systems have no locks: there it is said in one line that nobody keeps a second
-    process out. Raises DataError while another process has the open_output.
+    Raises DataError when it is a file, when another process holds the lock, or when it belongs to
+    another step or other settings. Some network file systems have no locks; a line says so.
     """
-    (out / ".done").mkdir(parents=True, exist_ok=True)
+    out = step.out
+    check_is_folder(out)
+    (out / DONE).mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock_file(out / ".done" / "lock"))
+            stack.enter_context(lock_file(out / DONE / "lock"))
         except BlockingIOError:
             problem = "another process is at work in it"
             raise DataError(f"out ({out})", problem, "wait for it") from None
         except LockUnsupportedError as error:
             print(
-                f"{step}: {out} cannot be locked ({error.strerror}); let no other process work in it",
+                f"{step.name}: {out} cannot be locked ({error.strerror}); let no other process work in it",
                 file=sys.stderr,
             )
-        ledger = OutputFolder(out, step, settings, packages)
+        output = OutputFolder(step)
         try:
-            yield ledger
+            yield output
         finally:
-            shutil.rmtree(ledger.partial, ignore_errors=True)
+            shutil.rmtree(output.partial, ignore_errors=True)
 
 
-def _defaults(step: str) -> dict[str, Any]:
-    """What the settings of a step are where nothing is said of them."""
-    if step not in COMMANDS:
-        return {}
-    fields = COMMANDS[step].settings_class().model_fields
-    return {name: field.default for name, field in fields.items() if not field.is_required()}
+def check_is_folder(out: Path) -> None:
+    """Raise DataError when OUT, or a folder that it lies in, is a file."""
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise DataError(
+            f"out ({existing})", "is a file and must be a folder", "choose another path"
+        )
+
+
+def _read_marker(path: Path) -> Marker:
+    return read_json(path, Marker, DataError, "remove it; its shard is then made again")
+
+
+def _read_step(out: Path) -> _StepRecord:
+    remedy = f"remove {out} or choose another folder"
+    return read_json(out / DONE / "settings.json", _StepRecord, DataError, remedy)
 
 
 def recorded_step(out: Path) -> str | None:
-    """The step that OUT was begun by, None where none has begun."""
+    """Return the step that an output folder was begun by, None for a new one."""
     with suppress(DataError):
-        return _begun(out).step
+        return _read_step(out).step
     return None
 
 
-def _begun(out: Path) -> _Begun:
-    remedy = f"remove {out} or choose another folder"
-    return read_json(out / ".done" / "settings.json", _Begun, DataError, remedy)
-
-
 def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
-    """Return the settings OUT was begun with, None if it is new; DataError if by another step."""
-    if not (out / ".done" / "settings.json").exists():
+    """Return the settings that an output folder was begun with, None for a new one.
+
+    Raises DataError for a file and for the folder of another step.
+    """
+    check_is_folder(out)
+    if not (out / DONE / "settings.json").exists():
         return None
-    before = _begun(out)
-    if before.step != step:
-        raise DataError(
-            f"out ({out}): holds the output of `bert {before.step}`; choose another folder"
-        )
-    return before.settings
+    record = _read_step(out)
+    if record.step != step:
+        problem = f"holds the output of `bert {record.step}`"
+        raise DataError(f"out ({out})", problem, "choose another folder")
+    return record.settings
 
 
 def finished_files(folder: Path) -> list[Path]:
-    """List a step's output files in a fixed order; another tool's folder is just walked.
+    """Return the output files of a finished step in their order, or the files of any other folder.
 
-    Raises DataError when the folder is missing, empty, or the step that writes it did not finish.
+    Raises DataError when the folder is missing, is empty, or holds the output of an unfinished step.
     """
-    wanted = "give a text, or the folder that the step before this one wrote"
+    where = f"input ({folder})"
+    remedy = "give a text, or the output folder of the previous step"
     if not folder.exists():
-        raise DataError(f"input ({folder}): does not exist; {wanted}")
+        raise DataError(where, "does not exist", remedy)
     if folder.is_file():
         return [folder]
     if (folder / MANIFEST).exists():
         files = [folder / shard["output"] for shard in read_manifest(folder).get("shards", [])]
-    elif (folder / ".done").exists():
-        raise DataError(
-            f"input ({folder}): the step that writes it has not finished; run it again to go on"
-        )
+    elif (folder / DONE).exists():
+        problem = "the step that writes it has not finished"
+        raise DataError(where, problem, "run that step again; it continues")
     else:
-        seen = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
-        files = sorted(p for p, parts in seen if p.is_file() and parts[0][0] != "." != p.name[0])
+        paths = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
+        files = sorted(p for p, parts in paths if p.is_file() and parts[0][0] != "." != p.name[0])
     if not files:
-        raise DataError(f"input ({folder}): holds no files; {wanted}")
+        raise DataError(where, "holds no files", remedy)
     return files
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a finished step; DataError where there is none."""
+    """Return the manifest of a finished step. Raises DataError where there is none."""
     path = folder / MANIFEST
     if not path.exists():
-        raise DataError(f"{path}: does not exist; run the step that writes it to its end")
+        raise DataError(str(path), "does not exist", "run the step that writes it to its end")
     manifest = read_json(path, _Manifest, DataError, "remove it and run the step again")
     return manifest.model_dump(exclude_unset=True)
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of Python, of this package and of the parts named."""
-    found = {"bert_cli": __version__, "python": platform.python_version()}
+    """Return the versions of this package, of Python and of `packages`."""
+    versions = {"bert_cli": __version__, "python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def _span(names: Sequence[str]) -> str:
@@ -380,6 +374,6 @@ def _span(names: Sequence[str]) -> str:
 
 
 def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
-    # Name, size and time, as make does it: reading 90 GB again to hash it would cost minutes.
-    found = [(path.name, path.stat()) for path in inputs]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+    # Name, size and time, as make compares them: hashing 90 GB again would cost minutes.
+    stats = [(path.name, path.stat()) for path in inputs]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

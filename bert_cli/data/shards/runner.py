@@ -1,355 +1,181 @@
-"""Run one function over many shards, so that a killed run can go on and never lies.
+"""Run a function over many shards, in this process, in worker processes or on a cluster.
 
-The function writes into a private folder; its files are renamed into place and a marker written
-last (`ledger.py`), so a second run skips what is whole and does the rest again. Workers are spawned
-in process groups of their own and die with this process, even when it is killed by signal 9; or
-they are those of a cluster (`cluster_work.py`). At most twice as many shards as workers are in
-flight, so memory does not grow with the input. This is also where the data steps draw their
-progress.
+The function writes into a folder of its shard alone; the files are renamed to their places and a
+marker is written last (`manifest.py`). So a second run skips what is complete and makes the rest again.
+Worker processes end with this process, even when it is killed by signal 9. At most twice as many shards
+as workers are in progress, so memory does not grow with the input.
 """
 
-import os
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    as_completed,
-    wait,
-)
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
 
-from bert_cli.data.shards.disk_space import plan_disk_space
+from bert_cli.data.shards.dask_backend import run_on_cluster
 from bert_cli.data.shards.manifest import (
-    COUNTS,
+    MANIFEST,
     Manifest,
     OutputFolder,
-    Shard,
-    Stats,
+    Step,
     open_output,
+    read_manifest,
 )
+from bert_cli.data.shards.progress import Progress, plan_disk_space, summary
+from bert_cli.data.shards.shard import Convert, Shard, Stats
 from bert_cli.errors import DataError
-from bert_cli.files import JSON, name_path
+from bert_cli.files import name_path
+from bert_cli.processes import die_with_parent
 
-Item = TypeVar("Item")
-Convert = Callable[[tuple[Path, ...], Path], Stats]
-Result = tuple[Shard, Stats | None]  # None: the shard was whole before
-Executor = Callable[[OutputFolder, Iterable[Shard], Convert], Generator[Result, None, None]]
-
-PROGRAMS: set[int] = set()
-"""Process groups of programs that a shard's function started: they die with its worker."""
-
+Results = Generator[tuple[Shard, Stats | None], None, None]
+"""Shards in the order in which they end; without Stats a shard that was complete before."""
 NOTES_SHOWN = 5  # the manifest has all of them
-SECONDS_BETWEEN_LINES = 10.0  # where the progress is not drawn on a terminal
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where shards are made: in `processes` of this machine, or by the cluster of a dask scheduler."""
+
+    processes: int = 1
+    scheduler: str | None = None
+    """Address of the scheduler, or the file that it wrote."""
 
 
 def run_shards(
-    step: str,
+    step: Step,
     shards: Iterable[Shard],
     convert: Convert,
+    workers: Workers,
     *,
-    out: Path,
-    processes: int,
-    settings: Mapping[str, JSON],
-    versions: Sequence[str] = (),
-    counted: str = "documents",
     total: int | None = None,
-    notes: list[str] | None = None,
-    own_process: bool = False,
-    needs: int | None = None,
-    scheduler: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Manifest:
-    """Bring every shard to its output, write the manifest last, print one summary line.
+    """Make every shard, write the manifest, print one summary line; return the manifest.
 
-    `convert(inputs, output)` must be picklable; it writes `output` and whatever else it wants
-    beside it. With one process it is called in this process, unless `own_process`; more are
-    spawned. Spawned ones import the main module again, so a script that calls this needs
-    `if __name__ == "__main__":` around what it does. `settings` are those that change the bytes
-    written, `versions` the packages that do. `total`, the sum of the weights, is needed only when
-    `shards` is a generator. `notes` is read at the end, so a generator may still add to it.
-    `counted` names the count that must not stay 0. `needs` estimates the bytes of all outputs: a
-    disk without room is refused. `scheduler`, a dask scheduler's address or file, has it do them.
+    `convert(inputs, output, **shard.arguments)` must be picklable. With one process it is called in
+    this process. More processes import the main module again, so a script that calls this needs
+    `if __name__ == "__main__":`. `total`, the sum of the shards' sizes, is needed when `shards` is a
+    generator. `notes` is read at the end, so a generator may still add to it.
 
     Raises DataError when OUT was made with other settings or from other inputs, when a worker is
     killed, when nothing was produced; SystemExit(130) on Ctrl-C; ConfigError without dask.
     """
     if isinstance(shards, Sequence) and total is None:
-        total = sum(map(_weight, shards))
+        total = sum(shard.size() for shard in shards)
     started = time.monotonic()
     fresh, skipped, finished = Stats(), 0, 0
-    with open_output(out, step, settings, versions) as ledger:
-        left = _say_plan(ledger, shards, needs)
-        work = _executor(processes, own_process, scheduler)(ledger, shards, convert)
+    with open_output(step) as output:
+        bytes_left = _print_plan(output, shards)
         try:
-            with closing(work) as results, Progress(step, total) as bar:
+            results = _results(output, shards, convert, workers)
+            with closing(results), Progress(step.name, total) as bar:
                 for shard, stats in results:
-                    if stats is not None:
-                        ledger.commit(shard, stats)
-                        left -= stats.bytes_out
+                    if stats is None:
+                        skipped += 1
+                    else:
+                        output.commit(shard, stats)
+                        bytes_left -= stats.bytes_out
                         fresh += stats
-                    skipped += stats is None
                     finished += 1
-                    bar.advance(_weight(shard))
+                    bar.advance(shard.size())
         except OSError as error:
-            shutil.rmtree(ledger.partial, ignore_errors=True)  # and its room is free again
-            with name_path(out, left):
+            shutil.rmtree(
+                output.partial, ignore_errors=True
+            )  # free its space before it is measured
+            with name_path(output.out, bytes_left):
                 raise error
         except KeyboardInterrupt:
-            raise _interrupted(step, finished) from None
+            message = f"interrupted, {finished} shards are finished; the same command continues"
+            print(f"{step.name}: {message}", file=sys.stderr)
+            raise SystemExit(130) from None
         seconds = time.monotonic() - started
-        count = processes if scheduler is None else None
-        manifest, whole = ledger.close(fresh, seconds, count, counted, notes or [])
-    _say_notes(step, manifest["notes"], out)
+        sum_of_all = output.total(notes)
+        if fresh == Stats() and (output.out / MANIFEST).exists():
+            manifest = read_manifest(output.out)  # with the times of the run that did the work
+        else:
+            count = workers.processes if workers.scheduler is None else None
+            manifest = output.write_manifest(
+                sum_of_all, seconds, fresh.bytes_in, output.shards(), processes=count
+            )
+    _print_notes(step, manifest["notes"])
     before = f"{skipped} of {finished}" if skipped else ""
-    print(summary(step, whole, seconds, fresh.bytes_in, before))
+    print(summary(step.name, sum_of_all, seconds, fresh.bytes_in, before))
     return manifest
 
 
-def _interrupted(step: str, finished: int) -> SystemExit:
-    print(
-        f"{step}: interrupted, {finished} shards are finished; the same command continues",
-        file=sys.stderr,
-    )
-    return SystemExit(130)
-
-
-def _say_notes(step: str, notes: Sequence[str], out: Path) -> None:
-    for note in notes[:NOTES_SHOWN]:
-        print(f"{step}: {note}")
-    if len(notes) > NOTES_SHOWN:
-        print(f"{step}: {len(notes) - NOTES_SHOWN} more notes in {out}/manifest.json")
-
-
-def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: str = "") -> str:
-    """Say in one line what a step did: only the counts it has; MB/s is that of this run."""
-    counted = [(getattr(stats, name), name) for name in COUNTS]
-    parts = [f"{n:,} {name if n > 1 else name[:-1]}" for n, name in counted if n]
-    parts += [f"{stats.bytes_in / 1e6:.1f} MB in", f"{stats.bytes_out / 1e6:.1f} MB out"]
-    if bytes_read:
-        parts.append(f"{bytes_read / 1e6 / max(seconds, 1e-9):.1f} MB/s")
-    parts.append(f"{seconds:.1f} s")
-    note = f" ({skipped} shards were done before)" if skipped else ""
-    return f"{step}: {', '.join(parts)}{note}"
-
-
-def _executor(processes: int, own_process: bool, scheduler: str | None) -> Executor:
-    if scheduler is not None:
-        from bert_cli.data.shards.dask_backend import on_cluster  # which is made of what is here
-
-        return partial(on_cluster, scheduler=scheduler)
-    if processes > 1 or own_process:
-        return partial(_in_workers, processes=processes)
-    return _in_this_process
-
-
-def _say_plan(ledger: OutputFolder, shards: Iterable[Shard], needs: int | None) -> int:
-    """Print the disk plan of a step, from its estimate and its markers; return the bytes to write."""
-    if needs is None:
+def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
+    """Print the plan for the disk, and return the estimated bytes that are still to write."""
+    expected = output.step.expected_bytes
+    if expected is None:
         return 0
-    whole, written = ledger.completed()
+    completed, written = output.completed()
     count = len(shards) if isinstance(shards, Sequence) else None
-    to_write = 0 if whole == count else max(0, needs - written)
-    print(plan_disk_space(ledger.step, count, to_write, written, ledger.out), flush=True)
+    to_write = 0 if completed == count else max(0, expected - written)
+    print(plan_disk_space(output.step.name, count, to_write, written, output.out), flush=True)
     return to_write
 
 
-def _weight(shard: Shard) -> int:
-    if shard.weight is not None:
-        return shard.weight
-    return sum(path.stat().st_size for path in shard.inputs)
+def _print_notes(step: Step, notes: Sequence[str]) -> None:
+    for note in notes[:NOTES_SHOWN]:
+        print(f"{step.name}: {note}")
+    if len(notes) > NOTES_SHOWN:
+        print(f"{step.name}: {len(notes) - NOTES_SHOWN} more notes in {step.out}/{MANIFEST}")
 
 
-def prepare_shard(ledger: OutputFolder, shard: Shard) -> tuple[Path, ...]:
-    """Write what a shard's work is to read, where it has to be written; return the inputs."""
-    if shard.prepare is None:
-        return shard.inputs
-    room = ledger.work_folder(shard) / "in"
-    room.mkdir(parents=True)
-    return shard.prepare(room)
+def _results(
+    output: OutputFolder, shards: Iterable[Shard], convert: Convert, workers: Workers
+) -> Results:
+    if workers.scheduler is not None:
+        return run_on_cluster(output, shards, convert, workers.scheduler)
+    if workers.processes > 1:
+        return _run_in_processes(output, shards, convert, workers.processes)
+    return _run_here(output, shards, convert)
 
 
-def convert_shard(convert: Convert, inputs: tuple[Path, ...], room: Path, name: str) -> Stats:
-    """One shard's work, in whichever process: convert, force the files to disk, count bytes."""
-    target = room / "out" / name
-    target.parent.mkdir(parents=True)
-    stats = convert(inputs, target)
-    if not target.exists():
-        raise RuntimeError(f"{name}: the step wrote no such file")
-    made = list(target.parent.iterdir())
-    for path in made:
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
-    read = stats.bytes_in or sum(path.stat().st_size for path in inputs)
-    written = stats.bytes_out or sum(path.stat().st_size for path in made)
-    return Stats(
-        stats.documents, stats.sentences, stats.records, read, written, stats.extra, stats.notes
-    )
-
-
-def _in_this_process(
-    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert
-) -> Generator[Result, None, None]:
+def _run_here(output: OutputFolder, shards: Iterable[Shard], convert: Convert) -> Results:
     for shard in shards:
-        if ledger.is_complete(shard):
-            yield shard, None
-            continue
-        inputs = prepare_shard(ledger, shard)
-        yield shard, convert_shard(convert, inputs, ledger.work_folder(shard), shard.output.name)
+        is_complete = output.is_complete(shard)
+        yield shard, None if is_complete else output.job(shard).run(convert)
 
 
-def _in_workers(
-    ledger: OutputFolder, shards: Iterable[Shard], convert: Convert, processes: int
-) -> Generator[Result, None, None]:
+def _run_in_processes(
+    output: OutputFolder, shards: Iterable[Shard], convert: Convert, processes: int
+) -> Results:
     context = get_context("spawn")  # a forked copy of a process with threads may hang
-    watched, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(processes, context, die_with_parent, (watched,))
-    flying: dict[Future[Stats], Shard] = {}
+    read_end, write_end = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(processes, context, die_with_parent, (read_end,))
+    running: dict[Future[Stats], Shard] = {}
     try:
         for shard in shards:
-            if ledger.is_complete(shard):
+            if output.is_complete(shard):
                 yield shard, None
                 continue
-            inputs, room = prepare_shard(ledger, shard), ledger.work_folder(shard)
-            flying[pool.submit(convert_shard, convert, inputs, room, shard.output.name)] = shard
-            while len(flying) >= 2 * processes:
-                yield from _landed(flying)
-        while flying:
-            yield from _landed(flying)
+            running[pool.submit(output.job(shard).run, convert)] = shard
+            while len(running) >= 2 * processes:
+                yield from _finished(running)
+        while running:
+            yield from _finished(running)
         pool.shutdown()
     except BrokenProcessPool:
-        begun = [s for s in flying.values() if (ledger.work_folder(s) / "out").exists()]
-        names = ", ".join(shard.output.as_posix() for shard in begun) or "before the first shard"
+        started = [s for s in running.values() if (output.work_folder(s) / "out").exists()]
+        names = ", ".join(shard.output.as_posix() for shard in started) or "before the first shard"
         raise DataError(
-            f"{ledger.step} ({names}): a worker process was killed, most often for want of memory; "
-            "run the command again with fewer --processes, it keeps what is finished"
+            f"{output.step.name} ({names})",
+            "a worker process was killed, most often for want of memory",
+            "run the command again with fewer --processes; it keeps what is finished",
         ) from None
     finally:
-        held.close()  # whatever still works now stops: see die_with_parent
+        write_end.close()  # kills the workers that are still busy
         pool.shutdown(cancel_futures=True)
-        watched.close()
+        read_end.close()
 
 
-def _landed(flying: dict[Future[Stats], Shard]) -> Iterator[Result]:
-    done, _ = wait(flying, return_when=FIRST_COMPLETED)
+def _finished(running: dict[Future[Stats], Shard]) -> Iterator[tuple[Shard, Stats]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in done:
-        stats = future.result()  # raises what convert raised; the shard stays in `flying`
-        yield flying.pop(future), stats
-
-
-def die_with_parent(watched: Connection) -> None:
-    """Tie this worker, and every program it starts, to the life of the process that spawned it.
-
-    The parent alone holds the other end of the pipe: when it closes it or is killed, the read below
-    ends. Being a process group also keeps Ctrl-C in the terminal from the worker.
-    """
-    os.setpgid(0, 0)
-
-    def watch() -> None:
-        try:
-            watched.recv_bytes()
-        except (EOFError, OSError):
-            for group in (*PROGRAMS, 0):  # 0 is this worker's own: last
-                with suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def run_in_threads(
-    step: str, size: int, work: Callable[[Item], int], items: Sequence[Item], threads: int
-) -> int:
-    """Do something with every item, drawn as progress through `size` bytes; return the bytes it made.
-
-    `work` returns its bytes. The first error ends it: what has not begun is left.
-    """
-    with Progress(step, size) as bar, ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(work, item) for item in items]
-        try:
-            for done in as_completed(running):
-                bar.advance(done.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return bar.bytes
-
-
-class Progress:
-    """A bar of megabytes on a terminal, a plain line every ten seconds elsewhere; on stderr.
-
-    Use it with `with`; `total` in bytes, None when unknown (it may be set later); `done` bytes
-    were there before.
-    """
-
-    def __init__(self, step: str, total: int | None, done: int = 0) -> None:
-        self.step, self.total = step, total
-        self.bytes = self.before = done
-        self.started = self.told = time.monotonic()
-        self.bar: Any = None
-
-    def __enter__(self) -> "Progress":
-        self.started = self.told = time.monotonic()
-        if sys.stderr.isatty():
-            self._draw()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def _draw(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import Progress as Bar
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task(self.step, total=self.total, completed=self.before)
-        self.bar.start()
-
-    def advance(self, count: int) -> None:
-        """Add `count` bytes (they may be negative when a download starts over)."""
-        self.bytes += count
-        if self.bar is not None:
-            self.bar.update(self.task, advance=count, total=self.total)
-            return
-        now = time.monotonic()
-        if now - self.told >= SECONDS_BETWEEN_LINES:
-            self.told = now
-            share = f" of {self.total / 1e6:.1f}" if self.total else ""
-            percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
-            speed = (self.bytes - self.before) / 1e6 / (now - self.started)
-            print(
-                f"{self.step}: {self.bytes / 1e6:.1f}{share} MB{percent}, {speed:.1f} MB/s",
-                file=sys.stderr,
-                flush=True,
-            )
+        stats = future.result()  # raises the exception of `convert`; the shard stays in `running`
+        yield running.pop(future), stats

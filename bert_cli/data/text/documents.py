@@ -1,10 +1,9 @@
-"""Documents out of files of any kind: line by line for `bert preprocess`, in large pieces for `bert tokenize`.
+"""Read documents from files of any format: line by line, or in blocks of megabytes.
 
-`marked_lines` gives every line with what it is, so that a document of any length passes through a
-few kilobytes of memory. `text_pieces` gives megabytes of lines at once, a blank line between
-documents, which is what encoding at full speed wants. Both read WikiExtractor's <doc> blocks (only
-the first of them), plain text, JSON lines and Parquet, packed or not, and say of what cannot be read
-in which file and line it is.
+`marked_lines` yields every line with its kind, so a document of any length needs a few kilobytes of
+memory; `bert preprocess` uses it. `text_blocks` yields megabytes of lines at once, which `bert tokenize`
+needs for its speed. Both read WikiExtractor's <doc> blocks (`text_blocks` rejects them), plain text,
+JSON lines and Parquet, and report file and line of what cannot be read.
 """
 
 import json
@@ -17,41 +16,43 @@ from bert_cli.data.text.files import (
     OPEN,
     Part,
     Reading,
-    damage_told,
-    line_at,
+    line_number,
     open_parquet,
     open_part,
+    report_damage,
 )
 from bert_cli.errors import DataError
 
-TEXT_PIECE = 1 << 22
-"""Bytes of text that are encoded at once; the words of so much text take about 60 MB."""
+BLOCK_BYTES = 1 << 22
+"""Text that is encoded at once; its tokens take about 60 MB."""
 ROWS = 128
-"""Rows of a Parquet file read at once."""
+"""Rows of a Parquet file that are read at once."""
 
 PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
 EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
-# The same without the white space before them, which costs half of the time of `bert preprocess`.
+# The same without leading white space, which costs half of the time of `bert preprocess`.
 ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 BLANK_LINES = re.compile(r"\n\s*\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FIELD_REMEDY = "give the field with the text as --text-field"
 
 Kind = Literal["document", "body", "outside"]
-"""What a line is: the beginning of a document, text of its body, or text outside documents."""
+"""Kind of a line: the start of a document, text in a document, text outside documents."""
 
 
 def marked_lines(part: Part, reading: Reading) -> Iterator[tuple[Kind, str]]:
-    """Give the lines that say something, each with its kind; the beginning of a document is one too.
+    """Yield each line that is not blank, with its kind. The start of a document is a line, too.
 
-    DataError naming file and line of what is not UTF-8, broken JSON, without the field, cut off.
+    Raises DataError with file and line for text that is not UTF-8, broken JSON, a missing field and
+    truncated files.
     """
     if part.format == "wikiextractor":
         yield from _marked_articles(part)
     elif part.format == "plain":
         yield from _marked_plain(part, one_document=reading.documents == "files")
     else:
-        for text in _texts(part, reading.text_field):
+        for text in _field_texts(part, reading.text_field):
             yield "document", ""
             for line in text.split("\n"):
                 if stripped := line.strip():
@@ -59,16 +60,16 @@ def marked_lines(part: Part, reading: Reading) -> Iterator[tuple[Kind, str]]:
 
 
 def _marked_articles(part: Part) -> Iterator[tuple[Kind, str]]:
-    inside = title_is_next = False
+    is_inside = title_is_next = False
     for line in _lines(part):
         if OPEN.fullmatch(line):
-            inside = title_is_next = True
+            is_inside = title_is_next = True
             yield "document", line
         elif line == CLOSE:
-            inside = False
+            is_inside = False
         elif not line:
             continue
-        elif not inside:
+        elif not is_inside:
             yield "outside", line
         elif title_is_next:
             title_is_next = False
@@ -77,19 +78,19 @@ def _marked_articles(part: Part) -> Iterator[tuple[Kind, str]]:
 
 
 def _marked_plain(part: Part, *, one_document: bool) -> Iterator[tuple[Kind, str]]:
-    fresh = True
+    is_new = True
     for line in _lines(part):
         if not line:
-            fresh = fresh or not one_document
+            is_new = is_new or not one_document
             continue
-        if fresh:
+        if is_new:
             yield "document", ""
-            fresh = False
+            is_new = False
         yield "body", line
 
 
 def clean(line: str) -> str:
-    """Undo WikiExtractor's escapes and take out what stands for nothing."""
+    """Return a line of WikiExtractor unescaped, without placeholders and empty brackets."""
     text = line.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
     bare = PLACEHOLDER.sub("", text) if "formula_" in text or "codice_" in text else text
     if ANY_EMPTY_BRACKETS.search(bare):
@@ -97,158 +98,153 @@ def clean(line: str) -> str:
     return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
 
 
-def text_pieces(part: Part, reading: Reading) -> Iterator[str]:
-    """Text of one sentence a line in pieces of whole lines, a blank line between documents.
+def text_blocks(part: Part, reading: Reading) -> Iterator[str]:
+    """Yield text of one sentence per line in blocks of full lines, a blank line between documents.
 
-    A blank line inside a document of JSON, Parquet or a file that is one document is taken out.
-    DataError as `marked_lines`, and for WikiExtractor's files, which have no sentences yet.
+    Blank lines within a document of JSON, Parquet or a file that is one document are removed. Raises
+    DataError as `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
     """
     if part.format == "wikiextractor":
         raise DataError(
-            f"{part.path} (<doc ...>): holds articles, not a sentence a line; give it to "
-            "`bert preprocess` first, or say --input-format plain if that is the text"
+            f"{part.path} (<doc ...>)",
+            "holds articles, not one sentence per line",
+            "give it to `bert preprocess` first, or add --input-format plain if that is the text",
         )
     if part.format == "plain":
-        for text in _blocks(part):
+        for text in _plain_blocks(part):
             if reading.documents == "files":
                 text = BLANK_LINES.sub("\n", text).strip()
             if text:
                 yield text
         return
-    held: list[str] = []
+    texts: list[str] = []
     size = 0
-    for text in _texts(part, reading.text_field):
-        held.append(BLANK_LINES.sub("\n", text).strip())
+    for text in _field_texts(part, reading.text_field):
+        texts.append(BLANK_LINES.sub("\n", text).strip())
         size += len(text)
-        if size >= TEXT_PIECE:
-            yield "\n\n".join(held) + "\n"
-            held, size = [], 0
-    if held:
-        yield "\n\n".join(held) + "\n"
+        if size >= BLOCK_BYTES:
+            yield "\n\n".join(texts) + "\n"
+            texts, size = [], 0
+    if texts:
+        yield "\n\n".join(texts) + "\n"
 
 
 # --- files of lines
 
 
 def _raw_lines(part: Part) -> Iterator[tuple[bytes, int]]:
-    """The lines of a part, and the byte of the unpacked file where each begins."""
-    with damage_told(part), open_part(part) as file:
+    """Yield the lines of a part, each with its offset in the unpacked file."""
+    with report_damage(part), open_part(part) as file:
         if part.start:
             file.seek(part.start)
-        place = part.start
-        for raw in file:
-            if part.stop is not None and place >= part.stop:
+        offset = part.start
+        for line in file:
+            if part.stop is not None and offset >= part.stop:
                 return
-            yield raw if place else raw.removeprefix(BYTE_ORDER_MARK), place
-            place += len(raw)
+            yield line if offset else line.removeprefix(BYTE_ORDER_MARK), offset
+            offset += len(line)
 
 
 def _lines(part: Part) -> Iterator[str]:
-    for raw, place in _raw_lines(part):
-        yield _decoded(raw, part, place).strip()
+    for line, offset in _raw_lines(part):
+        yield _decode(line, part, offset).strip()
 
 
-def _blocks(part: Part) -> Iterator[str]:
-    """Text in pieces of whole lines, without the end of the last."""
-    with damage_told(part), open_part(part) as file:
-        place = part.start
-        if place:
-            file.seek(place)
-        while wanted := TEXT_PIECE if part.stop is None else min(TEXT_PIECE, part.stop - place):
-            data = file.read(wanted)
+def _plain_blocks(part: Part) -> Iterator[str]:
+    """Yield text in blocks of full lines, without the end of the last line."""
+    with report_damage(part), open_part(part) as file:
+        offset = part.start
+        if offset:
+            file.seek(offset)
+        while size := BLOCK_BYTES if part.stop is None else min(BLOCK_BYTES, part.stop - offset):
+            data = file.read(size)
             if not data:
                 return
-            if part.stop is None or place + wanted < part.stop:
+            if part.stop is None or offset + size < part.stop:
                 data += file.readline()
             text = data.removesuffix(b"\n")
-            yield _decoded(text if place else text.removeprefix(BYTE_ORDER_MARK), part, place)
-            place += len(data)
+            yield _decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
+            offset += len(data)
 
 
-def _decoded(raw: bytes, part: Part, place: int) -> str:
+def _decode(data: bytes, part: Part, offset: int) -> str:
     try:
-        return raw.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        wrong = place + error.start
-        raise DataError(
-            f"{part.path} (line {line_at(part, wrong)}, byte {wrong}): not UTF-8; write it as UTF-8"
-        ) from error
+        wrong = offset + error.start
+        where = f"{part.path} (line {line_number(part, wrong)}, byte {wrong})"
+        raise DataError(where, "not UTF-8", "write it as UTF-8") from error
 
 
 # --- texts in fields
 
 
-def _texts(part: Part, field: str) -> Iterator[str]:
-    """The texts of JSON lines or of a Parquet file's rows; a null is a document without text."""
+def _field_texts(part: Part, field: str) -> Iterator[str]:
+    """Yield the texts of JSON lines or of Parquet rows; a null is a document without text."""
     for text in (_json_texts if part.format == "json-lines" else _parquet_texts)(part, field):
         yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
 def _json_texts(part: Part, field: str) -> Iterator[str]:
-    for raw, place in _raw_lines(part):
-        line = _decoded(raw, part, place)
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            why = "nested too deeply" if isinstance(error, RecursionError) else error
-            raise DataError(
-                f"{part.path} (line {line_at(part, place)}): is not JSON ({why}); mend that line"
-            ) from None
-        if not isinstance(row, dict) or field not in row:
-            has = (
-                f"only {', '.join(map(repr, row))[:200]}" if isinstance(row, dict) else "no object"
-            )
-            raise DataError(
-                f"{part.path} (line {line_at(part, place)}): has no field {field!r}, {has}; "
-                "say where the text is with --text-field"
-            )
-        value = row[field]
-        if not isinstance(value, str | None):
-            raise _no_text(f"{part.path} (line {line_at(part, place)})", field, value)
-        if "\\u" in line:
-            _refuse_half_letters(value or "", part, place)
-        yield value or ""
+    for data, offset in _raw_lines(part):
+        line = _decode(data, part, offset)
+        if line.strip():
+            try:
+                yield _json_text(line, field)
+            except DataError as error:
+                where = f"{part.path} (line {line_number(part, offset)})"
+                raise DataError(where, error.problem, error.remedy) from None
 
 
-def _refuse_half_letters(text: str, part: Part, place: int) -> None:
-    """DataError for a surrogate alone: of the two escapes that make a letter one."""
+def _json_text(line: str, field: str) -> str:
+    """Return the text of a JSON line. Raises DataError, to which the caller adds file and line."""
+    remedy = "fix that line"
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{part.path} (line {line_at(part, place)}): has \\u{ord(text[error.start]):04x}, which is "
-            "half of a letter; mend that line"
-        ) from None
+        row = json.loads(line)
+    except RecursionError:
+        raise DataError("line", "is not JSON (nested too deeply)", remedy) from None
+    except ValueError as error:
+        raise DataError("line", f"is not JSON ({error})", remedy) from None
+    if not isinstance(row, dict):
+        raise DataError("line", f"has no field {field!r}, it is no object", FIELD_REMEDY)
+    if field not in row:
+        raise DataError("line", _missing(field, row), FIELD_REMEDY)
+    text = row[field]
+    if not isinstance(text, str | None):
+        raise DataError("line", *_not_text(field, text))
+    if text and "\\u" in line:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise DataError("line", f"has {half}, which is half of a letter", remedy) from None
+    return text or ""
 
 
-def _no_text(where: str, field: str, value: Any) -> DataError:
-    kind = type(value).__name__
-    return DataError(f"{where}: {field!r} is a {kind}, not a text; name another --text-field")
+def _missing(field: str, names: Any) -> str:
+    return f"has no field {field!r}, only {', '.join(map(repr, names))[:200]}"
+
+
+def _not_text(field: str, value: Any) -> tuple[str, str]:
+    return f"{field!r} is a {type(value).__name__}, not a text", "give another --text-field"
 
 
 def _parquet_texts(part: Part, field: str) -> Iterator[str]:
     with open_parquet(part) as file:
         names = file.schema_arrow.names
         if field not in names:
-            raise DataError(
-                f"{part.path}: has no column {field!r}, only {', '.join(map(repr, names))[:200]}; "
-                "say where the text is with --text-field"
-            )
+            raise DataError(str(part.path), _missing(field, names), FIELD_REMEDY)
         stop = file.metadata.num_row_groups if part.stop is None else part.stop
         row = sum(file.metadata.row_group(number).num_rows for number in range(part.start))
         groups = list(range(part.start, stop))
         batches = file.iter_batches(ROWS, row_groups=groups, columns=[field], use_threads=False)
-        for batch in batches:
-            for value in batch.column(0):
-                row += 1
-                try:
-                    text = value.as_py()
-                except UnicodeDecodeError:
-                    raise DataError(
-                        f"{part.path} (row {row}): not UTF-8; write it as UTF-8"
-                    ) from None
-                if not isinstance(text, str | None):
-                    raise _no_text(f"{part.path} (row {row})", field, text)
-                yield text or ""
+        for value in (value for batch in batches for value in batch.column(0)):
+            row += 1
+            where = f"{part.path} (row {row})"
+            try:
+                text = value.as_py()
+            except UnicodeDecodeError:
+                raise DataError(where, "not UTF-8", "write it as UTF-8") from None
+            if not isinstance(text, str | None):
+                raise DataError(where, *_not_text(field, text))
+            yield text or ""

@@ -1,12 +1,14 @@
-"""Which documents say what an earlier one said, over the whole input, whoever reads which part.
+"""Find documents that repeat an earlier one, over the whole input.
 
-A first pass writes 16 bytes per document, a hash of its text with single spaces, a file per shard;
-then one sort of all of them finds the equal ones, and the first in input order is kept. The pass is
-a step of its own in `OUT/.duplicates`, restartable like any other. A million documents take 16 MB
-of disk and 60 MB of memory. Near-duplicates are found by MinHash (Broder 1997) of runs of five
-words, 528 bytes of disk per document: those that agree in a band of their signatures are compared,
-and one that is estimated to share `threshold` of its runs with an earlier kept one is dropped. That
-takes 0.1 kB of memory per document and 5 kB for each that agrees with another in a band.
+A first pass writes 16 bytes per document, a hash of its text with single spaces, one file per shard. A
+sort of all hashes finds equal documents, of which the first in input order is kept. The pass is a step
+in `OUT/.duplicates`, restartable like any other. A million documents take 16 MB of disk and 60 MB of
+memory.
+
+Near-duplicates are found by MinHash (Broder 1997) of runs of five words, 528 bytes of disk per
+document. Documents that agree in a band of their signatures are compared, and one that shares an
+estimated `threshold` of its runs with an earlier kept one is dropped. That takes 0.1 kB of memory per
+document, and 5 kB for each that agrees with another in a band.
 """
 
 import hashlib
@@ -20,72 +22,66 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.shards.manifest import Stats
-from bert_cli.data.shards.runner import run_shards
+from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Stats
 from bert_cli.data.text.documents import marked_lines
-from bert_cli.data.text.files import Reading
-from bert_cli.data.text.parts import Outputs, read_parts, shard_of
-from bert_cli.errors import ConfigError, needs_extra
+from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
+from bert_cli.errors import ConfigError, install_command
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
 NO_TEXT = bytes(HASH_BYTES)
-"""Stands for a document without text, which is no duplicate of another such."""
+"""Hash of a document without text, which is never a duplicate."""
 
-# Of datasketch and rensa the second: signatures of the same quality (both within 0.03 of the truth
-# on an English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
-NUMBERS = 128
-"""Of a signature; the standard error of the share that it estimates is at most 0.045."""
+# rensa, not datasketch: signatures of the same quality (both within 0.03 of the true similarity on an
+# English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
+SIGNATURE_SIZE = 128
+"""Numbers in a signature; the standard error of the estimated similarity is at most 0.045."""
 SEED = 1
-RUN_OF_WORDS = 5
-FOUND = 0.99
-"""Share of the pairs just at the threshold that agree in a band: decides how wide bands are."""
-# A letter of a script that has no spaces between words counts as a word.
+WORDS_PER_RUN = 5
+RECALL = 0.99
+"""Fraction of the pairs just at the threshold that agree in a band; it decides the width of a band."""
+# A letter of a script without spaces between words counts as a word.
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
 NO_WORDS = np.iinfo(np.uint32).max
-"""Every number of the signature of a document without words, which is nobody's duplicate."""
+"""Every number in the signature of a document without words, which is never a near-duplicate."""
 
 Flags = npt.NDArray[np.bool_]
 Signatures = Sequence[npt.NDArray[np.uint32]]
-"""[documents, NUMBERS] of each shard, most often memory-mapped."""
-Numbers = tuple[list[int], list[int]]
-"""Of a shard's exact and near duplicates, from 0 in each shard."""
+"""[documents, SIGNATURE_SIZE] of each shard, memory-mapped."""
+Duplicates = tuple[list[int], list[int]]
+"""Numbers of the exact and of the near-duplicates in a shard, from 0."""
 
 
 def find_duplicates(
-    outputs: Outputs,
-    reading: Reading,
-    *,
-    out: Path,
-    processes: int,
-    threshold: float | None,
-    scheduler: str | None = None,
-) -> list[Numbers]:
-    """Numbers of the exact and the near duplicates in each of the `outputs` of a step.
+    outputs: Outputs, reading: Reading, out: Path, workers: Workers, threshold: float | None
+) -> list[Duplicates]:
+    """Return the duplicates in each of the `outputs` of a step.
 
-    Near-duplicates are looked for where there is a threshold. ConfigError where rensa is then not
-    installed.
+    Without a threshold there are no near-duplicates. Raises ConfigError where rensa is missing.
     """
-    near_too = threshold is not None
-    if near_too:
+    with_near = threshold is not None
+    if with_near:
         new_signature()
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
-        "deduplicate",
+        Step(
+            "deduplicate",
+            out / FOLDER,
+            settings={**vars(reading), "near": with_near},
+            packages=["rensa"] if with_near else [],
+        ),
         [shard_of(name, parts) for name, (_, parts) in zip(names, outputs, strict=True)],
-        partial(sign_documents, reading=reading, near=near_too),
-        out=out / FOLDER,
-        processes=processes,
-        settings={**vars(reading), "near": near_too},
-        versions=["rensa"] if near_too else [],
-        scheduler=scheduler,
+        partial(sign_documents, reading=reading, near=with_near),
+        workers,
     )
     paths = [out / FOLDER / name for name in names]
     counts = [path.stat().st_size // HASH_BYTES for path in paths]
     exact = equal_to_earlier(np.concatenate([np.fromfile(path, np.uint64) for path in paths]))
     near = np.zeros(len(exact), np.bool_)
     if threshold is not None:
-        near = near_to_earlier(list(map(_signatures_beside, paths)), exact, threshold)
+        near = near_to_earlier(list(map(_read_signatures, paths)), exact, threshold)
     ends = np.cumsum([0, *counts]).tolist()
     return [
         (np.flatnonzero(exact[start:stop]).tolist(), np.flatnonzero(near[start:stop]).tolist())
@@ -93,96 +89,99 @@ def find_duplicates(
     ]
 
 
-# --- the pass over the text
+# --- hashes and signatures
 
 
 def sign_documents(
-    inputs: tuple[Path, ...], output: Path, *, reading: Reading, near: bool
+    inputs: tuple[Path, ...],
+    output: Path,
+    *,
+    parts: Sequence[Part],
+    reading: Reading,
+    near: bool,
 ) -> Stats:
-    """Write the hash of every document of a shard, and with `near` its signature beside."""
-    parts, _ = read_parts(inputs)
+    """Write the hash of every document of a shard, and with `near` a file of signatures."""
     documents = 0
-    beside = output.with_suffix(".signatures")
-    with open(output, "wb") as hashes, open(beside if near else "/dev/null", "wb") as signatures:
-        text = _Text(near)
+    signatures_path = output.with_suffix(".signatures") if near else Path("/dev/null")
+    with open(output, "wb") as hashes, open(signatures_path, "wb") as signatures:
+        document = _Document(near)
         for part in parts:
             for kind, line in marked_lines(part, reading):
                 if kind == "body":
-                    text.add(line)
+                    document.add(line)
                 elif kind == "document":
                     if documents:
-                        hashes.write(text.hash())
-                        signatures.write(text.signature())
-                        text = _Text(near)
+                        hashes.write(document.hash())
+                        signatures.write(document.signature())
+                        document = _Document(near)
                     documents += 1
         if documents:
-            hashes.write(text.hash())
-            signatures.write(text.signature())
+            hashes.write(document.hash())
+            signatures.write(document.signature())
     return Stats(documents=documents, bytes_in=sum(part.size for part in parts))
 
 
-class _Text:
-    """A document, line by line: nothing of it is kept but a hash and a signature."""
+class _Document:
+    """Hash and signature of a document that is read line by line."""
 
     def __init__(self, near: bool) -> None:
         self._hash = hashlib.blake2b(digest_size=HASH_BYTES)
-        self._said = self._long = False
+        self._has_text = self._has_run = False
         self._minhash = new_signature() if near else None
         self._last: list[str] = []
 
     def add(self, line: str) -> None:
-        """Take in a line; how white space parts its words does not matter."""
+        """Add a line; the kind of white space between words does not matter."""
         words = line.split()
         if not words:
             return
-        self._said = True
+        self._has_text = True
         self._hash.update(" ".join([*words, ""]).encode())
         if self._minhash is None:
             return
-        found = self._last + WORD.findall(line.lower())
-        if len(found) >= RUN_OF_WORDS:
-            runs = zip(*(found[n:] for n in range(RUN_OF_WORDS)), strict=False)
+        words = self._last + WORD.findall(line.lower())
+        if len(words) >= WORDS_PER_RUN:
+            runs = zip(*(words[n:] for n in range(WORDS_PER_RUN)), strict=False)
             self._minhash.update(list(map(" ".join, runs)))
-            self._long = True
-        self._last = found[1 - RUN_OF_WORDS :]
+            self._has_run = True
+        self._last = words[1 - WORDS_PER_RUN :]
 
     def hash(self) -> bytes:
-        """16 bytes for the whole text."""
-        return self._hash.digest() if self._said else NO_TEXT
+        """Return 16 bytes for the text."""
+        return self._hash.digest() if self._has_text else NO_TEXT
 
     def signature(self) -> bytes:
-        """NUMBERS little-endian integers; nothing where no near-duplicates are asked for."""
+        """Return SIGNATURE_SIZE little-endian integers, or nothing without near-duplicates."""
         if self._minhash is None:
             return b""
-        if self._last and not self._long:
+        if self._last and not self._has_run:
             self._minhash.update([" ".join(self._last)])
         return np.array(self._minhash.digest(), "<u4").tobytes()
 
 
 def new_signature() -> Any:
-    """An empty MinHash. ConfigError where rensa is not installed."""
+    """Return an empty MinHash. Raises ConfigError where rensa is not installed."""
     try:
         from rensa import RMinHash
     except ImportError:
-        raise ConfigError(
-            f"near_duplicates: {needs_extra('near-duplicates')}, or use --deduplicate alone, which "
-            "finds equal documents"
-        ) from None
-    return RMinHash(num_perm=NUMBERS, seed=SEED)
+        remedy = f"{install_command('near-duplicates')}, or use --deduplicate alone, which finds equal documents"
+        problem = "needs the extra 'near-duplicates'"
+        raise ConfigError("near_duplicates", problem, remedy) from None
+    return RMinHash(num_perm=SIGNATURE_SIZE, seed=SEED)
 
 
-def _signatures_beside(hashes: Path) -> npt.NDArray[np.uint32]:
+def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:
     path = hashes.with_suffix(".signatures")
     if not path.stat().st_size:
-        return np.zeros((0, NUMBERS), np.uint32)  # nothing cannot be memory-mapped
-    return np.memmap(path, "<u4", "r").reshape(-1, NUMBERS)
+        return np.zeros((0, SIGNATURE_SIZE), np.uint32)  # an empty file cannot be memory-mapped
+    return np.memmap(path, "<u4", "r").reshape(-1, SIGNATURE_SIZE)
 
 
-# --- the whole input
+# --- comparison over all shards
 
 
 def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
-    """[documents] whether an earlier one has the same hash, given as two integers a document."""
+    """Return for each document whether an earlier one has the same hash, given as two integers each."""
     first, second = hashes[0::2], hashes[1::2]
     order = np.lexsort((second, first))  # stable: of equal ones the earliest comes first
     same = np.zeros(len(order), np.bool_)
@@ -194,9 +193,9 @@ def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
 
 
 def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> Flags:
-    """[documents] whether an earlier one that is kept has at least `threshold` of the same runs.
+    """Return for each document whether it shares `threshold` of its runs with an earlier kept one.
 
-    Estimated from the signatures. Exact duplicates are passed over.
+    The similarity is estimated from the signatures. Exact duplicates are skipped.
     """
     bands = _bands(signatures, exact, threshold)
     near = np.zeros(len(exact), np.bool_)
@@ -204,48 +203,48 @@ def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> F
     ends = np.cumsum([len(rows) for rows in signatures])
     starts = ends - [len(rows) for rows in signatures]
     kept: dict[tuple[int, int], list[int]] = {}
-    signed: dict[int, npt.NDArray[np.uint32]] = {}
+    kept_signatures: dict[int, npt.NDArray[np.uint32]] = {}
     for document in candidates.tolist():
         shard = int(np.searchsorted(ends, document, side="right"))
         signature = np.array(signatures[shard][document - starts[shard]])
         groups = [(n, group) for n, group in enumerate(bands[document].tolist()) if group >= 0]
         others = {other for group in groups for other in kept.get(group, ())}
         if others:
-            shares = (np.stack([signed[other] for other in others]) == signature).mean(axis=1)
-            near[document] = shares.max() >= threshold
+            compared = np.stack([kept_signatures[other] for other in others])
+            near[document] = (compared == signature).mean(axis=1).max() >= threshold
         if not near[document]:
-            signed[document] = signature
+            kept_signatures[document] = signature
             for group in groups:
                 kept.setdefault(group, []).append(document)
     return near
 
 
 def _bands(signatures: Signatures, exact: Flags, threshold: float) -> npt.NDArray[np.int32]:
-    """[documents, bands] number of those that agree with it in a band, -1 where none does."""
+    """Return [documents, bands]: the group of documents that agree in a band, -1 for a single one."""
     width = band_width(threshold)
-    alive = ~exact & np.concatenate([rows[:, 0] != NO_WORDS for rows in signatures])
-    numbers = np.flatnonzero(alive)
-    bands = np.full((len(exact), NUMBERS // width), -1, np.int32)
-    mix = np.random.default_rng(SEED).integers(1, 2**63, width, np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
+    is_compared = ~exact & np.concatenate([rows[:, 0] != NO_WORDS for rows in signatures])
+    documents = np.flatnonzero(is_compared)
+    bands = np.full((len(exact), SIGNATURE_SIZE // width), -1, np.int32)
+    random = np.random.default_rng(SEED).integers(1, 2**63, width, np.uint64)
+    multipliers = random * np.uint64(2) + np.uint64(1)
     for band in range(bands.shape[1]):
         columns = slice(band * width, (band + 1) * width)
-        # Sums that collide by chance cost a comparison and nothing else.
-        keys = np.concatenate([(rows[:, columns] * mix).sum(axis=1) for rows in signatures])[alive]
+        # Sums that collide by chance cost one comparison.
+        sums = [(rows[:, columns] * multipliers).sum(axis=1) for rows in signatures]
+        keys = np.concatenate(sums)[is_compared]
         order = np.argsort(keys, kind="stable")
         begins = np.append(True, keys[order[1:]] != keys[order[:-1]])[: len(order)]
-        which = np.cumsum(begins) - 1
-        shared = np.bincount(which)[which] > 1 if len(which) else begins
-        bands[numbers[order[shared]], band] = which[shared]
+        groups = np.cumsum(begins) - 1
+        agrees = np.bincount(groups)[groups] > 1 if len(groups) else begins
+        bands[documents[order[agrees]], band] = groups[agrees]
     return bands
 
 
 def band_width(threshold: float) -> int:
-    """Most numbers of a band with which FOUND of the pairs at the threshold still agree in one."""
+    """Return the largest width of a band with which RECALL of the pairs at the threshold agree in one."""
     widths = [
         width
-        for width in range(1, NUMBERS + 1)
-        if 1 - (1 - threshold**width) ** (NUMBERS // width) >= FOUND
+        for width in range(1, SIGNATURE_SIZE + 1)
+        if 1 - (1 - threshold**width) ** (SIGNATURE_SIZE // width) >= RECALL
     ]
     return max(widths, default=1)

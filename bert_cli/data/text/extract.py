@@ -1,98 +1,98 @@
-"""Turn a dump into text: one reader cuts it, many WikiExtractors work on the pieces.
+"""Turn a dump into text: this process reads and splits it, WikiExtractor works on the chunks.
 
 WikiExtractor has one reader whatever its `--processes`, cannot continue after a stop and loses pages
-without a word. So the dump is read here (`dump.py`) and cut at page boundaries into chunks, each a
-small dump with the same header; a chunk is a shard, and WikiExtractor 3.1.0 runs on each as a program
-of its own (it is AGPL: called, never imported). Every page given is looked for in what comes back;
-a chunk it fails on is halved until the page at fault stands alone. The output is WikiExtractor's
-form, `<doc id= url= title=>` blocks with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
+silently. So the dump is read here (`wikipedia.py`) and split at page boundaries into chunks, each a small
+dump with the same header; a chunk is a shard. WikiExtractor 3.1.0 runs on each as a program (it is AGPL:
+called, never imported). Every page of a chunk is searched for in the result; a chunk on which it fails is
+halved until the page at fault is alone. The output has WikiExtractor's form, `<doc id= url= title=>` blocks
+with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
 """
 
 import errno
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards import runner
-from bert_cli.data.shards.manifest import Shard, Stats
-from bert_cli.data.shards.runner import run_shards
-from bert_cli.data.text.wikipedia import NAMESPACE, TITLE, Chunk, Dump, find_dump
+from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Shard, Stats
+from bert_cli.data.text.wikipedia import NAMESPACE, TITLE, Dump, find_dump
 from bert_cli.errors import DataError
-from bert_cli.files import atomic_file, read_json
+from bert_cli.files import atomic_file
+from bert_cli.processes import kill_program, start_program
 
 FILES_PER_FOLDER = 100
 SECONDS_BETWEEN_READS = 0.25
-"""Of WikiExtractor's messages, which must not fill their pipe."""
-SECONDS_BETWEEN_LOOKS = 1.0
-"""At its processes: each look reads all of /proc."""
+"""Between two reads of WikiExtractor's messages, which must not fill their pipe."""
+SECONDS_BETWEEN_CHECKS = 1.0
+"""Between two checks of its processes, each of which reads all of /proc."""
 SECONDS_ASLEEP = 5.0
-"""Time without work after which WikiExtractor is stuck: its parts wait for one that has died."""
+"""Time without work after which WikiExtractor is stuck: its processes wait for one that has died."""
 PACKED_EXPANSION = 4.0
 """Bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them."""
 TEXT_PER_BYTE = 0.21
-"""Bytes of text for a byte of XML: 20 GB for a packed dump of 24 GB, as docs/wikipedia.md reckons."""
+"""Bytes of text for a byte of XML: 20 GB for a packed dump of 24 GB, as docs/wikipedia.md estimates."""
 SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # 8 MB/s is usual, 2 with templates
 PAGES_NAMED = 3  # in a note about lost pages
-PAGES_FAILED = 20  # of one chunk, left out one by one; more is no longer the pages' fault
+PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages
 
+PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
 PAGE_ID = re.compile(rb"<id>(\d+)</id>")
 DOC = re.compile(rb'<doc id="(\d+)" ')
 TEMPLATE_NAMESPACE = re.compile(rb'<namespace key="10"[^>]*>([^<]*)</namespace>')
 
 
 class ToolFailedError(Exception):
-    """WikiExtractor stopped, crashed or hung on a piece; the text says how."""
+    """WikiExtractor stopped, crashed or hung; the text says how."""
 
 
 def run(settings: ExtractSettings) -> None:
-    """Extract the text of a dump. Raises DataError if it is no dump or no page came out of it."""
+    """Extract the text of a dump. Raises DataError if it is no dump or has no page with text."""
     path = find_dump(settings.dump)
     dump = Dump(path)
     templates = settings.out / ".done" / "templates.xml" if settings.expand_templates else None
     header = dump.header if templates else _header_without_templates(dump.header)
     run_shards(
-        "extract",
-        _cut(dump, header, settings.chunk_megabytes * 1_000_000, templates),
+        Step(
+            "extract",
+            settings.out,
+            settings={
+                "expand_templates": settings.expand_templates,
+                "chunk_megabytes": settings.chunk_megabytes,
+            },
+            packages=["wikiextractor"],
+            expected_bytes=bytes_written(dump, settings.processes, settings.chunk_megabytes),
+        ),
+        _chunks(dump, header, settings.chunk_megabytes * 1_000_000, templates),
         partial(extract_chunk, templates=templates),
-        out=settings.out,
-        processes=settings.processes,
-        settings={
-            "expand_templates": settings.expand_templates,
-            "chunk_megabytes": settings.chunk_megabytes,
-        },
-        versions=["wikiextractor"],
+        Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
         notes=dump.notes,
-        needs=bytes_written(dump, settings),
-        scheduler=settings.scheduler,
-        own_process=True,  # so that WikiExtractor dies with this process, see shards.py
     )
 
 
-def bytes_written(dump: Dump, settings: ExtractSettings) -> int:
-    """Estimate the bytes of the text, and of the chunks that are on the disk with it at a time.
+def bytes_written(dump: Dump, processes: int, chunk_megabytes: int) -> int:
+    """Return the estimated bytes of the text, and of the chunks that are on the disk at a time.
 
-    Of each chunk there are the articles and their text; twice as many chunks as processes are begun.
+    Twice as many chunks as processes are in progress.
     """
     size = dump.path.stat().st_size
     expansion = PACKED_EXPANSION if dump.is_packed else 1.0
     text = TEXT_PER_BYTE * size * expansion
-    chunks = min(2 * settings.processes * settings.chunk_megabytes * 1e6, size * expansion)
+    chunks = min(2 * processes * chunk_megabytes * 1e6, size * expansion)
     return round(text + chunks)
 
 
 def output_name(number: int) -> Path:
-    """Name the output of chunk `number`: AA/wiki_00 ... AA/wiki_99, AB/wiki_00, ..., AAA/wiki_00."""
+    """Return the output of chunk `number`: AA/wiki_00 ... AA/wiki_99, AB/wiki_00, ..., AAA/wiki_00."""
     folder, file = divmod(number, FILES_PER_FOLDER)
     letters = ""
     # As the columns of a spreadsheet are named, from AA on.
@@ -104,66 +104,34 @@ def output_name(number: int) -> Path:
     return Path(letters) / f"wiki_{file:02}"
 
 
-def extract_chunk(inputs: tuple[Path, ...], output: Path, templates: Path | None = None) -> Stats:
-    """Run WikiExtractor on one chunk and compare what it was given with what came back."""
-    chunk, counts = inputs
-    passed_over = read_json(counts, dict[str, int], DataError, "run the same command again")
-    text = chunk.read_bytes()
-    begin = text.find(b"<page>")
-    header, given = text[:begin], _titles(text[begin:])
-    notes: list[str] = []
-    try:
-        _run_wikiextractor(chunk, output, templates)
-    except ToolFailedError:
-        pages = re.findall(rb"<page>.*?</page>", text[begin:], re.DOTALL)
-        with open(output, "wb") as file:
-            for piece in _halved(header, pages, chunk.parent, templates, notes):
-                file.write(piece)
-    del text
-    back, empty = _docs(output)
-    lost = Counter(page for page, _ in given) - back
-    if lost:
-        names = [f"{page} {title!r}" for page, title in given if page in lost][:PAGES_NAMED]
-        more = ", ..." if lost.total() > PAGES_NAMED else ""
-        notes.append(
-            f"{lost.total()} of {len(given)} pages did not come back from WikiExtractor "
-            f"({', '.join(names)}{more})"
-        )
-    extra = {
-        "pages_given": len(given),
-        "pages_lost": lost.total(),
-        "pages_without_text": empty,
-        "redirects": passed_over["redirects"],
-        "pages_of_other_namespaces": passed_over["other_namespaces"],
-    }
-    place = "/".join(output.parent.parent.name.split("+"))
-    return Stats(
-        documents=back.total(),
-        bytes_in=passed_over["xml_bytes"],
-        extra=extra,
-        notes=tuple(f"{place}: {note}" for note in notes),
-    )
+# --- chunks of the dump
 
 
-def _cut(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
+def _chunks(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
     if templates is not None:
         count = _collect_templates(dump.path, templates)
         dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
     for number, chunk in enumerate(dump.chunks(size)):
+        output = output_name(number)
         yield Shard(
             inputs=(dump.path,),
-            output=output_name(number),
-            prepare=partial(_write_chunk, header=header, chunk=chunk),
+            output=output,
+            arguments={
+                "name": output.as_posix(),
+                "xml_bytes": chunk.xml_bytes,
+                "skipped": {
+                    "redirects": chunk.redirects,
+                    "pages_of_other_namespaces": chunk.other_namespaces,
+                },
+            },
             weight=chunk.raw_bytes,
+            prepare=partial(_write_chunk, header=header, pages=chunk.pages),
         )
 
 
-def _write_chunk(folder: Path, header: bytes, chunk: Chunk) -> tuple[Path, ...]:
-    _write_dump(folder / "chunk.xml", header, chunk.pages)
-    names = ("xml_bytes", "redirects", "other_namespaces")
-    counts = folder / "counts.json"
-    counts.write_text(json.dumps({name: getattr(chunk, name) for name in names}))
-    return folder / "chunk.xml", counts
+def _write_chunk(folder: Path, header: bytes, pages: list[bytes]) -> tuple[Path, ...]:
+    _write_dump(folder / "chunk.xml", header, pages)
+    return (folder / "chunk.xml",)
 
 
 def _write_dump(path: Path, header: bytes, pages: list[bytes]) -> None:
@@ -175,143 +143,202 @@ def _write_dump(path: Path, header: bytes, pages: list[bytes]) -> None:
 
 
 def _header_without_templates(header: bytes) -> bytes:
-    """Let WikiExtractor take articles whose title begins like the namespace of templates.
+    """Return the header with a colon after the name of the template namespace.
 
-    It leaves out any title that begins with that name ("Template matching", "Modèle réduit"). With
-    a colon in the name it leaves out only what the namespace has already excluded.
+    WikiExtractor drops every title that begins with that name ("Template matching", "Modèle réduit").
+    With the colon it drops only pages of the namespace, which are not in the chunk anyway.
     """
-    found = TEMPLATE_NAMESPACE.search(header)
-    if found is None:
+    match = TEMPLATE_NAMESPACE.search(header)
+    if match is None:
         return header
-    line = b'\n      <namespace key="10">' + found[1] + b":</namespace>"
-    return header[: found.end()] + line + header[found.end() :]
+    line = b'\n      <namespace key="10">' + match[1] + b":</namespace>"
+    return header[: match.end()] + line + header[match.end() :]
 
 
 def _collect_templates(path: Path, templates: Path) -> int:
-    """Write the pages of namespace 10 into one file, once; return how many there are."""
+    """Write the pages of namespace 10 into one file, once; return their number."""
     if not templates.exists() or templates.stat().st_mtime_ns < path.stat().st_mtime_ns:
         with atomic_file(templates) as partial, partial.open("wb") as file:
             for page in Dump(path).pages():
-                found = NAMESPACE.search(page[: page.find(b"<revision")])
-                if found is not None and found[1] == b"10":
+                match = NAMESPACE.search(page[: page.find(b"<revision")])
+                if match is not None and match[1] == b"10":
                     file.write(page + b"\n")
     with open(templates, "rb") as file:
         return sum(b"</page>" in line for line in file)
 
 
+# --- text of a chunk
+
+
+def extract_chunk(
+    inputs: tuple[Path, ...],
+    output: Path,
+    *,
+    name: str,
+    xml_bytes: int,
+    skipped: Mapping[str, int],
+    templates: Path | None = None,
+) -> Stats:
+    """Run WikiExtractor on a chunk, and compare its pages with those of the result."""
+    (dump,) = inputs
+    xml = dump.read_bytes()
+    begin = xml.find(b"<page>")
+    header, given = xml[:begin], _titles(xml[begin:])
+    notes: list[str] = []
+    try:
+        _run_wikiextractor(dump, output, templates)
+    except ToolFailedError:
+        extract = partial(_extract_pages, header=header, folder=dump.parent, templates=templates)
+        with open(output, "wb") as file:
+            for text in _halves(PAGE.findall(xml, begin), extract, notes):
+                file.write(text)
+    del xml
+    documents, empty = _count_documents(output)
+    lost = Counter(page for page, _ in given) - documents
+    if lost:
+        names = [f"{page} {title!r}" for page, title in given if page in lost][:PAGES_NAMED]
+        more = ", ..." if lost.total() > PAGES_NAMED else ""
+        notes.append(
+            f"{lost.total()} of {len(given)} pages did not come back from WikiExtractor "
+            f"({', '.join(names)}{more})"
+        )
+    return Stats(
+        documents=documents.total(),
+        bytes_in=xml_bytes,
+        extra={
+            "pages_given": len(given),
+            "pages_lost": lost.total(),
+            "pages_without_text": empty,
+            **skipped,
+        },
+        notes=tuple(f"{name}: {note}" for note in notes),
+    )
+
+
+def _extract_pages(
+    pages: list[bytes], *, header: bytes, folder: Path, templates: Path | None
+) -> bytes:
+    dump, output = folder / "piece.xml", folder / "piece.out"
+    _write_dump(dump, header, pages)
+    _run_wikiextractor(dump, output, templates)
+    return output.read_bytes()
+
+
+def _halves(
+    pages: list[bytes], extract: Callable[[list[bytes]], bytes], notes: list[str]
+) -> Iterator[bytes]:
+    """Yield the text of `pages`, and of halves and halves of halves where WikiExtractor fails."""
+    try:
+        text = extract(pages)
+    except ToolFailedError as error:
+        if len(pages) > 1:
+            middle = len(pages) // 2
+            yield from _halves(pages[:middle], extract, notes)
+            yield from _halves(pages[middle:], extract, notes)
+            return
+        if len(notes) == PAGES_FAILED:
+            problem = f"WikiExtractor fails on page after page ({error})"
+            remedy = "check that the disk is not full and that the installation works"
+            raise DataError("extract", problem, remedy) from None
+        ((page, title),) = _titles(pages[0])
+        notes.append(f"WikiExtractor fails on page {page} {title!r}, left out: {error}")
+        return
+    yield text
+
+
 def _titles(pages: bytes) -> list[tuple[int, str]]:
-    """Give id and title of every page of a chunk."""
-    found = []
+    """Return id and title of every page."""
+    titles = []
     for page in pages.split(b"</page>")[:-1]:
         number, title = PAGE_ID.search(page), TITLE.search(page)
         name = title[1].decode(errors="replace") if title else ""
-        found.append((int(number[1]) if number else -1, name))
-    return found
+        titles.append((int(number[1]) if number else -1, name))
+    return titles
 
 
-def _docs(output: Path) -> tuple[Counter[int], int]:
-    """Count the <doc> blocks of a file by page id, and those with nothing below their title."""
-    back: Counter[int] = Counter()
+def _count_documents(output: Path) -> tuple[Counter[int], int]:
+    """Return the number of <doc> blocks by page id, and of those with nothing below their title."""
+    documents: Counter[int] = Counter()
     empty = lines = 0
     with open(output, "rb") as file:
         for line in file:
-            if found := DOC.match(line):
-                back[int(found[1])] += 1
+            if match := DOC.match(line):
+                documents[int(match[1])] += 1
                 lines = 0
             elif line.startswith(b"</doc>"):
                 empty += lines < 2
             elif line.strip():
                 lines += 1
-    return back, empty
+    return documents, empty
 
 
-def _halved(
-    header: bytes, pages: list[bytes], folder: Path, templates: Path | None, notes: list[str]
-) -> Iterator[bytes]:
-    """Give the text of `pages`, in halves and halves of halves where WikiExtractor fails."""
-    chunk, output = folder / "piece.xml", folder / "piece.out"
-    _write_dump(chunk, header, pages)
-    try:
-        _run_wikiextractor(chunk, output, templates)
-    except ToolFailedError as error:
-        if len(pages) == 1:
-            ((page, title),) = _titles(pages[0])
-            if len(notes) == PAGES_FAILED:
-                raise DataError(
-                    f"extract: WikiExtractor fails on page after page ({error}); "
-                    "is the disk full, or the installation broken?"
-                ) from None
-            notes.append(f"WikiExtractor fails on page {page} {title!r}, left out: {error}")
-            return
-        middle = len(pages) // 2
-        yield from _halved(header, pages[:middle], folder, templates, notes)
-        yield from _halved(header, pages[middle:], folder, templates, notes)
-        return
-    yield output.read_bytes()
+# --- the program
 
 
-def _run_wikiextractor(chunk: Path, output: Path, templates: Path | None) -> None:
-    """Run the program on one small dump, its whole text into `output`.
+def _run_wikiextractor(dump: Path, output: Path, templates: Path | None) -> None:
+    """Run WikiExtractor on a small dump and write all of its text to `output`.
 
-    A worker of it that dies leaves the rest waiting for ever, and the exit status says nothing; so its
-    messages are watched for a traceback, its processes for one that is not asleep, and its time is
-    limited. The messages come through a pipe, because a full disk would not take them. Raises OSError
-    for a full disk, ToolFailedError for anything else.
+    When one of its processes dies the others wait for ever, and the exit status does not show it. So
+    its messages are searched for a traceback, its processes checked for work, and its time is limited.
+    The messages come through a pipe, because a full disk would lose them. Raises OSError for a full
+    disk, ToolFailedError for anything else.
     """
-    folder = chunk.with_suffix(".text")
-    line = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(chunk.absolute())]
-    line += ["-o", str(folder.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
-    line += ["--templates", str(templates.absolute())] if templates else ["--no-templates"]
-    limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * chunk.stat().st_size / 1e6
-    end = time.monotonic() + limit
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    program = subprocess.Popen(
-        line, stdout=writing, stderr=writing, process_group=0, cwd=chunk.parent
-    )
-    os.close(writing)
-    runner.PROGRAMS.add(program.pid)
-    trouble, messages, ticks, next_look = "", b"", [-1], 0.0
-    while not trouble:
-        try:
-            status = program.wait(SECONDS_BETWEEN_READS)
-            trouble = f"exit status {status}" if status else ""
-            break
-        except subprocess.TimeoutExpired:
-            crashed = b"Traceback" in messages  # at the read before, so that it is written out
-            messages += _read_available(reading)
-            now = time.monotonic()
-            if now >= next_look:
-                next_look, used = now + SECONDS_BETWEEN_LOOKS, _ticks_asleep(program.pid)
-                ticks = [*ticks, used] if used == ticks[-1] else [used]
-            if now > end:
-                trouble = f"no end after {limit:.0f} s"
-            elif crashed:
-                trouble = "a crash"
-            elif ticks[-1] >= 0 and (len(ticks) - 1) * SECONDS_BETWEEN_LOOKS >= SECONDS_ASLEEP:
-                trouble = f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
-    if trouble:
-        _kill(program)
-    runner.PROGRAMS.discard(program.pid)
-    messages += _read_available(reading)
-    os.close(reading)
+    folder = dump.with_suffix(".text")
+    command = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump.absolute())]
+    command += ["-o", str(folder.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
+    command += ["--templates", str(templates.absolute())] if templates else ["--no-templates"]
+    limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * dump.stat().st_size / 1e6
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    program = start_program(command, stdout=write_end, stderr=write_end, cwd=dump.parent)
+    os.close(write_end)
+    try:
+        problem, messages = _watch(program, read_end, limit)
+    finally:
+        kill_program(program)
+        os.close(read_end)
     text = messages.decode(errors="replace").strip()
-    made = folder / "AA" / "wiki_00"
+    result = folder / "AA" / "wiki_00"
     if os.strerror(errno.ENOSPC) in text:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
-    if trouble or "Traceback" in text or not made.exists():
+    if problem or "Traceback" in text or not result.exists():
         reason = text.splitlines()[-1] if text else "no output"
-        raise ToolFailedError(f"{trouble or 'no text'} ({reason})")
-    os.replace(made, output)
-    made.parent.rmdir()
+        raise ToolFailedError(f"{problem or 'no text'} ({reason})")
+    os.replace(result, output)
+    result.parent.rmdir()
+
+
+def _watch(program: "subprocess.Popen[bytes]", pipe: int, limit: float) -> tuple[str, bytes]:
+    """Wait for the end of a program, or for a problem; return the problem and the messages."""
+    problem, messages, ticks = "", b"", [-1]
+    now = next_check = time.monotonic()
+    end = now + limit
+    while not problem:
+        try:
+            status = program.wait(SECONDS_BETWEEN_READS)
+            problem = f"exit status {status}" if status else ""
+            break
+        except subprocess.TimeoutExpired:
+            has_crashed = b"Traceback" in messages  # as of the last read, so that it is complete
+            messages += _read_available(pipe)
+        now = time.monotonic()
+        if now >= next_check:
+            next_check, used = now + SECONDS_BETWEEN_CHECKS, _ticks_asleep(program.pid)
+            ticks = [*ticks, used] if used == ticks[-1] else [used]
+        if now > end:
+            problem = f"no end after {limit:.0f} s"
+        elif has_crashed:
+            problem = "a crash"
+        elif ticks[-1] >= 0 and (len(ticks) - 1) * SECONDS_BETWEEN_CHECKS >= SECONDS_ASLEEP:
+            problem = f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
+    return problem, messages + _read_available(pipe)
 
 
 def _read_available(pipe: int) -> bytes:
-    """Return what a pipe that does not block holds now."""
     data = b""
     with suppress(BlockingIOError):
-        while piece := os.read(pipe, 1 << 16):
-            data += piece
+        while block := os.read(pipe, 1 << 16):
+            data += block
     return data
 
 
@@ -327,9 +354,3 @@ def _ticks_asleep(group: int) -> int:
             if int(process_group) == group:
                 ticks.append(int(fields[8]) + int(fields[9]) if state in "SZ" else -1)
     return -1 if not ticks or -1 in ticks else sum(ticks)
-
-
-def _kill(program: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(program.pid, signal.SIGKILL)
-    program.wait()

@@ -1,11 +1,10 @@
-"""Split text into sentences, with whatever this machine has for the language.
+"""Split text into sentences with NLTK's Punkt or sentencex.
 
-For NLTK's Punkt (Kiss and Strunk, 2006, "Unsupervised Multilingual Sentence Boundary Detection") the
-order is: the data that is installed; else a download, whose result is looked at; else Punkt learns
-the language's abbreviations from the first 2 MB of the corpus itself. On English articles the learned
-parameters find boundaries with an F1 of 93.1, the installed ones 93.2, none at all 91.7. They are
-kept as JSON beside the output, so a second run splits as the first did. sentencex, and text that has
-one sentence a line already, need no data.
+Punkt (Kiss and Strunk, 2006, "Unsupervised Multilingual Sentence Boundary Detection") needs parameters
+for the language. They come from NLTK's installed data, else from a download of these, else Punkt learns
+them from the first 2 MB of the corpus. On English articles the learned parameters find boundaries with
+an F1 of 93.1, the installed ones 93.2, none 91.7. Learned parameters are written to the output folder,
+so a second run splits as the first did. sentencex needs no data.
 """
 
 import subprocess
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from bert_cli.errors import ConfigError, DataError, needs_extra
-from bert_cli.files import read_json, write_json_atomically
+from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.files import JSON, read_json, write_json_atomically
 
 if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktParameters
@@ -29,10 +28,10 @@ TRAINING_CHARACTERS = 2_000_000  # 3 s of work; four times as much gains 0.1 of 
 DOWNLOAD_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 NLTK_SERVER = ("raw.githubusercontent.com", 443)
-"""Where NLTK fetches its data from."""
+"""The server of NLTK's data."""
 PARAMETERS = "punkt.json"
 
-# NLTK's name of each language that its Punkt data has, and the code that sentencex knows.
+# NLTK's name of each language in its Punkt data, and the code of sentencex.
 LANGUAGES = {
     "czech": "cs",
     "danish": "da",
@@ -57,7 +56,7 @@ LANGUAGES = {
 
 
 class _Parameters(BaseModel):
-    """Punkt's parameters, in punkt.json."""
+    """Punkt's parameters in punkt.json."""
 
     abbreviations: set[str]
     collocations: set[tuple[str, str]]
@@ -65,113 +64,102 @@ class _Parameters(BaseModel):
     orthographic_context: dict[str, int]
 
 
-def choose_punkt(
-    language: str, out: Path, begun_with: str | None, corpus: Callable[[], Iterable[str]]
-) -> tuple[str, str]:
-    """Find or learn Punkt's parameters; return their name and a note, empty for installed ones.
-
-    The note is the same in the run that learns them and in one that continues it.
-
-    The name is `installed` or `learned`; learned parameters lie in `out/punkt.json`, and once they
-    do they are used, whatever has been installed since. `begun_with` is the name that an earlier
-    run on this folder used. `corpus` gives lines of text. Raises DataError if that run used
-    installed data that are gone.
-    """
-    if (out / PARAMETERS).exists():
-        return "learned", _note(out)
-    if language in LANGUAGES:
-        if _installed(language):
-            return "installed", ""
-        print(
-            f"preprocess: no Punkt data are installed; asking NLTK for them ({DOWNLOAD_SECONDS:.0f} s at most; it "
-            "looks for installed ones in NLTK_DATA)",
-            flush=True,
-        )
-        if _downloaded() and _installed(language):
-            print("preprocess: Punkt data were downloaded by NLTK")
-            return "installed", ""
-        why = "Punkt data are not installed and could not be downloaded"
-    else:
-        why = f"NLTK has no Punkt data for {language!r}"
-    if begun_with == "installed":
-        raise DataError(
-            f"out ({out}): was begun with NLTK's Punkt data, but {why}; "
-            "install them or choose another folder"
-        )
-    text: list[str] = []
-    characters = 0
-    for line in corpus():
-        text.append(line)
-        characters += len(line)
-        if characters >= TRAINING_CHARACTERS:
-            break
-    _learn("\n".join(text), out / PARAMETERS)
-    print(
-        f"preprocess: {why}: learned from the first {characters / 1e6:.1f} million characters instead"
-    )
-    return "learned", _note(out)
-
-
-def _note(out: Path) -> str:
-    return f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
-
-
 @lru_cache(maxsize=2)
-def punkt(language: str, parameters: Path | None) -> Split:
-    """Make Punkt's splitter from learned parameters, or from the installed ones if None."""
+def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
+    """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing.
+
+    `parameters` is Punkt's file of learned parameters; None uses the installed ones.
+    """
+    if name == "punkt":
+        return _load_punkt(language, parameters)
+    return _load_sentencex(language) if name == "sentencex" else lambda text: [text]
+
+
+def _load_punkt(language: str, parameters: Path | None) -> Split:
     from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTokenizer
 
     if parameters is None:
         tokenizer = PunktTokenizer(language)
     else:
         tokenizer = PunktSentenceTokenizer()
-        tokenizer._params = _read_parameters(parameters)  # as its own subclass does
-
-    def split(text: str) -> list[str]:
-        found: list[str] = tokenizer.tokenize(text)
-        return found
-
+        tokenizer._params = _read_parameters(parameters)  # as its subclass PunktTokenizer does
+    split: Split = tokenizer.tokenize
     return split
 
 
-@lru_cache(maxsize=2)
-def sentencex(language: str) -> Split:
-    """Make the splitter of the sentencex package; it wants a language's ISO 639 code."""
+def _load_sentencex(language: str) -> Split:
     try:
         from sentencex import segment
     except ImportError:
-        raise ConfigError(
-            f"sentence_splitter (sentencex): {needs_extra('sentencex')}, or choose punkt"
-        ) from None
+        problem = "needs the extra 'sentencex'"
+        remedy = f"{install_command('sentencex')}, or choose punkt"
+        raise ConfigError("sentence_splitter (sentencex)", problem, remedy) from None
     code = LANGUAGES.get(language, language)
     if not 2 <= len(code) <= 3:
-        raise ConfigError(
-            f"language ({language}): sentencex does not know this name; give the ISO 639 code, as `en`"
+        problem = "sentencex does not know this name"
+        raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
+    return lambda text: list(segment(code, text))
+
+
+# --- Punkt's parameters
+
+
+def choose_punkt(
+    language: str, out: Path, begun_with: str | None, lines: Callable[[], Iterable[str]]
+) -> tuple[str, str]:
+    """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
+
+    Learned parameters are written to `out/punkt.json`, and once they exist they are used. `begun_with`
+    is what an earlier run on this folder returned. `lines` returns lines of the corpus. Raises DataError
+    when the earlier run used installed data that are gone.
+    """
+    note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
+    if (out / PARAMETERS).exists():
+        return "learned", note
+    if language in LANGUAGES:
+        if _is_installed(language):
+            return "installed", ""
+        print(
+            f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
+            f"them ({DOWNLOAD_SECONDS:.0f} s at most)",
+            flush=True,
         )
+        if _download() and _is_installed(language):
+            print("preprocess: Punkt data were downloaded by NLTK")
+            return "installed", ""
+        reason = "Punkt data are not installed and could not be downloaded"
+    else:
+        reason = f"NLTK has no Punkt data for {language!r}"
+    if begun_with == "installed":
+        problem = f"was begun with NLTK's Punkt data, but {reason}"
+        raise DataError(f"out ({out})", problem, "install them or choose another folder")
+    text: list[str] = []
+    characters = 0
+    for line in lines():
+        text.append(line)
+        characters += len(line)
+        if characters >= TRAINING_CHARACTERS:
+            break
+    _learn("\n".join(text), out / PARAMETERS)
+    source = f"the first {characters / 1e6:.1f} million characters"
+    print(f"preprocess: {reason}: learned from {source} instead")
+    return "learned", note
 
-    def split(text: str) -> list[str]:
-        return list(segment(code, text))
 
-    return split
-
-
-def one_a_line(text: str) -> list[str]:
-    """Leave a line as it is: text that has one sentence a line already."""
-    return [text]
-
-
-def _installed(language: str) -> bool:
+def _is_installed(language: str) -> bool:
     try:
-        punkt(language, None)
+        _load_punkt(language, None)
     except LookupError:
         return False
     return True
 
 
-def _downloaded() -> bool:
-    # In a process of its own: a dead network may block for minutes in the look-up of a name, where
-    # no time limit reaches. nltk.download raises nothing, it returns False. Its server is tried
-    # before it is imported, which takes seconds; through a proxy only NLTK itself knows.
+def _download() -> bool:
+    """Have NLTK download its data in a child process, and return whether it did.
+
+    Looking up a name in a dead network may block for minutes and takes no time limit. NLTK takes
+    seconds to import, so its server is tried first, except through a proxy.
+    """
     host, port = NLTK_SERVER
     program = (
         "import socket, sys, urllib.request as request\n"
@@ -179,10 +167,9 @@ def _downloaded() -> bool:
         "import nltk\n"
         "sys.exit(not nltk.download('punkt_tab', quiet=True))"
     )
+    command = [sys.executable, "-c", program]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, timeout=DOWNLOAD_SECONDS
-        )
+        done = subprocess.run(command, capture_output=True, timeout=DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
@@ -195,21 +182,19 @@ def _learn(text: str, path: Path) -> None:
     trainer.train(text, finalize=True)
     learned = trainer.get_params()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomically(
-        path,
-        {
-            "abbreviations": sorted(learned.abbrev_types),
-            "collocations": sorted(map(list, learned.collocations)),
-            "sentence_starters": sorted(learned.sent_starters),
-            "orthographic_context": dict(sorted(learned.ortho_context.items())),
-        },
-    )
+    parameters: dict[str, JSON] = {
+        "abbreviations": sorted(learned.abbrev_types),
+        "collocations": sorted(map(list, learned.collocations)),
+        "sentence_starters": sorted(learned.sent_starters),
+        "orthographic_context": dict(sorted(learned.ortho_context.items())),
+    }
+    write_json_atomically(path, parameters)
 
 
 def _read_parameters(path: Path) -> "PunktParameters":
     from nltk.tokenize.punkt import PunktParameters
 
-    read = read_json(path, _Parameters, DataError, "remove it, it is then learned again")
+    read = read_json(path, _Parameters, DataError, "remove it; it is then learned again")
     parameters = PunktParameters()
     parameters.abbrev_types = read.abbreviations
     parameters.collocations = read.collocations

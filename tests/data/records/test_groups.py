@@ -52,7 +52,7 @@ def grouped(parts, limit, least=2):
 @pytest.mark.parametrize("limit", [1, 300, 3000, 10**9])
 @pytest.mark.parametrize("piece", [1, 500, 10**6])
 def test_a_large_packed_file_is_cut_between_documents(tmp_path, monkeypatch, limit, piece):
-    monkeypatch.setattr("bert_cli.data.text.documents.TEXT_PIECE", piece)
+    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", piece)
     expected = documents(60)
     found = grouped([write(tmp_path / "a.gz", expected, packed=True)], limit)
     assert [document for group in found for document in group] == expected
@@ -71,7 +71,7 @@ def test_documents_end_with_their_file(tmp_path, least):
 def test_a_document_larger_than_the_limit_is_held_for_pairs_and_cut_for_single_segments(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("bert_cli.data.text.documents.TEXT_PIECE", 200)
+    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", 200)
     expected = documents(1, most=2000) + documents(1, 1)
     part = write(tmp_path / "a", expected)
     assert grouped([part], 1000) == [expected]

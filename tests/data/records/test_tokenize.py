@@ -455,7 +455,7 @@ def test_blank_lines_and_the_ends_of_files_end_documents(home, tmp_path):
 def test_text_is_encoded_alike_in_pieces_of_any_size(home, monkeypatch):
     whole = group_of(home, "text_00")
     for size in (1, 100, 5000):
-        monkeypatch.setattr("bert_cli.data.text.documents.TEXT_PIECE", size)
+        monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", size)
         cut = group_of(home, "text_00")
         assert np.array_equal(cut.tokens, whole.tokens)
         assert np.array_equal(cut.sentences, whole.sentences)

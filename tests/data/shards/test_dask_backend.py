@@ -17,10 +17,10 @@ from support.processes import alive, wait_for
 import bert_cli
 from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSettings
 from bert_cli.data.records import pack, tokenize
-from bert_cli.data.shards import dask_backend, dask_worker
-from bert_cli.data.shards.dask_worker import ChildDiedError, Job, do_shard, end_children
-from bert_cli.data.shards.manifest import Manifest, Shard, Stats, package_versions, read_manifest
-from bert_cli.data.shards.runner import Convert, run_shards
+from bert_cli.data.shards import dask_backend
+from bert_cli.data.shards.manifest import Manifest, Step, package_versions, read_manifest
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Convert, Job, Shard, Stats
 from bert_cli.errors import ConfigError, DataError
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -36,10 +36,11 @@ ENVIRONMENT = os.environ | {
 
 # Run as a process of its own, to be interrupted.
 SCRIPT = """
-import functools, sys, time
+import sys, time
 from pathlib import Path
-from bert_cli.data.shards.manifest import Shard, Stats
-from bert_cli.data.shards.runner import run_shards
+from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.shard import Shard, Stats
 
 def shout(inputs, output, pause):
     time.sleep(pause)
@@ -48,58 +49,51 @@ def shout(inputs, output, pause):
 
 if __name__ == "__main__":
     source, out = map(Path, sys.argv[1:3])
-    todo = [Shard((path,), Path(path.name)) for path in sorted(source.iterdir())]
-    convert = functools.partial(shout, pause=float(sys.argv[4]))
-    run_shards("shout", todo, convert, out=out, processes=1, settings={}, scheduler=sys.argv[3])
+    pause = {"pause": float(sys.argv[4])}
+    todo = [Shard((path,), Path(path.name), pause) for path in sorted(source.iterdir())]
+    run_shards(Step("shout", out), todo, shout, Workers(scheduler=sys.argv[3]))
 """
 
 
 class Cluster:
-    """A scheduler and workers, each a process; those that were killed are replaced."""
+    """A scheduler, and workers with nannies, which restart those that are killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "scheduler.json"
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
+        self.processes = [self._start("scheduler", "--host", "127.0.0.1", "--port", "0")]
         wait_for(self.file.exists, 30.0)
-        self.workers: list[subprocess.Popen[bytes]] = []
 
     def _start(self, part: str, *flags: str) -> "subprocess.Popen[bytes]":
         line = [sys.executable, "-m", f"distributed.cli.dask_{part}"]
         line += ["--scheduler-file", str(self.file), "--no-dashboard", *flags]
-        log = (self.folder / f"{part}.log").open("ab")
-        with log:
+        with (self.folder / f"{part}.log").open("ab") as log:
             return subprocess.Popen(line, stdout=log, stderr=log, env=ENVIRONMENT, cwd=self.folder)
 
-    def fill(self) -> None:
-        """Have as many workers as the tests want."""
-        self.workers = [worker for worker in self.workers if worker.poll() is None]
-        flags = ["--no-nanny", "--nthreads", "1", "--local-directory", str(self.folder)]
-        flags += ["--death-timeout", "60"]  # where these tests themselves are killed
-        while len(self.workers) < WORKERS:
-            self.workers.append(self._start("worker", *flags))
+    def start_workers(self, count: int = WORKERS, threads: int = 1) -> None:
+        flags = ["--nworkers", str(count), "--nthreads", str(threads)]
+        flags += ["--death-timeout", "60", "--local-directory", str(self.folder)]
+        self.processes.append(self._start("worker", *flags))
 
     def end(self) -> None:
-        for process in (*self.workers, self.scheduler):
-            process.kill()
+        for process in reversed(self.processes):
+            process.kill()  # workers end with their nannies
             process.wait()
 
 
-def children(pid: int) -> list[int]:
-    found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(number) for number in " ".join(found).split() if alive(int(number))]
-
-
 @pytest.fixture(scope="module")
-def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start_workers()
     yield cluster
     cluster.end()
 
 
 @pytest.fixture
-def cluster(one_cluster: Cluster) -> Cluster:
-    one_cluster.fill()
-    return one_cluster
+def empty_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A scheduler without workers."""
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()
 
 
 def make_inputs(folder: Path, count: int) -> list[Shard]:
@@ -113,16 +107,8 @@ def make_inputs(folder: Path, count: int) -> list[Shard]:
 def run(
     shards: list[Shard], out: Path, convert: Convert, scheduler: str | Path | None = None
 ) -> Manifest:
-    return run_shards(
-        "shout",
-        shards,
-        convert,
-        out=out,
-        processes=1,
-        settings={},
-        versions=("numpy",),
-        scheduler=str(scheduler) if scheduler else None,
-    )
+    workers = Workers(scheduler=str(scheduler) if scheduler else None)
+    return run_shards(Step("shout", out, packages=("numpy",)), shards, convert, workers)
 
 
 def tree(out: Path) -> dict[str, bytes]:
@@ -141,37 +127,29 @@ def shout(inputs: tuple[Path, ...], output: Path) -> Stats:
     return Stats(documents=1, extra={"letters": len(text)})
 
 
-def shout_unless_caught(inputs: tuple[Path, ...], output: Path, folder: Path) -> Stats:
-    """Whoever comes first writes half its file, tells who it is, and waits for its death."""
-    with (folder / "tries").open("a") as file:
-        file.write(f"{output.name} {os.getppid()}\n")
+def shout_or_wait(inputs: tuple[Path, ...], output: Path, folder: Path) -> Stats:
+    """Log the process; the first of all writes half its file and waits to be killed."""
+    with (folder / "attempts").open("a") as file:
+        file.write(f"{output.name} {os.getpid()}\n")
     try:
         (folder / "token").unlink()
     except FileNotFoundError:
         return shout(inputs, output)
     output.write_text("HALF")
-    beside = folder / "beside"
-    beside.write_text(f"{os.getppid()} {os.getpid()} {output.name}")
-    beside.rename(folder / "caught")
+    (folder / "caught.part").write_text(f"{os.getpid()} {output.name}")
+    (folder / "caught.part").rename(folder / "caught")
     time.sleep(60)
     return Stats()
 
 
-def kill_oneself(inputs: tuple[Path, ...], output: Path) -> Stats:
+def kill_worker(inputs: tuple[Path, ...], output: Path) -> Stats:
     if output.name == "01":
         os.kill(os.getpid(), signal.SIGKILL)
     return shout(inputs, output)
 
 
-def kill_the_worker(inputs: tuple[Path, ...], output: Path) -> Stats:
-    if output.name == "01":
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-    return shout(inputs, output)
-
-
-def stumble(inputs: tuple[Path, ...], output: Path) -> Stats:
-    raise DataError(f"{inputs[0].name}: is bad; mend it")
+def fail(inputs: tuple[Path, ...], output: Path) -> Stats:
+    raise DataError(inputs[0].name, "is bad", "fix it")
 
 
 def break_down(inputs: tuple[Path, ...], output: Path) -> Stats:
@@ -186,24 +164,22 @@ def test_a_worker_killed_in_the_middle_of_a_shard_loses_nothing(
     (tmp_path / "token").touch()
     caught: list[str] = []
 
-    def kill_who_is_caught() -> None:
+    def kill_caught() -> None:
         wait_for((tmp_path / "caught").exists, 30.0)
         caught.extend((tmp_path / "caught").read_text().split())
         os.kill(int(caught[0]), signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_who_is_caught)
+    killer = threading.Thread(target=kill_caught)
     killer.start()
-    convert = functools.partial(shout_unless_caught, folder=tmp_path)
-    manifest = run(shards, tmp_path / "far", convert, cluster.file)
+    manifest = run(
+        shards, tmp_path / "far", functools.partial(shout_or_wait, folder=tmp_path), cluster.file
+    )
     killer.join()
-    worker, child, name = int(caught[0]), int(caught[1]), caught[2]
-    assert worker in [process.pid for process in cluster.workers]
-    assert not alive(worker)
-    wait_for(lambda: not alive(child), 5.0)
-    tries = [line.split() for line in (tmp_path / "tries").read_text().splitlines()]
-    assert len(tries) == 10  # one shard twice, elsewhere, and no other one again
-    assert len({who for what, who in tries if what == name}) == 2
-    assert len({who for _, who in tries}) == WORKERS
+    pid, name = int(caught[0]), caught[1]
+    assert not alive(pid)
+    attempts = [line.split() for line in (tmp_path / "attempts").read_text().splitlines()]
+    assert len(attempts) == 10  # that shard twice, in two processes, and no other one again
+    assert len({process for shard, process in attempts if shard == name}) == 2
     assert tree(tmp_path / "far") == tree(tmp_path / "local")
     assert manifest["counts"] == local["counts"]
     assert manifest["shards"] == local["shards"]
@@ -219,90 +195,77 @@ def test_records_made_by_a_cluster_are_those_made_here(
     (tmp_path / "text").mkdir()
     for file in range(4):
         lines = [
-            " ".join(words[(file * 7 + line * 3 + place * line) % 21] for place in range(12))
+            " ".join(words[(file * 7 + line * 3 + n * line) % 21] for n in range(12))
             for line in range(60)
         ]
         documents = ("\n".join(lines[first : first + 10]) for first in range(0, 60, 10))
         (tmp_path / "text" / f"{file}.txt").write_text("\n\n".join(documents) + "\n")
+    monkeypatch.chdir(tmp_path)  # relative paths are those of the command, not of the worker
+    far = {"executor": "dask", "scheduler": str(cluster.file)}
 
-    def make(out: Path, **where: str) -> dict[str, bytes]:
-        told = {"input": Path("text"), "out": out, "vocab": "vocab.txt", "sequence_length": 32}
-        tokenize.run(TokenizeSettings.model_validate({**told, "mask_tokens": 5, **where}))
+    def make(out: str, **where: str) -> dict[str, bytes]:
+        given = {"input": "text", "out": out, "vocab": "vocab.txt", "sequence_length": 32}
+        tokenize.run(TokenizeSettings.model_validate({**given, "mask_tokens": 5, **where}))
         return tree(tmp_path / out)
 
-    monkeypatch.chdir(tmp_path)  # relative paths are those of the command, not of the worker
-    here = make(Path("here"))
-    there = make(Path("there"), executor="dask", scheduler=str(cluster.file))
+    here, there = make("here"), make("there", **far)
     assert there == here
     assert {"wiki_000.tfrecord", "wiki_003.index", "corpus.json"} <= set(here)
     assert read_manifest(tmp_path / "here")["processes"] >= 1
     assert read_manifest(tmp_path / "there")["processes"] is None
-    # Where the shards are done is no setting of the records: the folder is finished for both.
-    make(Path("there"))
+    # Where shards are made does not belong to the settings of the records: the folder is complete.
+    make("there")
+    make_corpus(tmp_path / "in", "dynamic", [20, 10])
+    for out, where in (("packed", {"processes": 1}), ("packed_far", far)):
+        pack.run(PackSettings.model_validate({"input": "in", "out": out, **where}))
+    assert tree(tmp_path / "packed") == tree(tmp_path / "packed_far")
 
 
-def test_prepared_inputs_are_few_at_a_time_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+def test_prepared_inputs_are_few_at_a_time_and_only_for_missing_shards(
+    tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out, most = tmp_path / "source", tmp_path / "out", 0
     source.write_text("dump")
 
-    def cut(folder: Path, number: int) -> tuple[Path, ...]:
+    def prepare(folder: Path, number: int) -> tuple[Path, ...]:
         nonlocal most
         (folder / "chunk").write_text(f"chunk {number}")
         most = max(most, len([*(out / ".partial").iterdir()]))
         return (folder / "chunk",)
 
-    cuts = (functools.partial(cut, number=number) for number in range(20))
-    todo = [Shard((source,), Path(f"{number:02}"), cut) for number, cut in enumerate(cuts)]
-    run(todo, out, shout, cluster.file)
+    parts = [functools.partial(prepare, number=number) for number in range(20)]
+    shards = [Shard((source,), Path(f"{n:02}"), prepare=part) for n, part in enumerate(parts)]
+    run(shards, out, shout, cluster.file)
     assert 2 <= most <= 2 * WORKERS
+    (out / "07").unlink()
+    run(shards, out, shout, cluster.file)
+    assert "19 of 20 shards were done before" in capsys.readouterr().out
     assert (out / "07").read_text() == "CHUNK 7"
 
 
-def test_what_is_whole_is_not_sent_away_again(
-    tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shards = make_inputs(tmp_path, 4)
-    run(shards, tmp_path / "out", shout, cluster.file)
-    (tmp_path / "out/AA/02").unlink()
-    run(shards, tmp_path / "out", shout, cluster.file)
-    assert "3 of 4 shards were done before" in capsys.readouterr().out
-    assert (tmp_path / "out/AA/02").exists()
-
-
-def test_a_shard_that_kills_its_process_each_time_is_named(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    with pytest.raises(DataError, match=r"shout \(AA/01\): 3 workers were killed .*memory"):
-        run(make_inputs(tmp_path, 4), tmp_path / "out", kill_oneself, cluster.file)
-    assert all(worker.poll() is None for worker in cluster.workers)
+def test_a_shard_that_kills_its_worker_each_time_is_named(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(DataError, match=r"shout \(AA/01\): 2 workers were killed .*tcp://.*memory"):
+        run(make_inputs(tmp_path, 4), tmp_path / "out", kill_worker, cluster.file)
     assert not (tmp_path / "out/manifest.json").exists()
     assert "AA/01" not in tree(tmp_path / "out")
 
 
-def test_a_shard_that_kills_its_worker_each_time_is_named(tmp_path: Path, cluster: Cluster) -> None:
-    with pytest.raises(DataError, match=r"shout \(AA/01\): 2 workers were killed .*tcp://"):
-        run(make_inputs(tmp_path, 2), tmp_path / "out", kill_the_worker, cluster.file)
-    assert "AA/01" not in tree(tmp_path / "out")
-
-
-def test_a_mistake_in_a_shard_ends_the_run_as_it_does_locally(
+def test_an_error_in_a_shard_ends_the_run_as_it_does_locally(
     tmp_path: Path, cluster: Cluster
 ) -> None:
-    with pytest.raises(DataError, match="is bad; mend it"):
-        run(make_inputs(tmp_path, 4), tmp_path / "out", stumble, cluster.file)
-    with pytest.raises(ZeroDivisionError, match="a defect") as caught:
+    with pytest.raises(DataError, match="is bad; fix it"):
+        run(make_inputs(tmp_path, 4), tmp_path / "out", fail, cluster.file)
+    with pytest.raises(ZeroDivisionError, match="a defect") as error:
         run(make_inputs(tmp_path, 4), tmp_path / "out", break_down, cluster.file)
-    assert "in break_down" in "".join(caught.value.__notes__)
+    assert any(entry.name == "break_down" for entry in error.traceback)
 
 
 def test_ctrl_c_ends_the_run_and_the_same_command_continues(
     tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = make_inputs(tmp_path, 12)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    line = [sys.executable, str(script), *(str(tmp_path / name) for name in ("in", "out"))]
-
+    (tmp_path / "script.py").write_text(SCRIPT)
+    line = [sys.executable, *(str(tmp_path / name) for name in ("script.py", "in", "out"))]
     process = subprocess.Popen(
         [*line, str(cluster.file), "0.5"],
         stdout=subprocess.PIPE,
@@ -314,169 +277,101 @@ def test_ctrl_c_ends_the_run_and_the_same_command_continues(
     try:
         wait_for(lambda: any((tmp_path / "out/.done").glob("*.shard")), 30.0)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=15)
+        _, printed = process.communicate(timeout=15)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert told.startswith("shout: interrupted,") and "Traceback" not in told
+    assert printed.startswith("shout: interrupted,") and len(printed.splitlines()) == 1
     assert 1 <= len([*(tmp_path / "out/.done").glob("*.shard")]) < 12
-    wait_for(lambda: not any(children(worker.pid) for worker in cluster.workers))
     todo = [Shard(shard.inputs, Path(shard.output.name)) for shard in shards]
     run(todo, tmp_path / "out", shout, cluster.file)
     assert "of 12 shards were done before" in capsys.readouterr().out
     assert (tmp_path / "out/11").read_text() == "TEXT 11 " * 50
 
 
-def test_a_shard_that_comes_after_the_end_of_its_run_starts_no_process(tmp_path: Path) -> None:
-    end_children("this run")
-    job = Job("this run", "00", "00", b"", (), tmp_path, tmp_path, {})
-    before = children(os.getpid())
-    with pytest.raises(ChildDiedError, match="the run is over"):
-        do_shard(job)
-    assert children(os.getpid()) == before
-
-
-def test_a_scheduler_that_is_lost_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    lonely = Cluster(tmp_path)
-    try:
-        killer = threading.Timer(1.0, lonely.scheduler.kill)
-        killer.start()
-        with pytest.raises(DataError, match=r"shout \(scheduler .*\): was lost"):
-            run(make_inputs(tmp_path, 2), tmp_path / "out", shout, lonely.file)
-    finally:
-        lonely.end()
-
-
-def test_a_run_waits_for_workers_and_says_so(
-    tmp_path: Path,
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_run_waits_for_workers_and_reports_a_scheduler_that_is_lost(
+    tmp_path: Path, empty_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dask_backend, "SECONDS_BETWEEN_LOOKS", 0.2)
-    for worker in cluster.workers:
-        worker.kill()
-        worker.wait()
-    filler = threading.Timer(2.0, cluster.fill)
-    filler.start()
-    try:
-        run(make_inputs(tmp_path, 2), tmp_path / "out", shout, cluster.file)
-    finally:
-        filler.join()
+    starter = threading.Timer(1.0, empty_cluster.start_workers, (1,))
+    starter.start()
+    run(make_inputs(tmp_path, 2), tmp_path / "out", shout, empty_cluster.file)
+    starter.join()
     assert capsys.readouterr().err.count("shout: the scheduler has no workers; waiting") == 1
     assert len(tree(tmp_path / "out")) == 4
+    threading.Timer(1.0, empty_cluster.processes[0].kill).start()
+    (tmp_path / "token").touch()
+    convert = functools.partial(shout_or_wait, folder=tmp_path)
+    with pytest.raises(DataError, match=r"shout \(scheduler .*\): was lost"):
+        run(make_inputs(tmp_path, 2), tmp_path / "lost", convert, empty_cluster.file)
 
 
-def test_a_scheduler_that_does_not_answer_is_an_error_that_says_what_to_do(
+def test_workers_with_several_threads_are_rejected(tmp_path: Path, empty_cluster: Cluster) -> None:
+    empty_cluster.start_workers(1, threads=4)
+    shards = make_inputs(tmp_path, 9)
+    with pytest.raises(DataError, match=r"has 4 threads, .* --nworkers 4 --nthreads 1"):
+        run(shards, tmp_path / "out", shout, empty_cluster.file)
+
+
+# --- without a cluster
+
+
+def test_a_scheduler_that_cannot_be_reached_is_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_backend, "SECONDS_TO_ANSWER", 0.5)
-    (tmp_path / "scheduler.json").write_text('{"address": "tcp://127.0.0.1:9"}')
-    for address in ("tcp://127.0.0.1:9", "nonsense://a:1", str(tmp_path / "scheduler.json")):
+    monkeypatch.setattr(dask_backend, "CONNECT_SECONDS", 0.5)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "down.json").write_text('{"address": "tcp://127.0.0.1:9"}')
+    started = time.monotonic()
+    for address in ("tcp://127.0.0.1:9", "nonsense://127.0.0.1:9", "down.json"):
         with pytest.raises(DataError, match=r"scheduler \(.*cannot be reached .*dask scheduler"):
             run(make_inputs(tmp_path, 1), tmp_path / "out", shout, address)
-
-
-def test_without_dask_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert time.monotonic() - started < 10
+    for name, text in (("broken", "{"), ("list", "[1]"), ("other", '{"address": "here"}')):
+        (tmp_path / f"{name}.json").write_text(text)
+    for scheduler, problem in (
+        ("nosuch.json", "is neither a file nor an address"),
+        ("tcp://host", "is neither a file nor an address"),
+        ("broken.json", "was not written by `dask scheduler --scheduler-file`"),
+        ("list.json", "was not written by `dask scheduler --scheduler-file`"),
+        ("other.json", "was not written by `dask scheduler --scheduler-file`"),
+    ):
+        with pytest.raises(ConfigError, match=rf"scheduler \({scheduler}\): {problem}"):
+            run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'dask'; pip install"):
         run(make_inputs(tmp_path, 1), tmp_path / "out", shout, "tcp://127.0.0.1:9")
 
 
-def make_job(folder: Path, **changes: object) -> Job:
-    told = {
-        "run": "r", "name": "AA/00", "target": "00", "convert": cloudpickle.dumps(shout),
-        "inputs": (folder / "00",), "room": folder / "room", "folder": folder,
-        "versions": package_versions(["numpy"]),
-    }  # fmt: skip
-    return Job(**(told | changes))  # type: ignore[arg-type]
-
-
-def test_a_worker_that_does_not_see_the_folders_says_so(
+def test_a_worker_with_other_folders_or_versions_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_worker, "SECONDS_TO_APPEAR", 0.0)
-    with pytest.raises(DataError, match=r"does not see .*/room; .* file system that all machines"):
-        do_shard(make_job(tmp_path))
-    (tmp_path / "room").mkdir()
-    with pytest.raises(DataError, match=r"does not see .*/00"):
-        do_shard(make_job(tmp_path))
+    monkeypatch.setattr(dask_backend, "SECONDS_TO_APPEAR", 0.0)
+    versions, function = package_versions(["numpy"]), cloudpickle.dumps(shout)
+    source = tmp_path / "00"
+    job = Job(Shard((source,), Path("AA/00")), (source,), tmp_path / "work")
 
+    def do(**changed: str) -> tuple[Stats, Path]:
+        return dask_backend.run_job(job, function, tmp_path, versions | changed)
 
-def test_a_worker_with_other_versions_is_refused(tmp_path: Path) -> None:
-    other = package_versions(["numpy"]) | {"numpy": "1.0", "python": "3.99"}
     with pytest.raises(DataError, match=r"has numpy [\d.]+, not 1\.0; install the same"):
-        do_shard(make_job(tmp_path, versions=other))
+        do(numpy="1.0", python="3.99")
+    with pytest.raises(DataError, match=r"does not see .*/work; .* file system that all machines"):
+        do()
+    job.folder.mkdir()
+    with pytest.raises(DataError, match=r"does not see .*/00"):
+        do()
+    source.write_text("text")
+    stats, folder = do(python="3.99")
+    assert (stats.documents, (folder / "00").read_text()) == (1, "TEXT")
+    assert do()[1] != folder  # a second attempt does not meet the first
 
 
-def test_a_child_is_used_again_within_its_run_and_ends_with_it(tmp_path: Path) -> None:
-    (tmp_path / "room").mkdir()
-    (tmp_path / "00").write_text("text")
-    stats, made = do_shard(make_job(tmp_path))
-    assert (stats.documents, (made / "00").read_text()) == (1, "TEXT")
-    (child,) = dask_worker.CHILDREN
-    _, again = do_shard(make_job(tmp_path))
-    assert again != made
-    assert {child} == dask_worker.CHILDREN
-    dask_worker.end_children("another run")
-    assert child.process.poll() is None
-    dask_worker.end_children("r")
-    assert child.process.poll() is not None and not dask_worker.CHILDREN
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
+def test_an_executor_and_its_scheduler_belong_together() -> None:
+    for given, problem in (
         ({"executor": "dask"}, "needs the scheduler's address"),
         ({"scheduler": "tcp://a:1"}, "has no effect with executor 'local'"),
         ({"executor": "mpi"}, "local"),
-    ],
-)
-def test_an_executor_and_its_scheduler_belong_together(said: dict[str, str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        ExecutorSettings.model_validate(said)
+    ):
+        with pytest.raises(ValueError, match=problem):
+            ExecutorSettings.model_validate(given)
     ExecutorSettings(executor="dask", scheduler="tcp://a:1")
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "told"),
-    [
-        ("nosuch.json", "is neither a file that is there nor an address"),
-        ("tcp://host", "is neither a file that is there nor an address"),
-        ("broken.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
-        ("list.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
-        ("other.json", "is not a file that `dask scheduler --scheduler-file` wrote"),
-    ],
-)
-def test_a_scheduler_that_is_no_address_is_refused_before_dask_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("broken", "{"), ("list", "[1]"), ("other", '{"address": "here"}')):
-        (tmp_path / f"{name}.json").write_text(text)
-    with pytest.raises(ConfigError, match=rf"scheduler \({scheduler}\): {told}"):
-        run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
-
-
-def test_a_scheduler_that_is_not_there_leaves_nothing_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dask_backend, "SECONDS_TO_ANSWER", 1)
-    began = time.monotonic()
-    for scheduler in ("tcp://127.0.0.1:9", "nonsense://127.0.0.1:9"):
-        with pytest.raises(DataError, match="cannot be reached"):
-            run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
-    assert time.monotonic() - began < 10
-
-
-def test_a_folder_that_is_told_relatively_is_packed_on_a_cluster(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_corpus(tmp_path / "in", "dynamic", [20, 10])
-    for out, where in (("here", {}), ("there", {"executor": "dask"})):
-        said = where | ({"scheduler": str(cluster.file)} if where else {"processes": 1})
-        pack.run(PackSettings(input="in", out=out, **said))  # type: ignore[arg-type]
-    assert tree(tmp_path / "here") == tree(tmp_path / "there")

@@ -30,17 +30,18 @@ SHA1 = hashlib.sha1(BODY).hexdigest()
 
 
 class DumpServer(ThreadingHTTPServer):
-    """Serves `files` (path -> bytes); the other attributes say how it misbehaves."""
+    """Serves `files` (path -> bytes); the other attributes are its faults."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answerer)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.hang_up_after: list[int] = []  # bytes of body, one entry a request for a dump
         self.statuses: list[int] = []
         self.ranges = True
+        self.shifts: list[int] = []  # bytes by which an answer to a range begins too early
         self.etag = True
         self.seconds_per_block = 0.0
         self.after_checksums: Callable[[], None] = lambda: None
@@ -49,7 +50,7 @@ class DumpServer(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def asked(self, part: str) -> list[dict[str, str]]:
+    def requests_for(self, part: str) -> list[dict[str, str]]:
         return [headers for verb, path, headers in self.requests if verb == "GET" and part in path]
 
     def publish(self, date: str, body: bytes, *, latest: bool = True, dated: bool = True) -> None:
@@ -63,8 +64,8 @@ class DumpServer(ThreadingHTTPServer):
             self.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = sums.encode()
 
 
-class Answerer(BaseHTTPRequestHandler):
-    """One request."""
+class Handler(BaseHTTPRequestHandler):
+    """Handles one request."""
 
     server: DumpServer
 
@@ -93,8 +94,10 @@ class Answerer(BaseHTTPRequestHandler):
             if start >= len(body):
                 self.send_error(416)
                 return
-        self.send_response(206 if start else 200)
-        if start:
+        status = 206 if start else 200
+        start -= server.shifts.pop(0) if start and server.shifts else 0
+        self.send_response(status)
+        if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         if server.etag:
             self.send_header("ETag", etag)
@@ -103,12 +106,12 @@ class Answerer(BaseHTTPRequestHandler):
         if not with_body:
             return
         if self.path.endswith("sha1sums.txt"):
-            server.after_checksums()  # before the client has read them: what it asks next comes later
+            server.after_checksums()  # before the client has read them, and so before its next request
         end = len(body)
         if is_dump and server.hang_up_after:
             end = min(end, start + server.hang_up_after.pop(0))
-        for place in range(start, end, 1 << 16):
-            self.wfile.write(body[place : min(place + (1 << 16), end)])
+        for offset in range(start, end, 1 << 16):
+            self.wfile.write(body[offset : min(offset + (1 << 16), end)])
             time.sleep(server.seconds_per_block if is_dump else 0)
         self.close_connection = True
 
@@ -116,7 +119,7 @@ class Answerer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[DumpServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(download, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(download, "PAUSES", (0.0,) * 4)
     with DumpServer() as made:
         made.publish("20240101", BODY)
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
@@ -130,7 +133,7 @@ def fetch(server: DumpServer, out: Path, date: str = "latest") -> None:
     download.run(DownloadSettings(out=out, language="xx", date=date, mirror=server.address))
 
 
-def left(out: Path) -> list[str]:
+def visible(out: Path) -> list[str]:
     return sorted(path.name for path in out.iterdir() if path.name[0] != ".")
 
 
@@ -140,13 +143,13 @@ def test_a_dump_arrives_under_its_dated_name_with_a_manifest(
 ) -> None:
     fetch(server, tmp_path, date)
     assert (tmp_path / NAME).read_bytes() == BODY
-    assert left(tmp_path) == ["manifest.json", NAME]
+    assert visible(tmp_path) == ["manifest.json", NAME]
     manifest = read_manifest(tmp_path)
     assert manifest["sha1"] == SHA1
     assert manifest["url"].endswith(f"/xxwiki/20240101/{NAME}")
     assert finished_files(tmp_path) == [tmp_path / NAME]
     assert "download: 1.0 MB in, 1.0 MB out" in capsys.readouterr().out
-    agent = server.asked(NAME)[0]["User-Agent"]
+    agent = server.requests_for(NAME)[0]["User-Agent"]
     assert agent.startswith("bert-cli/") and "pre-training BERT" in agent
 
 
@@ -155,46 +158,42 @@ def test_a_second_run_finds_the_verified_file_and_fetches_nothing(
 ) -> None:
     fetch(server, tmp_path)
     fetch(server, tmp_path)
-    assert len(server.asked(NAME)) == 1
+    assert len(server.requests_for(NAME)) == 1
     assert "is here and verified (nothing to do)" in capsys.readouterr().out
     (tmp_path / "manifest.json").unlink()
     fetch(server, tmp_path)
-    assert len(server.asked(NAME)) == 1
+    assert len(server.requests_for(NAME)) == 1
     assert read_manifest(tmp_path)["sha1"] == SHA1
 
 
-def test_a_connection_dropped_half_way_is_resumed_from_there(
+def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(
     server: DumpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    server.statuses = [503, 429]
     server.hang_up_after = [len(BODY) // 2, 1000]
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == BODY
-    first, second, third = server.asked(NAME)
+    *busy, first, second, third = server.requests_for(NAME)
+    assert len(busy) == 2
     assert "Range" not in first
     assert second["Range"] == f"bytes={len(BODY) // 2}-"
     assert second["If-Range"].strip('"') == hashlib.md5(BODY).hexdigest()
     assert third["Range"] == f"bytes={len(BODY) // 2 + 1000}-"
     assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY)
-    assert capsys.readouterr().err.count("trying again") == 2
+    assert capsys.readouterr().err.count("trying again") == 4
 
 
-def test_a_server_that_always_hangs_up_ends_in_an_error_that_keeps_what_came(
+def test_a_server_that_always_hangs_up_is_an_error_that_keeps_the_received_part(
     server: DumpServer, tmp_path: Path
 ) -> None:
     server.hang_up_after = [1000] * 9
-    with pytest.raises(DataError, match="4 times in a row"):
+    with pytest.raises(DataError, match="5 times in a row"):
         fetch(server, tmp_path)
-    assert (tmp_path / f"{NAME}.part").read_bytes() == BODY[:4000]
+    assert (tmp_path / f"{NAME}.part").read_bytes() == BODY[:5000]
     server.hang_up_after = []
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == BODY
-    assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY) - 4000
-
-
-def test_a_busy_server_is_asked_again(server: DumpServer, tmp_path: Path) -> None:
-    server.statuses = [503, 429]
-    fetch(server, tmp_path)
-    assert (tmp_path / NAME).read_bytes() == BODY
+    assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY) - 5000
 
 
 def test_a_server_without_ranges_starts_the_file_over(server: DumpServer, tmp_path: Path) -> None:
@@ -205,7 +204,18 @@ def test_a_server_without_ranges_starts_the_file_over(server: DumpServer, tmp_pa
     assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY) + 300_000
 
 
-def test_a_file_changed_on_the_server_is_not_glued_to_the_old_half(
+def test_a_206_answer_that_begins_elsewhere_is_not_appended(
+    server: DumpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its total length and its ETag are right; only its first byte is another than the requested one."""
+    server.hang_up_after, server.shifts = [300_000], [7]
+    fetch(server, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == BODY
+    ranges = [headers.get("Range") for headers in server.requests_for(NAME)]
+    assert ranges == [None, "bytes=300000-", None]
+
+
+def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(
     server: DumpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.hang_up_after = [300_000]
@@ -218,16 +228,13 @@ def test_a_file_changed_on_the_server_is_not_glued_to_the_old_half(
     assert (tmp_path / NAME).read_bytes() == new
 
 
-def test_a_part_of_unknown_version_is_not_trusted(server: DumpServer, tmp_path: Path) -> None:
+def test_a_part_is_trusted_only_with_its_version(server: DumpServer, tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.part").write_bytes(b"of another time")
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == BODY
-
-
-def test_a_part_that_is_complete_is_only_verified(server: DumpServer, tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(BODY)
-    told = {"etag": None, "last_modified": None, "length": len(BODY)}
-    (tmp_path / f"{NAME}.part.json").write_text(json.dumps(told))
+    (tmp_path / NAME).rename(tmp_path / f"{NAME}.part")
+    version = {"etag": None, "last_modified": None, "length": len(BODY)}
+    (tmp_path / f"{NAME}.part.json").write_text(json.dumps(version))
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == BODY
     assert read_manifest(tmp_path)["bytes_in_this_run"] == 0
@@ -238,13 +245,13 @@ def test_a_wrong_byte_is_caught_and_the_file_removed(server: DumpServer, tmp_pat
     server.files[f"/xxwiki/20240101/{NAME}"] = wrong
     with pytest.raises(DataError, match=f"the server lists {SHA1}"):
         fetch(server, tmp_path)
-    assert left(tmp_path) == []
+    assert visible(tmp_path) == []
     server.publish("20240101", BODY)
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == BODY
 
 
-def test_latest_that_moves_while_it_is_fetched_gets_its_new_name(
+def test_a_latest_dump_that_changes_during_the_download_gets_its_new_name(
     server: DumpServer, tmp_path: Path
 ) -> None:
     server.files.clear()
@@ -256,33 +263,33 @@ def test_latest_that_moves_while_it_is_fetched_gets_its_new_name(
 
     server.after_checksums = move
     fetch(server, tmp_path)
-    assert left(tmp_path) == ["manifest.json", NAME.replace("20240101", "20240201")]
+    assert visible(tmp_path) == ["manifest.json", NAME.replace("20240101", "20240201")]
     assert (tmp_path / NAME.replace("20240101", "20240201")).read_bytes() == new
 
 
-def test_a_dump_that_is_not_there_says_where_to_look(server: DumpServer, tmp_path: Path) -> None:
+def test_an_absent_dump_is_an_error_with_a_remedy(server: DumpServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"404.*check --language, --date"):
         fetch(server, tmp_path, "20200101")
     server.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = b"nothing here\n"
-    with pytest.raises(DataError, match="may still be in the making"):
+    with pytest.raises(DataError, match="may not be finished yet"):
         fetch(server, tmp_path)
 
 
-def test_no_server_at_all_is_an_error_after_some_tries(
+def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(
     server: DumpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = DownloadSettings(out=tmp_path, language="xx", mirror="http://127.0.0.1:9")
-    told = r"\(http://127.0.0.1:9/xxwiki/.*check the network.* --mirror, or `bert extract`"
-    with pytest.raises(DataError, match=told):
+    message = r"\(http://127.0.0.1:9/xxwiki/.*check the network.* --mirror, or `bert extract`"
+    with pytest.raises(DataError, match=message):
         download.run(settings)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(re.match("download: 127.0.0.1:9: .*; trying again", line) for line in lines)
     with pytest.raises(ConfigError, match="not an http"):
         download.run(DownloadSettings(out=tmp_path, language="xx", mirror="127.0.0.1"))
 
 
-def test_too_little_disk_is_seen_before_the_first_byte(
+def test_a_full_disk_is_an_error_before_the_first_byte(
     server: DumpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -292,10 +299,10 @@ def test_too_little_disk_is_seen_before_the_first_byte(
     assert (tmp_path / f"{NAME}.part").stat().st_size == 0
 
 
-def test_a_download_killed_with_signal_9_goes_on_where_it_was(
+def test_a_download_killed_by_signal_9_continues_where_it_was(
     server: DumpServer, tmp_path: Path
 ) -> None:
-    server.seconds_per_block = 0.1
+    server.seconds_per_block = 0.05
     out = tmp_path / "out"
     program = (
         "from bert_cli.config.data import DownloadSettings as S\n"
@@ -312,11 +319,11 @@ def test_a_download_killed_with_signal_9_goes_on_where_it_was(
             time.sleep(0.01)
         process.kill()
     had = part.stat().st_size
-    assert left(out) == [f"{NAME}.part", f"{NAME}.part.json"]
+    assert visible(out) == [f"{NAME}.part", f"{NAME}.part.json"]
     server.seconds_per_block = 0.0
     fetch(server, out)
     assert (out / NAME).read_bytes() == BODY
-    assert server.asked(NAME)[-1]["Range"] == f"bytes={had}-"
+    assert server.requests_for(NAME)[-1]["Range"] == f"bytes={had}-"
 
 
 def test_the_sample_is_copied_and_needs_no_network(tmp_path: Path) -> None:
@@ -328,8 +335,8 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path: Path) -> None:
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
 
 
-class Circle(BaseHTTPRequestHandler):
-    """A server whose every address is another name of itself."""
+class Redirect(BaseHTTPRequestHandler):
+    """Redirects every address to itself."""
 
     def do_GET(self) -> None:
         self.send_response(302)
@@ -341,12 +348,13 @@ class Circle(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_redirect_that_comes_back_to_itself_is_a_message(
+def test_a_redirect_to_itself_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Circle) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         mirror = f"http://127.0.0.1:{server.server_port}"
         assert main(["download", str(tmp_path / "out"), "--mirror", mirror]) == 3
         server.shutdown()
-    assert f"bert: {mirror}/enwiki/" in (told := capsys.readouterr().err) and "redirects" in told
+    error = capsys.readouterr().err
+    assert f"bert: {mirror}/enwiki/" in error and "redirects" in error

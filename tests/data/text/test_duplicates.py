@@ -12,7 +12,7 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import duplicates, preprocess
 from bert_cli.data.text.duplicates import (
-    NUMBERS,
+    SIGNATURE_SIZE,
     band_width,
     equal_to_earlier,
     near_to_earlier,
@@ -29,10 +29,10 @@ def text_of(seed, words=300):
     return [f"{' '.join(draw.choices(WORDS, k=10))}." for _ in range(words // 10)]
 
 
-def changed(lines, share, seed=0):
-    """Another document, with this share of its lines new."""
+def changed(lines, fraction, seed=0):
+    """Return another document, with this fraction of its lines new."""
     other = text_of(f"other {seed} {lines[0]}", 10 * len(lines))
-    new = random.Random(seed).sample(range(len(lines)), round(share * len(lines)))
+    new = random.Random(seed).sample(range(len(lines)), round(fraction * len(lines)))
     return [other[n] if n in new else line for n, line in enumerate(lines)]
 
 
@@ -88,11 +88,11 @@ def test_documents_without_text_are_no_duplicates(tmp_path):
     assert (counts["documents_without_text"], counts["duplicates"]) == (4, 1)
 
 
-def test_a_second_run_goes_on_from_the_hashes_there_are(source, tmp_path, monkeypatch):
+def test_a_second_run_uses_the_hashes_of_the_first(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     whole = run(source, out, deduplicate=True)
     (out / "text_00001.txt").unlink()
-    monkeypatch.setattr(duplicates, "_Text", None)  # not one document is hashed again
+    monkeypatch.setattr(duplicates, "_Document", None)  # not one document is hashed again
     assert run(source, out, deduplicate=True) == whole
 
 
@@ -120,7 +120,7 @@ def test_without_the_package_the_error_names_the_extra(source, tmp_path, monkeyp
     assert run(source, tmp_path / "out", deduplicate=True) == [A, B, C, D]
 
 
-def test_equal_hashes_are_found_as_a_dictionary_finds_them():
+def test_equal_hashes_are_those_that_a_dictionary_finds():
     draw = np.random.default_rng(0)
     pairs = draw.integers(0, 30, (2000, 2), np.uint64)
     seen, expected = {(0, 0)}, []
@@ -141,32 +141,32 @@ def test_a_million_documents_take_no_more_than_60_megabytes():
         tracemalloc.stop()
 
 
-def signatures_like(base, share, draw):
-    """A signature that agrees with `base` in this share of its numbers."""
-    other = draw.integers(0, 2**32 - 1, NUMBERS, np.uint32)
-    keeps = draw.permutation(NUMBERS) < round(share * NUMBERS)
-    return np.where(keeps, base, other)
+def signature_like(base, fraction, draw):
+    """Return a signature that agrees with `base` in this fraction of its numbers."""
+    other = draw.integers(0, 2**32 - 1, SIGNATURE_SIZE, np.uint32)
+    is_same = draw.permutation(SIGNATURE_SIZE) < round(fraction * SIGNATURE_SIZE)
+    return np.where(is_same, base, other)
 
 
-def test_signatures_are_compared_as_one_by_one():
-    """The bands find, of the pairs at the threshold, at least 99 in 100; none below is dropped."""
+def test_the_bands_find_the_pairs_above_the_threshold_and_no_others():
+    """Of the pairs at the threshold at least 99 in 100 are found, and none below is dropped."""
     draw = np.random.default_rng(0)
     rows = []
-    shares = draw.choice([0.3, 0.7, 0.82, 1.0], 1500)
-    for share in shares:
-        base = draw.integers(0, 2**32 - 1, NUMBERS, np.uint32)
-        rows += [base, signatures_like(base, share, draw)]
+    fractions = draw.choice([0.3, 0.7, 0.82, 1.0], 1500)
+    for fraction in fractions:
+        base = draw.integers(0, 2**32 - 1, SIGNATURE_SIZE, np.uint32)
+        rows += [base, signature_like(base, fraction, draw)]
     rows = np.array(rows, np.uint32)
     found = near_to_earlier([rows[:999], rows[999:]], np.zeros(len(rows), np.bool_), 0.8)
     assert not found[0::2].any()
-    assert not found[1::2][shares < 0.8].any()
-    assert found[1::2][shares == 1.0].all()
-    assert found[1::2][shares == 0.82].mean() > 0.99
+    assert not found[1::2][fractions < 0.8].any()
+    assert found[1::2][fractions == 1.0].all()
+    assert found[1::2][fractions == 0.82].mean() > 0.99
 
 
 def test_a_near_duplicate_of_a_dropped_document_alone_is_kept():
     draw = np.random.default_rng(1)
-    first = draw.integers(0, 2**32 - 1, NUMBERS, np.uint32)
+    first = draw.integers(0, 2**32 - 1, SIGNATURE_SIZE, np.uint32)
     second, third = first.copy(), first.copy()
     second[:16] = 1
     third[:32] = 2
@@ -180,49 +180,53 @@ def test_a_near_duplicate_of_a_dropped_document_alone_is_kept():
 
 
 def test_documents_without_words_and_empty_inputs_are_nobodys_duplicates():
-    rows = np.full((3, NUMBERS), duplicates.NO_WORDS, np.uint32)
+    rows = np.full((3, SIGNATURE_SIZE), duplicates.NO_WORDS, np.uint32)
     assert not near_to_earlier([rows], np.zeros(3, np.bool_), 0.8).any()
     assert near_to_earlier([rows[:0]], np.zeros(0, np.bool_), 0.8).tolist() == []
     assert equal_to_earlier(np.zeros(0, np.uint64)).tolist() == []
 
 
-@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.8, 0.95, 1.0])
-def test_bands_are_as_wide_as_they_may_be(threshold):
-    width = band_width(threshold)
+def test_a_band_has_the_largest_width_that_finds_enough():
+    for threshold in (0.05, 0.5, 0.8, 0.95, 1.0):
+        width = band_width(threshold)
 
-    def found(width):
-        return 1 - (1 - threshold**width) ** (NUMBERS // width)
+        def recall(width, threshold=threshold):
+            return 1 - (1 - threshold**width) ** (SIGNATURE_SIZE // width)
 
-    assert found(width) >= 0.99 or width == 1
-    assert width == NUMBERS or found(width + 1) < 0.99 or NUMBERS // (width + 1) == 0
+        assert recall(width) >= 0.99 or width == 1
+        assert (
+            width == SIGNATURE_SIZE
+            or recall(width + 1) < 0.99
+            or SIGNATURE_SIZE // (width + 1) == 0
+        )
 
 
 def test_signatures_are_the_same_in_every_process_and_whatever_the_lines(tmp_path):
     pytest.importorskip("rensa")
-    text = duplicates._Text(near=True)
+    text = duplicates._Document(near=True)
     for line in A:
         text.add(line)
-    one = duplicates._Text(near=True)
+    one = duplicates._Document(near=True)
     one.add("  ".join(A))
     assert (one.hash(), one.signature()) == (text.hash(), text.signature())
     program = (
-        "import sys; from bert_cli.data.text.duplicates import _Text; "
-        "text = _Text(near=True); text.add(sys.argv[1]); print(text.signature().hex())"
+        "import sys; from bert_cli.data.text.duplicates import _Document; "
+        "text = _Document(near=True); text.add(sys.argv[1]); print(text.signature().hex())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, " ".join(A)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == text.signature().hex()
-    assert len(text.signature()) == 4 * NUMBERS
+    assert len(text.signature()) == 4 * SIGNATURE_SIZE
 
 
 @pytest.mark.parametrize("text", ["短い文章です。", "two words", "ก ข"])
-def test_short_texts_and_scripts_without_spaces_have_signatures_of_their_own(text):
+def test_short_texts_and_scripts_without_spaces_have_different_signatures(text):
     pytest.importorskip("rensa")
     found = []
-    for said in (text, text + " もう一つ more"):
-        one = duplicates._Text(near=True)
-        one.add(said)
+    for line in (text, text + " もう一つ more"):
+        one = duplicates._Document(near=True)
+        one.add(line)
         found.append(np.frombuffer(one.signature(), "<u4"))
     assert (found[0] != duplicates.NO_WORDS).all()
     assert (found[0] == found[1]).mean() < 1
@@ -237,6 +241,6 @@ def test_inputs_that_have_changed_are_refused_with_the_folder_to_remove(tmp_path
     (tmp_path / "in" / "a.txt").write_text(article if more == "b.jsonl" else "Text.\n")
     preprocess.run(settings)
     (tmp_path / "in" / more).write_text('{"text": "Text."}' if more == "b.jsonl" else "More.\n")
-    told = rf"was made from other inputs .*than there are now.*; remove {tmp_path}/out or choose"
-    with pytest.raises(DataError, match=told):
+    message = rf"was made from other inputs .*than there are now.*; remove {tmp_path}/out or choose"
+    with pytest.raises(DataError, match=message):
         preprocess.run(settings)
