@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-r"""Real tokens per place of a corpus: unpacked, packed (N = 2, 3, 4), and read by length in bins.
+r"""Real tokens per place of a corpus: unpacked, packed (N = 2, 3, 4), and in length buckets.
 
 Takes folders of dynamic records that are not packed, made at any lengths, and needs nothing but where
 their records lie; `--read` also reads some steps of each and tells sequences per second, `--train` also
-trains a small model (4 layers of 256) on them: unpacked, in packs and in bins take turns, the same steps
+trains a small model (4 layers of 256) on them: unpacked, in packs and in length buckets take turns, the same steps
 three times after once for nothing, and the median of each step counts.
 
     for length in 128 384 512; do
@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bert_cli.data.stream.reader import Reader
+from bert_cli.data.stream.buckets import BucketReader
+from bert_cli.data.stream.reader import Batching, ExampleStream, Reader
+from bert_cli.data.stream.source import open_records
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -30,13 +32,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "packed, N = 2": {"max_sequences_per_pack": 2},
     "packed, N = 3": {"max_sequences_per_pack": 3},
     "packed, N = 4": {"max_sequences_per_pack": 4},
-    "4 bins": {"bins": 4},
-    "8 bins": {"bins": 8},
+    "4 buckets": {"buckets": 4},
+    "8 buckets": {"buckets": 8},
 }
 TRAINED = {
     "unpacked": {},
     "packed, N = 3": {"max_sequences_per_pack": 3},
-    "8 bins": {"length_bins": 8},
+    "8 buckets": {"length_bins": 8},
 }
 MODEL = {
     "hidden_size": 256,
@@ -58,7 +60,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_speed(reader: Reader, steps: int) -> float:
+def read_speed(reader: ExampleStream, steps: int) -> float:
     """Sequences per second over so many steps."""
     reader[0]
     started = time.perf_counter()
@@ -66,7 +68,7 @@ def read_speed(reader: Reader, steps: int) -> float:
     return float(labels) / (time.perf_counter() - started)
 
 
-def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Reader]:
+def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, ExampleStream]:
     """The step and the reader of a run on these records, a micro-batch of so many places a step."""
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
@@ -74,7 +76,7 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Rea
     from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
 
-    seen = Reader(folder, seed=given.seed, examples_per_step=1, micro_batch_size=1)
+    seen = open_records(folder, seed=given.seed)
     settings = PretrainSettings.model_validate(
         {
             "dataset_dir": str(folder),
@@ -91,9 +93,8 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Rea
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     step = build.build_run(settings, mesh, plan).step
-    reader = corpora.open_reader(settings, plan.examples_per_step)
-    step.compile(corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size))
-    assert isinstance(reader, Reader)
+    reader = corpora.open_stream(settings, plan.examples_per_step)
+    step.compile(reader.first_micro_batches(len(mesh.devices)))
     return step, reader
 
 
@@ -110,11 +111,12 @@ def train(folder: Path, given: argparse.Namespace) -> None:
                 if turn:
                     seconds[way][number].append(time.perf_counter() - began)
     rates = {}
-    for way, (_, reader) in runs.items():
+    for way in runs:
         sequences = sum(int(batch["input_mask"].max(axis=-1).sum()) for batch in batches[way])
         rates[way] = sequences / sum(statistics.median(times) for times in seconds[way])
+        longest = max(batch["input_ids"].shape[-1] for batch in batches[way])
         print(
-            f"| {reader.sequence_length} | {way} | {rates[way]:.1f} | {rates[way] / rates['unpacked']:.2f} |",
+            f"| {longest} | {way} | {rates[way]:.1f} | {rates[way] / rates['unpacked']:.2f} |",
             flush=True,
         )
 
@@ -131,17 +133,21 @@ def main() -> None:
     print("|---:|---:|---|---:|---:|" + ("---:|" if given.read else ""))
     for folder in given.folders:
         for way, settings in WAYS.items():
-            reader = Reader(
-                folder,
-                seed=given.seed,
-                examples_per_step=given.examples,
-                micro_batch_size=given.examples,
-                **settings,
-            )
-            left = f" ({reader.left_out} left out)" if reader.left_out else ""
+            settings = dict(settings)
+            buckets = settings.pop("buckets", None)
+            batching = Batching(given.examples, given.examples)
+            source = open_records(folder, seed=given.seed, **settings)
+            reader: Any = Reader(source, batching)
+            if buckets is not None:
+                reader = BucketReader(source, batching, buckets)
+                fraction = reader.buckets.real_token_fraction
+            else:
+                tokens = int(source.files.lengths().sum(dtype="int64"))
+                fraction = tokens / (reader.epoch_size * source.sequence_length)
+            left = source.sequences - round(reader.epoch_size * reader.sequences_per_example)
             print(
-                f"| {reader.sequence_length} | {reader.sequences + reader.left_out:,} | {way} | "
-                f"{len(reader):,}{left} | {reader.real_token_share:.3f} |",
+                f"| {source.sequence_length} | {source.sequences:,} | {way} | {reader.epoch_size:,}"
+                f"{f' ({left} left out)' if left else ''} | {fraction:.3f} |",
                 end="",
             )
             print(f" {read_speed(reader, given.read):,.0f} |" if given.read else "")

@@ -90,9 +90,9 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     before = resident_bytes()[0]
     plan = make_plan(asked, None)
     model, engine, state, step = build.build_run(asked, mesh, plan)
-    reader = corpora.open_reader(asked, plan.examples_per_step, processes.rank, processes.count)
+    reader = corpora.open_stream(asked, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
-    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+    sample = reader.first_micro_batches(len(mesh.devices))
     step.compile(sample)
     traced = time.perf_counter() - began
     batch = reader[0]

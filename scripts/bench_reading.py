@@ -49,9 +49,10 @@ def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Pairs:
 
 
 def read_by_bert(folder: Path) -> Iterator[Any]:
-    from bert_cli.data.stream.reader import Reader
+    from bert_cli.data.stream.reader import Batching, Reader
+    from bert_cli.data.stream.source import open_records
 
-    reader = Reader(folder, seed=1, examples_per_step=STEP, micro_batch_size=STEP)
+    reader = Reader(open_records(folder, seed=1), Batching(STEP, STEP))
     return (reader[step] for step in itertools.count())
 
 

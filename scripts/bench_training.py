@@ -83,7 +83,7 @@ def build_ours(given: argparse.Namespace) -> Any:
     mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
     plan = make_plan(settings, None)
     parts = build.build_run(settings, mesh, plan)
-    return parts.engine, corpora.open_reader(settings, plan.examples_per_step, 0, 1)[0]
+    return parts.engine, corpora.open_stream(settings, plan.examples_per_step, 0, 1)[0]
 
 
 def micro_batch_of_bert(given: argparse.Namespace) -> Pairs:

@@ -10,6 +10,9 @@ from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, stat
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.vocab import read_vocabulary, write_vocabulary
+from bert_cli.data.stream.buckets import BucketReader
+from bert_cli.data.stream.reader import Batching, Reader
+from bert_cli.data.stream.source import open_records
 
 S, P, WORDS = 16, 4, 1000
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -128,3 +131,19 @@ def examples_of(rows: Batch) -> list[dict[str, Any]]:
 
 def by_content(examples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(tuple(example.values()) for example in examples)
+
+
+def open_stream(
+    folder: Path,
+    *,
+    examples: int = 16,
+    micro: int = 4,
+    rank: int = 0,
+    world_size: int = 1,
+    buckets: int | None = None,
+    **settings: Any,
+) -> Reader | BucketReader:
+    """A stream over a folder of records, with a small step."""
+    source = open_records(folder, **{"seed": 1984} | settings)
+    batching = Batching(examples, micro, rank, world_size)
+    return Reader(source, batching) if buckets is None else BucketReader(source, batching, buckets)

@@ -76,8 +76,8 @@ def built(settings: PretrainSettings, moves: bool = True) -> tuple[Engine, State
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     _, engine, state, step = build.build_run(settings, mesh, plan)
-    reader = corpora.open_reader(settings, plan.examples_per_step)
-    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+    reader = corpora.open_stream(settings, plan.examples_per_step)
+    sample = reader.first_micro_batches(len(mesh.devices))
     if moves:
         step.compile(sample)
     else:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from bert_cli.data.records.columns import Batch
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.prefetch import check_step, micro_batches, positions_of
+from bert_cli.data.stream.reader import Batching, Stream
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
@@ -106,7 +106,7 @@ def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
 
 
-class FeatureReader:
+class FeatureReader(Stream):
     """`reader[step]`: the batch of a step, the same examples however the run is laid out."""
 
     def __init__(
@@ -124,11 +124,10 @@ class FeatureReader:
 
         Raises ConfigError for a step that is no whole number of micro-batches in each part.
         """
-        check_step(examples_per_step, micro_batch_size, parts)
-        self.features, self.seed = features, seed
-        self.examples_per_step, self.micro_batch_size = examples_per_step, micro_batch_size
-        self.sequence_length, self.part, self.parts = sequence_length, part, parts
+        self._batching = Batching(examples_per_step, micro_batch_size, part, parts)
+        self.features, self.seed, self.sequence_length = features, seed, sequence_length
         self.fingerprint = features.fingerprint
+        self.epoch_size: int = len(features)
 
     def __len__(self) -> int:
         """Examples of an epoch."""
@@ -141,12 +140,11 @@ class FeatureReader:
         with it, does not depend on the part.
         """
         size = len(self.features)
-        _, whole = record_at(positions_of(step, self.examples_per_step, 0, 1), size, self.seed)
-        own = positions_of(step, self.examples_per_step, self.part, self.parts)
-        _, numbers = record_at(own, size, self.seed)
-        longest = int(self.features.lengths[whole].max())
+        _, complete = record_at(self._batching.step_indices(step), size, self.seed)
+        _, numbers = record_at(self._batching.sample_indices(step), size, self.seed)
+        longest = int(self.features.lengths[complete].max())
         rows = self.features.batch(numbers, padded_length(longest, self.sequence_length))
-        return micro_batches(rows, self.micro_batch_size)
+        return self._batching.micro_batches(rows)
 
 
 def encode_texts(

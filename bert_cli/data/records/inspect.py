@@ -22,8 +22,9 @@ from bert_cli.data.records.statistics import Batch, SampleStatistics, labels_of,
 from bert_cli.data.records.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.data.shards.manifest import MANIFEST, read_manifest
 from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.reader import BLOCK, Reader
+from bert_cli.data.stream.reader import BLOCK, shuffled
 from bert_cli.data.stream.remote import local_copy
+from bert_cli.data.stream.source import Records, open_records
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import format_bytes, is_stdout, output_json
 
@@ -69,12 +70,12 @@ def run(settings: InspectSettings) -> None:
 
     DataError for records that cannot be read, ConfigError for a setting without effect.
     """
-    reader, vocabulary = _open(settings)
-    number = min(settings.sample, len(reader))
+    source, vocabulary = _open(settings)
+    number = min(settings.sample, len(source))
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
-        sample.add(reader.rows(np.arange(first, min(number, first + BLOCK))))
-    report = _folder_report(settings.folder, reader) | sample.report(len(reader))
+        sample.add(shuffled(source, np.arange(first, min(number, first + BLOCK))))
+    report = _folder_report(settings.folder, source) | sample.report(len(source))
     warnings = list(find_warnings(report))
     if settings.json_file is not None:
         lengths = {str(length): sample.lengths[length] for length in sorted(sample.lengths)}
@@ -87,10 +88,10 @@ def run(settings: InspectSettings) -> None:
     print_line = partial(console.print, soft_wrap=True)
     print_line(_heading(settings, report, number))
     if settings.examples:
-        _print_examples(console, reader, vocabulary, min(settings.examples, len(reader)))
+        _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
     print_line("\nlengths of sequences, in tokens with [CLS] and [SEP]")
     for line in (
-        *histogram(sample.lengths, reader.sequence_length),
+        *histogram(sample.lengths, source.sequence_length),
         "\nstatistics",
         *table(report),
     ):
@@ -100,51 +101,45 @@ def run(settings: InspectSettings) -> None:
         print_line(f"  {settings.folder}: {warning.what}; {warning.remedy}")
 
 
-def _open(settings: InspectSettings) -> tuple[Reader, Vocabulary]:
+def _open(settings: InspectSettings) -> tuple[Records, Vocabulary]:
     folder = Path(settings.folder)
     if is_remote(settings.folder):
         folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
-    reader = Reader(
-        folder,
-        seed=settings.seed,
-        examples_per_step=1,
-        micro_batch_size=1,
-        masking=settings.masking,
-    )
-    if not len(reader):
+    source = open_records(folder, seed=settings.seed, masking=settings.masking)
+    if not len(source):
         raise DataError(f"folder ({settings.folder})", "holds no records", "rebuild it")
-    if not reader.is_dynamic and is_set(settings, "masking"):
+    if not source.is_dynamic and is_set(settings, "masking"):
         raise ConfigError(
             "masking",
             f"has no effect on {settings.folder}, whose records are static and masked already",
             "leave it out",
         )
     vocabulary = read_vocabulary(folder / VOCAB_FILE)
-    if vocabulary.sha256 != reader.corpus["vocab_sha256"]:
+    if vocabulary.sha256 != source.corpus["vocab_sha256"]:
         raise DataError(
             str(vocabulary.path),
             "is not the vocabulary that the records were made with",
             "bring it back",
         )
-    return reader, vocabulary
+    return source, vocabulary
 
 
-def _folder_report(name: str, reader: Reader) -> dict[str, Any]:
+def _folder_report(name: str, source: Records) -> dict[str, Any]:
     """Return the statistics of all records, from corpus.json and the manifest."""
-    corpus = reader.corpus
+    corpus = source.corpus
     size = sum(file["bytes"] for file in corpus["files"])
     return {
         "folder": name,
         "format": corpus["format"],
-        "records": len(reader),
-        "sequence_length": reader.sequence_length,
+        "records": len(source),
+        "sequence_length": source.sequence_length,
         "max_sequences_per_pack": corpus.get("max_sequences_per_pack", 1),
         "vocab_size": corpus["vocab_size"],
         "bytes": size,
-        "bytes_per_record": size / len(reader),
+        "bytes_per_record": size / len(source),
         "files": len(corpus["files"]),
-        "largest_shard_share": max(file["records"] for file in corpus["files"]) / len(reader),
-        "copies": number_of_copies(reader.folder, corpus),
+        "largest_shard_share": max(file["records"] for file in corpus["files"]) / len(source),
+        "copies": number_of_copies(source.folder, corpus),
     }
 
 
@@ -305,11 +300,11 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
 
 
 def _print_examples(
-    console: "Console", reader: Reader, vocabulary: Vocabulary, number: int
+    console: "Console", source: Records, vocabulary: Vocabulary, number: int
 ) -> None:
-    batch = reader.rows(np.arange(number))
-    _, records = record_at(np.arange(number), len(reader), reader.seed)
-    files = reader.corpus["files"]
+    batch = shuffled(source, np.arange(number))
+    _, records = record_at(np.arange(number), len(source), source.seed)
+    files = source.corpus["files"]
     ends = np.cumsum([file["records"] for file in files])
     console.print(
         "\npredicted tokens: {word -> [MASK]}, {word -> another one} and, shown unchanged, {word}",

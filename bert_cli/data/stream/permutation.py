@@ -1,20 +1,19 @@
-"""The order of examples as a bijection that can be asked at any place; nothing is shuffled.
+"""The order of examples as a bijection that is computed for any index; nothing is shuffled.
 
 Each epoch is a permutation of the record numbers, drawn by (seed, epoch): a Feistel network of
-eight rounds (Luby & Rackoff 1988) over the smallest power of two that holds the corpus, walked
-along its cycle until it falls inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite
-Domains", section 3). The power is less than twice the size, so the walk takes less than two turns
-on average: 65,536 positions of a corpus of 10**8 records take 12 ms on one core and no memory.
+eight rounds (Luby & Rackoff 1988) over the smallest power of two that holds the corpus, applied
+again to numbers outside the corpus (Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
+section 3). The power is less than twice the size, so that is less than two rounds on average:
+65,536 indices of a corpus of 10**8 records take 12 ms on one core and no memory.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-Integers = npt.NDArray[np.integer]
 Bits = npt.NDArray[np.uint64]
 
 ROUNDS = 8
-"""Four suffice for large corpora; the small ones of tests and demos have halves of a few bits."""
+"""Four suffice for large corpora; those of tests and demos have halves of a few bits."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio, made odd: steps of it visit all 64-bit numbers far apart."""
@@ -35,13 +34,13 @@ def mix(numbers: Bits) -> Bits:
 
 
 def permute(
-    positions: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike
+    indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike
 ) -> npt.NDArray[np.int64]:
-    """Return the record number at each position [n] of an epoch, a bijection of 0 .. size - 1.
+    """Return the record number at each index [n] of an epoch, a bijection of 0 .. size - 1.
 
-    `size` and `epoch` are one number or one for each position; sizes are below 2**53.
+    `size` and `epoch` are one number or one for each index; sizes are below 2**53.
     """
-    numbers = np.array(positions, np.uint64, ndmin=1)
+    numbers = np.array(indices, np.uint64, ndmin=1)
     sizes = np.broadcast_to(np.asarray(size, np.uint64), numbers.shape)
     assert np.all(numbers < sizes)
     epochs = np.broadcast_to(np.asarray(epoch, np.uint64), numbers.shape)
@@ -56,14 +55,14 @@ def permute(
 
 
 def record_at(
-    positions: npt.ArrayLike, size: int, seed: int
+    sample_indices: npt.ArrayLike, size: int, seed: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (epochs [n], records [n]) at positions [n] of the endless stream over `size` records.
+    """Return (epochs [n], records [n]) at sample indices [n] of the endless stream over `size` records.
 
-    Every `size` positions are an epoch, which holds each record once.
+    Every `size` indices are an epoch, which has each record once.
     """
-    epochs, places = np.divmod(np.array(positions, np.int64, ndmin=1), size)
-    return epochs, permute(places, size, seed, epochs)
+    epochs, indices = np.divmod(np.array(sample_indices, np.int64, ndmin=1), size)
+    return epochs, permute(indices, size, seed, epochs)
 
 
 def _seed_key(seed: int) -> Bits:

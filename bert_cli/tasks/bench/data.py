@@ -23,7 +23,8 @@ from bert_cli.config.layout import size
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.shards.manifest import finished_files, package_versions
-from bert_cli.data.stream.reader import Reader
+from bert_cli.data.stream.reader import Batching, Reader
+from bert_cli.data.stream.source import open_records
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
 from bert_cli.tasks.bench.table import machine_told, seconds
@@ -131,15 +132,14 @@ def _reading(name: str, folder: Path, most: int | None, settings: BenchDataSetti
     batch = min(BATCH, corpus["records"])
     if most is not None:
         batch = max(1, batch // most)
-    reader = Reader(
+    source = open_records(
         folder,
         seed=settings.seed,
-        examples_per_step=batch,
-        micro_batch_size=batch,
         sequence_length=settings.sequence_length,
         predictions=settings.mask_tokens,
         max_sequences_per_pack=most,
     )
+    reader = Reader(source, Batching(batch, batch))
     # The first opens files, and makes what is made once.
     reader[0]
     examples, held, began, now = 0, 0, time.perf_counter(), 0.0

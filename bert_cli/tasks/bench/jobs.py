@@ -12,8 +12,7 @@ from bert_cli.config.plan import make_plan
 from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
-from bert_cli.data.stream.stored import as_stored
-from bert_cli.data.stream.synthetic import generated_features
+from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.tensorflow.mesh import Mesh
 from bert_cli.tasks.finetune import squad
@@ -28,7 +27,11 @@ def shaped(settings: Asked, made_up: bool) -> Asked:
     name = settings.pretrained_ckpt_path
     if name is not None and not (made_up and "bert_config" in settings.model_fields_set):
         settings = start.with_shape_of(settings, start.find_source(name))
-    return as_stored(settings) if isinstance(settings, PretrainSettings) else settings
+    return (
+        corpora.with_sizes_of_records(settings)
+        if isinstance(settings, PretrainSettings)
+        else settings
+    )
 
 
 def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> Job:
@@ -40,11 +43,12 @@ def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> 
 
 def _pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
     part = mesh.processes.rank, mesh.processes.count
-    reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
-    folder = corpora.folder_of(reader)
-    plan = make_plan(settings, *corpora.size_of(reader))
-    sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
-    return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, folder))
+    stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
+    plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+    sample = stream.first_micro_batches(len(mesh.devices))
+    return Job(
+        plan, stream, sample, lambda model: start.disk_format(settings, model, stream.folder)
+    )
 
 
 def _questions(settings: BenchSquadSettings, mesh: Mesh) -> Job:
@@ -75,7 +79,7 @@ def _windows_of(settings: BenchSquadSettings) -> Features:
 def made_up_windows(settings: BenchSquadSettings) -> Features:
     """Synthetic windows of one step."""
     batch = settings.global_batch
-    return generated_features(
+    return synthetic_features(
         settings.LAST_BLOCKS[-1],
         batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica,
         labels=2,

@@ -15,16 +15,16 @@ import numpy as np
 from bert_cli.config import layout
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.data.stream.stored import as_stored
 from bert_cli.errors import ConfigError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.finding import Finding, Found, tried
+from bert_cli.tasks.run import corpora
 
 try:
     from bert_cli.tasks.look import capacity, first_loss
-    from bert_cli.tasks.run import corpora, start
+    from bert_cli.tasks.run import start
 
     BROKEN = ""
 except ImportError as error:
@@ -76,7 +76,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
         yield from capacity.devices(Processes(()))
         return
     source, settings = yield from model(settings)
-    settings = as_stored(settings)
+    settings = corpora.with_sizes_of_records(settings)
     processes = yield from tried(
         "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
     )
@@ -87,7 +87,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
         return
     chosen = yield from capacity.the_layout(settings, processes, *there)
     reader = yield from examples(chosen, processes, source)
-    size = (None, 1.0) if reader is None else corpora.size_of(reader)
+    size = (None, 1.0) if reader is None else (reader.epoch_size, reader.sequences_per_example)
     plan = yield from tried("plan", lambda: make_plan(chosen, *size), told_plan)
     if plan is not None and plan.epochs is not None:
         yield told_epochs(plan)
@@ -155,8 +155,8 @@ def examples(
 
     def opened() -> Any:
         part = processes.rank, processes.count
-        reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
-        folder = corpora.folder_of(reader)
+        reader = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
+        folder = reader.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         reader.rows(np.arange(SOME))
@@ -169,16 +169,16 @@ def examples(
         yield from tried(
             "validation_dir",
             lambda: corpora.open_held_out(settings),
-            lambda one: f"{len(one or ()):,} records",
+            lambda one: f"{one and one.epoch_size:,} records",
         )
     return reader
 
 
 def _told_examples(settings: DoctorSettings, reader: Any) -> str:
-    if not hasattr(reader, "__len__"):
-        return "made-up examples"
+    if reader.epoch_size is None:
+        return "synthetic examples"
     return (
-        f"{', '.join(settings.dataset_paths)}: {len(reader):,} records, readable, of "
+        f"{', '.join(settings.dataset_paths)}: {reader.epoch_size:,} records, readable, of "
         f"{settings.bert_config.vocab_size:,} words and {settings.max_seq_length} places as the model's; "
         "`bert inspect` looks into them"
     )

@@ -28,8 +28,8 @@ from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings
-from bert_cli.data.stream.stored import as_stored
 from bert_cli.errors import ConfigError
+from bert_cli.tasks.run.corpora import with_sizes_of_records
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 
@@ -41,7 +41,7 @@ def run(settings: PlanSettings) -> None:
     """
     devices = settings.devices
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    settings = as_stored(settings)
+    settings = with_sizes_of_records(settings)
     chosen: PretrainSettings = settings
     if settings.parallel.layout == "auto":
         if devices is None or memory is None:

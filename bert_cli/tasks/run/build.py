@@ -14,6 +14,7 @@ import tensorflow as tf
 from bert_cli.config.plan import Plan
 from bert_cli.config.training import OptimizerOpts, TrainSettings
 from bert_cli.data.shards.manifest import package_versions
+from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_chains
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
@@ -27,7 +28,6 @@ from bert_cli.parallel.tensorflow.stage import Keeps, Stage, cut
 from bert_cli.parallel.tensorflow.trace import Trace
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, Keeping
 from bert_cli.parallel.tensorflow.variables import Copies, Shares
-from bert_cli.tasks.run.corpora import Corpus
 from bert_cli.train.step import State, Step, Value, count, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
@@ -227,16 +227,16 @@ def versions() -> dict[str, str]:
 
 
 def evaluate(
-    engine: Engine, reader: Corpus, examples: int, micro_batch_size: int
+    engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
     """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
-    total, peers = min(examples, len(reader)), engine.peers
+    total, peers = min(examples, stream.epoch_size or examples), engine.peers
     starts = range(0, total, micro_batch_size)
     head = engine.head
     sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
     counts: dict[str, float] = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
     for first in starts[peers.rank :: peers.count]:
-        rows = reader.rows(np.arange(first, min(total, first + micro_batch_size)))
+        rows = stream.rows(np.arange(first, min(total, first + micro_batch_size)))
         for name, value in count(rows, head.COUNTS).items():
             counts[name] += value
         for name, value in engine.evaluate(rows).items():

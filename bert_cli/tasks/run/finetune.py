@@ -17,7 +17,7 @@ from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import Plan, plan_of
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length, read_tokenizer
-from bert_cli.data.stream.synthetic import generated_features
+from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import ARCHITECTURES
@@ -115,7 +115,7 @@ def _without_scores(settings: Asked) -> Asked:
 def _synthetic_task(settings: FinetuneSettings, label_names: Sequence[str] | None) -> Task:
     head = settings.LAST_BLOCKS[-1]
     labels = len(label_names) if label_names is not None else 2 if head == "qa_head" else 1
-    features = generated_features(
+    features = synthetic_features(
         head,
         SYNTHETIC_EXAMPLES,
         labels=labels,

@@ -6,20 +6,13 @@ is the same for all.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from bert_cli.config.plan import Plan
-from bert_cli.data.stream.prefetch import Batches
+from bert_cli.data.stream.reader import Stream
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.tasks.run import build
 from bert_cli.train import checkpoint
 from bert_cli.train.step import Batch
-
-
-class Examples(Batches, Protocol):
-    """The stream of a run's examples, this process' part of it."""
-
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,7 @@ class Job:
     """What a kind of run gives to the walk."""
 
     plan: Plan
-    reader: Examples
+    reader: Stream
     sample: Batch
     """Some micro-batches [M, B, ...] to trace with, one for each replica of this process."""
     form: Callable[[build.Model], checkpoint.Format]

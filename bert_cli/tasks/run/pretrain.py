@@ -9,8 +9,6 @@ from contextlib import ExitStack
 
 from bert_cli.config.plan import make_plan
 from bert_cli.config.training import PretrainSettings
-from bert_cli.data.stream.mixture import Mixture
-from bert_cli.data.stream.stored import as_stored
 from bert_cli.parallel.tensorflow.engine import Engine
 from bert_cli.tasks.run import build, corpora, start, train
 from bert_cli.tasks.run.job import Job
@@ -26,25 +24,25 @@ def run(settings: PretrainSettings) -> None:
     with ExitStack() as claims:
         source = start.source_of(settings)
         asked = start.with_shape_of(settings, source)
-        settings, mesh, stop = train.prepare(as_stored(asked), claims)
+        settings, mesh, stop = train.prepare(corpora.with_sizes_of_records(asked), claims)
         words = settings.bert_config.vocab_size
         if words != asked.bert_config.vocab_size:
             say(f"bert_config.vocab_size: {words:,}, as the records have")
         part = mesh.processes.rank, mesh.processes.count
-        reader = corpora.open_reader(settings, make_plan(settings, None).examples_per_step, *part)
-        folder = corpora.folder_of(reader)
+        stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
+        folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         held_out = corpora.open_held_out(settings)
-        if held_out is not None and reader.has_next_sentences and not held_out.has_next_sentences:
+        if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
             say(
                 f"validation_dir ({settings.validation_dir}): has no pairs, so no next-sentence score; "
                 "make it without --no-nsp to have one"
             )
-        plan = make_plan(settings, *corpora.size_of(reader))
-        if isinstance(reader, Mixture):
-            say("\n".join(reader.describe(plan.examples)))
-        sample = corpora.first_micro_batches(reader, len(mesh.devices), plan.micro_batch_size)
+        plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+        if description := stream.describe(plan.examples):
+            say("\n".join(description))
+        sample = stream.first_micro_batches(len(mesh.devices))
 
         def evaluate(engine: Engine, step: int) -> dict[str, float]:
             assert held_out is not None
@@ -53,7 +51,7 @@ def run(settings: PretrainSettings) -> None:
 
         job = Job(
             plan=plan,
-            reader=reader,
+            reader=stream,
             sample=sample,
             form=lambda model: start.disk_format(settings, model, folder),
             evaluate=evaluate if held_out is not None else None,

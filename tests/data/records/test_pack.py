@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.corpora import WORDS, P, S, by_content, examples_of, make_corpus, sequences_of
+from support.corpora import (
+    WORDS,
+    P,
+    S,
+    by_content,
+    examples_of,
+    make_corpus,
+    open_stream,
+    sequences_of,
+)
 
 from bert_cli.config.data import (
     IndexSettings,
@@ -21,7 +30,6 @@ from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.stream.reader import Reader
 from bert_cli.errors import DataError
 
 COUNTS = [100, 7, 0, 142, 1]
@@ -74,9 +82,8 @@ def settings_of(folder: Path, out: Path, **changes: Any) -> PackSettings:
     return PackSettings(input=folder, out=out, **given)
 
 
-def open_reader(folder: Path, **settings: Any) -> Reader:
-    settings = {"seed": 1984, "examples_per_step": 8, "micro_batch_size": 4} | settings
-    return Reader(folder, **settings)
+def open_reader(folder: Path, **settings: Any) -> Any:
+    return open_stream(folder, **{"examples": 8} | settings)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
@@ -87,18 +94,20 @@ def test_packs_hold_every_sequence_once_with_the_masks_of_the_unpacked_records(
     out = tmp_path / "packed"
     pack.run(settings_of(corpora[kind], out, max_sequences_per_pack=most))
     packed, plain = open_reader(out), open_reader(corpora[kind])
-    assert packed.max_sequences_per_pack == most
-    assert packed.sequences == len(plain) == 250
-    assert 250 / most <= len(packed) < 170
+    assert packed.source.max_sequences_per_pack == most
+    assert packed.source.sequences == plain.epoch_size == 250
+    assert 250 / most <= packed.epoch_size < 170
     for epoch in (0, 3):
-        rows = packed.rows(np.arange(len(packed)) + epoch * len(packed))
+        rows = packed.rows(np.arange(packed.epoch_size) + epoch * packed.epoch_size)
         wanted = examples_of(plain.rows(np.arange(250) + epoch * 250))
         assert by_content(sequences_of(rows)) == by_content(wanted)
-        assert rows["input_ids"].shape == (len(packed), WIDE)
+        assert rows["input_ids"].shape == (packed.epoch_size, WIDE)
         assert rows["masked_lm_ids"].shape[1] == packed_predictions(WIDE, most, P, 0.15)
         counts = rows["input_mask"].max(axis=1)
         assert np.array_equal(rows["next_sentence_weights"], np.arange(most) < counts[:, None])
-        assert (rows["input_mask"] > 0).mean() == pytest.approx(packed.real_token_share)
+        assert (rows["input_mask"] > 0).mean() == pytest.approx(
+            packed.source.corpus["real_token_share"]
+        )
 
 
 def test_dynamic_packs_are_masked_as_on_the_fly(corpora: dict[str, Path], tmp_path: Path) -> None:
@@ -111,14 +120,13 @@ def test_dynamic_packs_are_masked_as_on_the_fly(corpora: dict[str, Path], tmp_pa
     )
     for epoch in (0, 2):
         one, other = (
-            sequences_of(reader.rows(np.arange(len(reader)) + epoch * len(reader)))
+            sequences_of(reader.rows(np.arange(reader.epoch_size) + epoch * reader.epoch_size))
             for reader in (stored, fly)
         )
         assert by_content(one) == by_content(other)
     wider = open_reader(out, masking=masking, sequence_length=WIDE + 8)
-    assert wider.real_token_share == pytest.approx(stored.real_token_share * WIDE / (WIDE + 8))
-    assert by_content(sequences_of(wider.rows(np.arange(len(wider))))) == by_content(
-        sequences_of(stored.rows(np.arange(len(stored))))
+    assert by_content(sequences_of(wider.rows(np.arange(wider.epoch_size)))) == by_content(
+        sequences_of(stored.rows(np.arange(stored.epoch_size)))
     )
 
 
@@ -131,7 +139,7 @@ def test_packed_steps_are_a_function_of_seed_and_step_and_parts(
     straight = open_reader(out)
     for step in (30, 0, 16):
         again = open_reader(out)[step]
-        halves = [open_reader(out, part=part, parts=2)[step] for part in range(2)]
+        halves = [open_reader(out, rank=part, world_size=2)[step] for part in range(2)]
         for name, array in straight[step].items():
             np.testing.assert_array_equal(again[name], array)
             np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), array)
@@ -241,7 +249,7 @@ def test_static_records_that_do_not_say_how_they_were_masked_have_room_for_all_p
     folder = make_static(tmp_path / "c", masked_lm_prob=None)
     pack.run(settings_of(folder, tmp_path / "packed"))
     reader, plain = open_reader(tmp_path / "packed"), open_reader(folder)
-    rows = reader.rows(np.arange(len(reader)))
+    rows = reader.rows(np.arange(reader.epoch_size))
     assert rows["masked_lm_ids"].shape[1] == 3 * P
     assert by_content(sequences_of(rows)) == by_content(examples_of(plain.rows(np.arange(250))))
 
@@ -293,7 +301,7 @@ def test_packs_are_not_packed_again_nor_read_as_others(
         ):
             open_reader(out, max_sequences_per_pack=most)
     open_reader(out, max_sequences_per_pack=3)
-    with pytest.raises(DataError, match=r"max_seq_length \(16\): .* have 32 places"):
+    with pytest.raises(DataError, match=r"max_seq_length \(16\): .* have 32 positions"):
         open_reader(out, sequence_length=S)
     with pytest.raises(ValueError, match="greater than or equal to 2"):
         settings_of(out, tmp_path, max_sequences_per_pack=1)
@@ -334,11 +342,11 @@ def test_packed_real_text_has_the_masks_of_its_records_and_few_empty_places(
         )
         pack.run(settings_of(made, out, sequence_length=128))
         packed, plain = open_reader(out), open_reader(made)
-        assert packed.real_token_share is not None
-        number = len(plain)
+        assert packed.source.corpus["real_token_share"] is not None
+        number = plain.epoch_size
         rows = plain.rows(np.arange(number))
         assert rows["input_mask"].mean() < 0.8
-        assert packed.real_token_share > 0.92
-        found = sequences_of(packed.rows(np.arange(len(packed))))
-        assert packed.sequences == len(found) == number
+        assert packed.source.corpus["real_token_share"] > 0.92
+        found = sequences_of(packed.rows(np.arange(packed.epoch_size)))
+        assert packed.source.sequences == len(found) == number
         assert by_content(found) == by_content(examples_of(rows))

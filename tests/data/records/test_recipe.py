@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support.corpora import open_stream
 
 from bert_cli.config.data import Masking, PackSettings, TokenizeSettings
 from bert_cli.data.records import pack, tokenize
 from bert_cli.data.records.columns import Batch
 from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.reader import Reader
 
 S, P = 48, 7
 LONGEST = S - 3
@@ -194,17 +195,15 @@ class Home:
         return out
 
 
-def open_static(home: Home, text: str, unit: str) -> Reader:
+def open_static(home: Home, text: str, unit: str) -> Any:
     assert unit != "span"
     folder = home.corpus(text, "static", unit == "word")
-    return Reader(folder, seed=5, examples_per_step=1, micro_batch_size=1)
+    return open_stream(folder, seed=5, examples=1, micro=1)
 
 
-def open_dynamic(home: Home, text: str, unit: str) -> Reader:
+def open_dynamic(home: Home, text: str, unit: str) -> Any:
     folder = home.corpus(text, "dynamic")
-    return Reader(
-        folder, seed=5, examples_per_step=1, micro_batch_size=1, masking=Masking(unit=unit)
-    )
+    return open_stream(folder, seed=5, examples=1, micro=1, masking=Masking(unit=unit))
 
 
 def packed_on_disk(home: Home, text: str, kind: str, whole_words: bool = False) -> Path:
@@ -216,25 +215,23 @@ def packed_on_disk(home: Home, text: str, kind: str, whole_words: bool = False) 
     return out
 
 
-def open_packed_static(home: Home, text: str, unit: str) -> Reader:
+def open_packed_static(home: Home, text: str, unit: str) -> Any:
     folder = packed_on_disk(home, text, "static", unit == "word")
-    return Reader(folder, seed=5, examples_per_step=1, micro_batch_size=1)
+    return open_stream(folder, seed=5, examples=1, micro=1)
 
 
-def open_packed_dynamic(home: Home, text: str, unit: str) -> Reader:
+def open_packed_dynamic(home: Home, text: str, unit: str) -> Any:
     folder = packed_on_disk(home, text, "dynamic")
-    return Reader(
-        folder, seed=5, examples_per_step=1, micro_batch_size=1, masking=Masking(unit=unit)
-    )
+    return open_stream(folder, seed=5, examples=1, micro=1, masking=Masking(unit=unit))
 
 
-def open_dynamic_in_packs(home: Home, text: str, unit: str) -> Reader:
+def open_dynamic_in_packs(home: Home, text: str, unit: str) -> Any:
     folder = home.corpus(text, "dynamic")
-    return Reader(
+    return open_stream(
         folder,
         seed=5,
-        examples_per_step=1,
-        micro_batch_size=1,
+        examples=1,
+        micro=1,
         masking=Masking(unit=unit),
         **PACKS,
     )
@@ -265,7 +262,7 @@ def readers(home):
     @cache
     def read(kind: str, text: str, unit: str) -> Sequences:
         reader = READERS[kind](home, text, unit)
-        examples = min(22_000 / reader.sequences, 1) * len(reader)
+        examples = min(22_000 / reader.source.sequences, 1) * reader.epoch_size
         found = sequences(reader.rows(np.arange(int(examples))))
         assert len(found) >= ENOUGH
         return found
@@ -372,11 +369,11 @@ def test_every_place_is_as_likely_to_be_masked_whatever_its_neighbours_are(read)
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_the_masks_of_a_record_in_two_epochs_have_nothing_to_do_with_each_other(home, unit):
     reader = open_dynamic(home, "pieces", unit)
-    size = len(reader)
+    size = reader.epoch_size
     both = []
     for epoch in (0, 1):
         positions = np.arange(epoch * size, (epoch + 1) * size)
-        epochs, records = record_at(positions, size, reader.seed)
+        epochs, records = record_at(positions, size, reader.source.seed)
         assert np.all(epochs == epoch)
         both.append(sequences(reader.rows(positions[np.argsort(records)][:ENOUGH])))
     one, other = both

@@ -88,9 +88,9 @@ def test_equal_lengths_share_packs() -> None:
 def test_a_corpus_of_many_lengths_leaves_few_places(longest: int, most: int, least: float) -> None:
     lengths = drawn_lengths(50_000, longest)
     packs = Packs(lengths, longest, most, seed=1)
-    assert packs.real_token_share == pytest.approx(lengths.sum() / (len(packs) * longest))
+    assert packs.real_token_fraction == pytest.approx(lengths.sum() / (len(packs) * longest))
     assert lengths.mean() / longest < 0.85
-    assert packs.real_token_share > least
+    assert packs.real_token_fraction > least
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])

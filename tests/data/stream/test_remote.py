@@ -25,8 +25,9 @@ from bert_cli.config.settings import is_remote
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote
-from bert_cli.data.stream.reader import Reader
+from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.remote import local_copy
+from bert_cli.data.stream.source import open_records
 from bert_cli.errors import ConfigError, DataError
 
 fsspec = pytest.importorskip("fsspec")
@@ -120,8 +121,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def same_examples(first: Path, second: Path) -> None:
-    settings = {"seed": 3, "examples_per_step": 8, "micro_batch_size": 8}
-    ours, theirs = (Reader(folder, **settings) for folder in (first, second))  # type: ignore[arg-type]
+    ours, theirs = (
+        Reader(open_records(folder, seed=3), Batching(8, 8)) for folder in (first, second)
+    )
     assert ours.fingerprint == theirs.fingerprint
     for name, column in ours[5].items():
         assert np.array_equal(column, theirs[5][name])
@@ -225,12 +227,12 @@ def test_what_is_whole_is_kept_when_the_rest_fails(
     def fail(self: remote.Remote, name: str, target: Path) -> None:
         if name == "wiki_002.tfrecord":
             target.write_bytes(b"half")
-            with self._told(name):
+            with self.errors_at(name):
                 raise ConnectionResetError("connection lost")
         plain(self, name, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(remote, "AT_ONCE", 1)
+        patch.setattr(remote, "CONNECTIONS", 1)
         patch.setattr(remote.Remote, "fetch", fail)
         with pytest.raises(DataError, match=r"wiki_002.*ConnectionResetError: connection lost"):
             local_copy(url, tmp_path)
@@ -267,7 +269,7 @@ def test_a_file_that_stays_damaged_is_refused_by_name(
         local_copy(url, tmp_path)
     assert fetched.count(name) == 2
     change(url, name, lambda data: data[:-1])
-    with pytest.raises(DataError, match=rf"{name}: has \d+ bytes, not \d+ as its corpus.json says"):
+    with pytest.raises(DataError, match=rf"{name}: has \d+ bytes, not \d+ as in its corpus.json"):
         local_copy(url, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Made-up packs: what a run on packs needs to be tried without data."""
+"""Synthetic examples, packs and features."""
 
 from typing import Any
 
@@ -8,20 +8,21 @@ import pytest
 from bert_cli.config.data import Masking
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.columns import PACKED_FIELDS
-from bert_cli.data.stream.synthetic import GeneratedReader, generated_features
+from bert_cli.data.stream.reader import Batching
+from bert_cli.data.stream.synthetic import SyntheticStream, synthetic_features
 from bert_cli.errors import ConfigError
 
 S, P, WORDS = 64, 9, 1000
+BATCHING = Batching(16, 4)
 
 
-def made_up(**changes: Any) -> GeneratedReader:
+def synthetic(batching: Batching = BATCHING, **changes: Any) -> SyntheticStream:
     settings = {"vocab_size": WORDS, "seed": 1984, "sequence_length": S, "predictions": P}
-    settings |= {"max_sequences_per_pack": 3}
-    return GeneratedReader(examples_per_step=16, micro_batch_size=4, **(settings | changes))
+    return SyntheticStream(batching, **settings | {"max_sequences_per_pack": 3} | changes)
 
 
-def test_made_up_packs_look_like_real_ones() -> None:
-    rows = made_up().rows(np.arange(2000))
+def test_synthetic_packs_look_like_real_ones() -> None:
+    rows = synthetic().rows(np.arange(2000))
     assert tuple(rows) == PACKED_FIELDS
     counts = rows["input_mask"].max(axis=1)
     assert np.bincount(counts).tolist()[0] == 0
@@ -48,27 +49,53 @@ def test_made_up_packs_look_like_real_ones() -> None:
     assert real.sum() == pytest.approx(0.15 * totals.sum(), rel=0.03)
 
 
-def test_a_step_of_made_up_packs_is_a_function_of_seed_and_step() -> None:
-    one, again = made_up(), made_up()
-    for name, array in one[7].items():
-        np.testing.assert_array_equal(again[7][name], array)
-        assert array.shape[:2] == (4, 4)
-    halves = [made_up(part=part, parts=2)[7] for part in range(2)]
-    for name, array in one[7].items():
-        np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), array)
-    assert one.fingerprint != made_up(max_sequences_per_pack=1).fingerprint
-    assert not np.array_equal(made_up(seed=3)[7]["input_ids"], one[7]["input_ids"])
+def test_synthetic_examples_look_like_real_ones() -> None:
+    S, P = 16, 4
+    rows = synthetic(max_sequences_per_pack=1, sequence_length=S, predictions=P).rows(
+        np.arange(4000)
+    )
+    ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
+    lengths = mask.sum(axis=1)
+    assert lengths.min() >= 6
+    assert 0.6 < (lengths == S).mean() < 0.9
+    assert not ids[mask == 0].any()
+    assert np.all(ids[:, 0] == 2)
+    assert np.all(ids[np.arange(4000), lengths - 1] == 3)
+    assert np.all((ids == 3).sum(axis=1) <= 2 + P)
+    first = (segments == 0).argmin(axis=1)
+    assert np.all(ids[np.arange(4000), first - 1] == 3)
+    assert np.all(segments[mask == 0] == 0)
+    assert ids.min() == 0
+    assert ids.max() < WORDS
+    assert rows["next_sentence_labels"].mean() == pytest.approx(0.5, abs=0.05)
+    counts = rows["masked_lm_weights"].sum(axis=1)
+    assert np.array_equal(counts, np.clip(np.rint(0.15 * lengths), 1, P))
+    real = rows["masked_lm_weights"] == 1
+    positions = np.where(real, rows["masked_lm_positions"], S + np.arange(P))
+    assert np.all(np.diff(positions, axis=1) > 0)
+    targets = rows["masked_lm_ids"][real]
+    assert targets.min() >= 5
+    values = np.take_along_axis(ids, rows["masked_lm_positions"], axis=1)[real]
+    assert (values == 4).mean() == pytest.approx(0.8, abs=0.03)
+    assert (
+        synthetic(max_sequences_per_pack=1, predictions=P, vocab_size=8, sequence_length=8)[3][
+            "input_ids"
+        ].max()
+        < 8
+    )
+    with pytest.raises(ConfigError, match="at least 8"):
+        synthetic(max_sequences_per_pack=1, predictions=P, vocab_size=7, sequence_length=S)
 
 
-@pytest.mark.parametrize("most", [0, 11])
-def test_more_sequences_than_places_have_room_for_are_refused(most: int) -> None:
-    with pytest.raises(ConfigError, match=rf"max_sequences_per_pack \({most}\): .* 1 to 10"):
-        made_up(max_sequences_per_pack=most)
+def test_more_sequences_than_fit_are_refused() -> None:
+    for most in (0, 11):
+        with pytest.raises(ConfigError, match=rf"max_sequences_per_pack \({most}\): .* 1 to 10"):
+            synthetic(max_sequences_per_pack=most)
 
 
-def test_made_up_text_is_masked_as_the_run_says() -> None:
+def test_synthetic_text_is_masked_as_the_run_says() -> None:
     def chosen(**said: Any) -> np.ndarray:
-        rows = made_up(max_sequences_per_pack=1, masking=Masking(**said)).rows(np.arange(500))
+        rows = synthetic(max_sequences_per_pack=1, masking=Masking(**said)).rows(np.arange(500))
         flags = np.zeros((500, S), np.bool_)
         row, column = np.nonzero(rows["masked_lm_weights"])
         flags[row, rows["masked_lm_positions"][row, column]] = True
@@ -83,7 +110,9 @@ def test_made_up_text_is_masked_as_the_run_says() -> None:
     assert np.array_equal(token, chosen(longest_span=10))
     shares = [beside_another(flags) for flags in (token, word, short, long)]
     assert shares == sorted(shares) and shares[0] < 0.2 < 0.5 < shares[3]
-    assert made_up(masking=Masking(probability=0.3)).masked_places > made_up().masked_places
+    assert (
+        synthetic(masking=Masking(probability=0.3)).masked_positions > synthetic().masked_positions
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +127,7 @@ def test_made_up_text_is_masked_as_the_run_says() -> None:
 @pytest.mark.parametrize("length", [8, 32, 512])
 def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, columns, length):
     def make(seed: int = 5) -> Features:
-        return generated_features(
+        return synthetic_features(
             head, 400, labels=labels, vocab_size=99, sequence_length=length, seed=seed
         )
 
@@ -122,8 +151,3 @@ def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, c
         weights = batch["label_weights"]
         assert (weights.sum(axis=1) == found.lengths - 2).all() and not weights[:, 0].any()
         assert not batch["labels"][weights == 0].any()
-
-
-def test_synthetic_features_need_some_words() -> None:
-    with pytest.raises(ConfigError, match="at least 8 of each"):
-        generated_features("qa_head", 4, labels=2, vocab_size=7, sequence_length=64, seed=0)

@@ -205,7 +205,7 @@ def test_a_corpus_without_pairs_is_not_judged_by_them(tmp_path):
 
     class NoPairs:
         def rows(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-            reader = doctor.corpora.open_reader(settings, 8)
+            reader = doctor.corpora.open_stream(settings, 8)
             return reader.rows(positions) | {"next_sentence_weights": np.zeros(8, np.float32)}
 
     (found,) = first_loss.first_loss(settings, NoPairs())
