@@ -73,7 +73,6 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Exa
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import Processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
 
     seen = open_records(folder, seed=given.seed)
@@ -90,11 +89,11 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Exa
             **TRAINED[way],
         }
     )
-    mesh = open_mesh(settings, Processes(()))
+    mesh = build.open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    step = build.build_run(settings, mesh, plan).step
+    _, engine, _, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)
-    step.compile(reader.first_micro_batches(len(mesh.devices)))
+    engine.compile(reader.first_micro_batches(len(mesh.devices)))
     return step, reader
 
 

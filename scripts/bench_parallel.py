@@ -79,13 +79,12 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.bench.timing import resident_bytes
     from bert_cli.tasks.run import build, corpora
 
     asked = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
-    mesh = open_mesh(asked, processes)
+    mesh = build.open_mesh(asked, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
     plan = make_plan(asked, None)
@@ -93,7 +92,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     reader = corpora.open_stream(asked, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
     sample = reader.first_micro_batches(len(mesh.devices))
-    step.compile(sample)
+    engine.compile(sample)
     traced = time.perf_counter() - began
     batch = reader[0]
     taken = []
@@ -110,7 +109,7 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
         "step": statistics.median(taken[1:] or taken),
         "grown": resident_bytes()[1] - before,
         "moments": sum(4 * int(tf.size(moment)) for moment in moments),
-        "kept": engine.most_kept,
+        "kept": engine.max_in_flight,
         "engine": engine,
         "model": model,
         "batch": batch,
@@ -157,7 +156,7 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
 
     def bare(batch: dict[str, Any], number: int) -> None:
         from bert_cli.model.heads import PretrainingHeads
-        from bert_cli.train.step import count
+        from bert_cli.parallel.engine import count
 
         counts = {
             name: tf.constant(value, tf.float32)

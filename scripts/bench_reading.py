@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        from bert_cli.parallel.tensorflow.mesh import keep_freed_memory
+        from bert_cli.parallel.tensorflow.runtime import keep_freed_memory
 
         keep_freed_memory()  # as a run does
         print(json.dumps(rates(SIDES[given.side](given.folder), STEP, given.repetitions)))

@@ -60,7 +60,6 @@ def build_ours(given: argparse.Namespace) -> Any:
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
 
     settings = PretrainSettings.model_validate(
@@ -80,18 +79,18 @@ def build_ours(given: argparse.Namespace) -> Any:
             "total_num_train_samples": 10**6,
         }
     )
-    mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
+    mesh = build.open_mesh(settings, find_processes(Cluster(), os.environ))
     plan = make_plan(settings, None)
     parts = build.build_run(settings, mesh, plan)
     return parts.engine, corpora.open_stream(settings, plan.examples_per_step, 0, 1)[0]
 
 
 def micro_batch_of_bert(given: argparse.Namespace) -> Pairs:
-    from bert_cli.train.step import count
+    from bert_cli.parallel.engine import count
 
     engine, batch = build_ours(given)
     counts = count(batch, engine.head.COUNTS)
-    return timed(lambda: engine.play(batch, 0, counts, 1.0), given.repetitions)
+    return timed(lambda: engine.accumulate(batch, 0, counts, 1.0), given.repetitions)
 
 
 def update_of_bert(given: argparse.Namespace) -> Pairs:
@@ -101,8 +100,8 @@ def update_of_bert(given: argparse.Namespace) -> Pairs:
             accumulator.assign(1e-3 + accumulator)
 
     def update() -> None:
-        squared = engine.reduce(1.0)
-        engine.move(min(1.0, squared**-0.5), 1e-4, 3, 3)
+        squared = engine.all_reduce_gradients(1.0)
+        engine.apply_update(min(1.0, squared**-0.5), 1e-4, 3, 3)
 
     return timed(update, given.repetitions)
 

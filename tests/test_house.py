@@ -35,8 +35,7 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
     "errors", "files", "processes", "cli", "config", "data", "optim/schedule", "optim/loss_scale", "parallel/cluster",
-    "parallel/tensorflow/schedule",
-    *(f"train/{name}" for name in ("report", "trackers", "history", "summary", "progress")),
+    "parallel/engine", "parallel/tensorflow/schedule", "train",
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "compare", "machine")),
     *(f"tasks/bench/{name}" for name in ("sweep", "flops", "run", "data")), "tasks/launch", "tasks/completion",
 ]  # fmt: skip
@@ -96,6 +95,12 @@ def test_only_tasks_imports_both_data_and_model():
     for path in FILES:
         rooms = {module.split(".")[1] for module in imports(path.read_text()) if "." in module}
         assert room(path) == "tasks" or not {"data", "model"} <= rooms | {room(path)}, path
+
+
+def test_the_training_loop_knows_no_framework():
+    """It uses an engine by the interface in parallel/engine.py, so that a second engine is another folder."""
+    for path in [*(PACKAGE / "train").glob("*.py"), PACKAGE / "parallel" / "engine.py"]:
+        assert not any("parallel.tensorflow" in name for name in imports(path.read_text())), path
 
 
 def test_the_light_files_load_nothing_heavy():

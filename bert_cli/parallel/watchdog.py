@@ -10,7 +10,7 @@ import threading
 import time
 from types import TracebackType
 
-from bert_cli.parallel.tensorflow.collectives import Peers
+from bert_cli.parallel.engine import ProcessGroup
 
 EVERY_SECONDS = 1.0
 
@@ -18,14 +18,14 @@ EVERY_SECONDS = 1.0
 class Watchdog:
     """Watches from a thread, from `with` on; with one process there is nothing to watch."""
 
-    def __init__(self, peers: Peers, say_after_seconds: float) -> None:
-        self.peers = peers
+    def __init__(self, group: ProcessGroup, say_after_seconds: float) -> None:
+        self.group = group
         self.say_after_seconds = say_after_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        if self.peers.count > 1:
+        if self.group.world_size > 1:
             self._thread.start()
         return self
 
@@ -42,53 +42,29 @@ class Watchdog:
     def _watch(self) -> None:
         told, since, said_at = "", time.monotonic(), 0.0
         while not self._ended.wait(EVERY_SECONDS):
-            peers = self.peers
-            here = f"{peers.arrived} {peers.doing}"
+            group = self.group
+            here = f"{group.collectives} {group.activity}"
             try:
                 if here != told:
-                    _tell(peers.rank, here)
+                    group.publish(here)
                     told, since, said_at = here, time.monotonic(), 0.0
                 waited = time.monotonic() - since
-                if peers.waiting.is_set() and waited - said_at >= self.say_after_seconds:
+                if group.is_waiting.is_set() and waited - said_at >= self.say_after_seconds:
                     said_at = waited
-                    print(_waiting_for(peers, waited), flush=True)
+                    print(_waiting_for(group, waited), flush=True)
             # The store is gone with the rank that keeps it; the run's own error says so.
             except Exception:
                 return
 
 
-def _waiting_for(peers: Peers, waited: float) -> str:
+def _waiting_for(group: ProcessGroup, waited: float) -> str:
     late = []
-    for rank in range(peers.count):
-        if rank == peers.rank:
+    for rank in range(group.world_size):
+        if rank == group.rank:
             continue
-        arrived, _, doing = _ask(rank).partition(" ")
-        if not arrived or int(arrived) < peers.arrived:
+        arrived, _, doing = group.published_by(rank).partition(" ")
+        if not arrived or int(arrived) < group.collectives:
             late.append(f"rank {rank} ({doing or 'not heard of yet'})")
     # Nobody is late when all stand at the same place: then it is the sum itself that takes long.
     whom = " and ".join(late) if late else "the network"
-    return f"rank {peers.rank} has waited {waited:.0f} s for {whom}"
-
-
-def _tell(rank: int, text: str) -> None:
-    from tensorflow.python.eager import context
-
-    store = context.context()
-    # The store does not overwrite.
-    store.delete_config_key_value(_key(rank))
-    store.set_config_key_value(_key(rank), text)
-
-
-def _ask(rank: int) -> str:
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
-    try:
-        # Long enough for the moment between deleting and setting.
-        return str(context.context().get_config_key_value(_key(rank), 1000))
-    except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
-        return ""
-
-
-def _key(rank: int) -> str:
-    return f"bert_rank_{rank}"
+    return f"rank {group.rank} has waited {waited:.0f} s for {whom}"

@@ -34,10 +34,10 @@ from bert_cli.files import (
     read_json,
 )
 from bert_cli.optim.loss_scale import LossScale
-from bert_cli.parallel.tensorflow.variables import Shares
+from bert_cli.parallel.engine import Value
 from bert_cli.train.best import best_of
 from bert_cli.train.history import CHECKPOINT, LOCK, STATE, name_of
-from bert_cli.train.step import State, Value
+from bert_cli.train.step import State
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 PARTIAL = ".partial_"
@@ -251,7 +251,7 @@ def fault_of(name: str, value: npt.NDArray[Any], dtype: str = "") -> str:
 def give_shares(state: State) -> None:
     """Take part in another process' save: give the parts of the moments that only this one holds."""
     for _, moment in _named_moments(state):
-        if isinstance(moment, Shares):
+        if moment.is_sharded:
             moment.numpy()
 
 

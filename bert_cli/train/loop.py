@@ -1,9 +1,7 @@
-"""The loop: read a step's batch, run it, tell the hooks.
+"""The training loop: read the batch of a step, run it, call the hooks.
 
-It is the same for every kind of run: batches come from something that reads ahead, `step` moves the
-state, hooks do what is done now and then. A request to stop (SIGTERM, Ctrl-C) is looked at between
-micro-batches, so that even a step of an hour stops in seconds; the step is given up, the last hook
-saves the state as it was before it, and nothing is lost but that step's work.
+A request to stop (SIGTERM, SIGHUP, Ctrl-C) is checked between micro-batches, so that even a step of an hour stops in
+seconds. The step is abandoned, and the last hook saves the state before it.
 """
 
 import os
@@ -15,33 +13,32 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from bert_cli.parallel.tensorflow.engine import StoppedBetweenMicroBatchesError
-from bert_cli.train.step import Batch, State
+from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
+from bert_cli.train.step import State
 
 Hook = Callable[["Info"], None]
-# SIGHUP too: it is what a run hears when its terminal is closed.
+# A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SAME_WISH_SECONDS = 5.0
-"""A scheduler may tell a process the same in two ways, as SLURM by itself and by its srun: a SIGTERM so soon
-after the first request is no second one, which would end the run before it has saved."""
+REPEAT_SECONDS = 5.0
+"""A SIGTERM so soon after the first request is taken for the same one: SLURM and its srun both send it."""
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a hook is told after a step."""
+    """What a hook knows of the step before it."""
 
     step: int
-    """Steps done."""
-    figures: dict[str, float]
-    """The step's figures; a hook may add its own for those after it."""
+    """Steps completed."""
+    metrics: dict[str, float]
+    """Metrics of the step. A hook may add some for the hooks after it."""
     batch: Batch
-    """The step's batch, arrays [M, B, ...]."""
+    """The batch of the step, arrays [M, B, ...]."""
     seconds_waited: float
-    """How long the loop stood still for its input."""
+    """How long the loop waited for the batch."""
 
 
 class Every:
-    """When a hook is due: after every N steps, after so many minutes, at the last step."""
+    """The cadence of a hook: every N steps, every so many minutes, at the last step."""
 
     def __init__(
         self,
@@ -52,16 +49,16 @@ class Every:
         clock: Callable[[], float] = time.monotonic,
         agreed: Callable[[bool], bool] = bool,
     ) -> None:
+        """`agreed` turns this process' decision into that of all processes."""
         self.steps = steps
         self.minutes = minutes
         self.last_step = last_step
         self.clock = clock
         self.agreed = agreed
-        """Own opinion -> that of all processes."""
         self.since = clock()
 
     def due(self, step: int) -> bool:
-        """Whether it is time after this step; asking resets the minutes when it is."""
+        """Return whether the hook is due after this step; if so, the minutes start again."""
         by_steps = self.steps is not None and step % self.steps == 0
         by_time = self.minutes is not None and self.clock() - self.since >= 60 * self.minutes
         if self.agreed(by_steps or by_time or step == self.last_step):
@@ -71,51 +68,48 @@ class Every:
 
 
 class StoppedWhileScoringError(Exception):
-    """Someone asked to stop; what was scored so far is given up."""
+    """A stop was requested during an evaluation, whose result is discarded."""
 
 
 class StopRequest:
-    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a wish and the second into an end.
+    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request to stop, and the second into KeyboardInterrupt.
 
-    Use it with `with`, in the main thread; elsewhere signals are left alone.
+    Use it as a context, in the main thread; in other threads it leaves signals alone.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._asked_at = 0.0
-        self._before: dict[int, Any] = {}
+        self.requested = False
+        self._requested_at = 0.0
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
         self.listen()
         return self
 
     def listen(self) -> None:
-        """Take the signals; once more when something else has taken them since.
-
-        TensorFlow's runtime of several processes makes SIGTERM a note to itself.
-        """
+        """Install the handlers, again if something has replaced them: TensorFlow takes SIGTERM for itself."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.signal(number, self._note)
-                self._before.setdefault(number, before)
+                self._handlers.setdefault(number, before)
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             # None stands for a handler that was not set from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __call__(self) -> bool:
-        """Whether someone asked to stop."""
-        return self.asked
+        """Return whether a stop was requested."""
+        return self.requested
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked:
-            if number == signal.SIGTERM and now - self._asked_at < SAME_WISH_SECONDS:
+        if self.requested:
+            if number == signal.SIGTERM and now - self._requested_at < REPEAT_SECONDS:
                 return
             raise KeyboardInterrupt
-        self.asked, self._asked_at = True, now
-        # Not `print`: a handler may interrupt the very print it would then re-enter.
+        self.requested, self._requested_at = True, now
+        # Not `print`, which the handler may have interrupted.
         name = signal.Signals(number).name
         os.write(2, f"{name}: saving and stopping; once more stops at once\n".encode())
 
@@ -125,22 +119,22 @@ def train(
     batches: Iterable[tuple[int, Batch, float]],
     step: Callable[[Batch], dict[str, float]],
     hooks: Sequence[tuple[Hook, Every]],
-    asked_to_stop: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> bool:
-    """Run a step for every batch; False when it was asked to stop before the last one.
+    """Run a step for every batch; return False when stopped before the last one.
 
     `batches` yields (step, batch, seconds waited) from `state.step` on.
     """
     for number, batch, waited in batches:
         assert number == state.step, f"batch of step {number} at step {state.step}"
         try:
-            figures = step(batch)
+            metrics = step(batch)
         except StoppedBetweenMicroBatchesError:
             return False
-        info = Info(state.step, figures, batch, waited)
+        info = Info(state.step, metrics, batch, waited)
         for hook, every in hooks:
             if every.due(state.step):
                 hook(info)
-        if asked_to_stop():
+        if stop_requested():
             return False
     return True

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -22,6 +22,7 @@ class Held:
     """A weight or a moment as it was."""
 
     value: npt.NDArray[Any]
+    is_sharded: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, ...]:

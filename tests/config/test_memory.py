@@ -118,10 +118,10 @@ def test_what_a_block_keeps_is_what_its_traced_function_hands_on(
 def test_the_thresholds_are_those_of_the_engine():
     from bert_cli.config.memory import COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS
     from bert_cli.model.fused import WORTH_COMPILING
-    from bert_cli.parallel.tensorflow.update import MOVES_WORTH_COMPILING
+    from bert_cli.parallel.tensorflow.update import UPDATES_WORTH_COMPILING
 
     assert COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
-    assert COMPILED_UPDATE_WEIGHTS == MOVES_WORTH_COMPILING
+    assert COMPILED_UPDATE_WEIGHTS == UPDATES_WORTH_COMPILING
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bert_cli.optim.adam import (  # noqa: E402
     round_stochastically,
     weight_rules,
 )
-from bert_cli.parallel.tensorflow.moves import random_bits  # noqa: E402
+from bert_cli.parallel.tensorflow.update import random_bits  # noqa: E402
 
 STEPS = 50
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4)]

@@ -9,10 +9,10 @@ from bert_cli.config.plan import make_plan
 from bert_cli.config.training import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import open_mesh
+from bert_cli.parallel.engine import count
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.tasks.run import build, corpora
-from bert_cli.train.step import State, Step, count
+from bert_cli.train.step import State, Step
 
 S, P, V, B = 16, 3, 50, 2
 KEY_BIAS = "attention/key/bias"
@@ -71,21 +71,23 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
     )  # fmt: skip
 
 
-def built(settings: PretrainSettings, moves: bool = True) -> tuple[Engine, State, Step, Any]:
+def built(
+    settings: PretrainSettings, moves: bool = True
+) -> tuple[TensorFlowEngine, State, Step, Any]:
     """Engine, state, step and reader of a run, traced; without the update when nothing will move."""
-    mesh = open_mesh(settings, Processes(()))
+    mesh = build.open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     _, engine, state, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)
     sample = reader.first_micro_batches(len(mesh.devices))
     if moves:
-        step.compile(sample)
+        engine.compile(sample)
     else:
         engine.compile_stages(sample, count(sample, PretrainingHeads.COUNTS))
     return engine, state, step, reader
 
 
-def gradients(engine: Engine) -> dict[str, np.ndarray]:
+def gradients(engine: TensorFlowEngine) -> dict[str, np.ndarray]:
     """The accumulated gradients of replica 0 by name, after `reduce`."""
     return {
         name: held[0].numpy()

@@ -25,7 +25,6 @@ from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start
 from bert_cli.train import best, checkpoint
@@ -65,10 +64,10 @@ def settings_of(**changes) -> PretrainSettings:
 
 def build(settings: PretrainSettings):
     """(model, state, form) of a run that is about to start."""
-    mesh = open_mesh(settings, Processes(()))
+    mesh = assemble.open_mesh(settings, Processes(()))
     model = assemble.build_model(settings, mesh)
     engine = assemble.build_engine(model, settings, mesh)
-    state = assemble.build_state(model, engine, mesh, settings.optimizer_opts)
+    state = assemble.build_state(engine, settings.optimizer_opts)
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
     return model, state, start.disk_format(settings, model, folder)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.parallel.tensorflow.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train.loop import Every, StopRequest, train
 from bert_cli.train.step import State
 
@@ -29,8 +29,8 @@ def test_hooks_are_told_in_order_and_when_they_are_due():
         return {"loss": float(batch["input_ids"])}
 
     hooks = [
-        (lambda info: info.figures.update(seen=1.0), Every(steps=1)),
-        (lambda info: told.append((info.step, info.figures)), Every(steps=2, last_step=7)),
+        (lambda info: info.metrics.update(seen=1.0), Every(steps=1)),
+        (lambda info: told.append((info.step, info.metrics)), Every(steps=2, last_step=7)),
     ]
     assert train(state, batches(3, 7), step, hooks, lambda: False)
     assert told == [
@@ -103,7 +103,7 @@ def test_a_sigterm_that_a_scheduler_sends_twice_is_one_wish_and_a_later_one_stop
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('went on', stop(), flush=True)\n"
-        "    loop.SAME_WISH_SECONDS = 0.2\n"
+        "    loop.REPEAT_SECONDS = 0.2\n"
         "    time.sleep(0.3)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('and on')\n"

@@ -1,10 +1,9 @@
-"""Plays a step on the mesh: every micro-batch through the stages of every replica, then the update.
+"""Runs steps on a mesh: every micro-batch through the stages of each replica, then the update.
 
-Stages run at the same time, a thread each, and nothing on the host asks for a number before the end
-of the step; one stage alone is a plain loop over the same functions. Meanwhile the processes ask one
-another, once a second, whether all are done or one was asked to stop. Whatever the layout, the
-dropout of a micro-batch follows from its position in the stream and gradients are sums, so the
-numbers are those of one device.
+The stages of a pipeline work at the same time, each in a host thread, and hand tensors on through channels. The host
+reads no value before the end of the step: on a GPU a tensor may still be computed when it is handed on. One stage alone
+is a plain loop over the same functions. Dropout depends on the sample index of the micro-batch and gradients are sums,
+so the numbers do not depend on the layout.
 """
 
 import math
@@ -13,212 +12,294 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.tensorflow.collectives import Peers, end_collectives
-from bert_cli.parallel.tensorflow.play import AbandonedError, Feed, Hop, Player
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES
-from bert_cli.parallel.tensorflow.stage import Columns, Stage
+from bert_cli.optim.adam import Optimizer, clip_factor
+from bert_cli.parallel.engine import (
+    Batch,
+    Engine,
+    Mesh,
+    StoppedBetweenMicroBatchesError,
+    UpdateRequest,
+    UpdateResult,
+    Value,
+    count,
+    scaled_for_accumulation,
+)
+from bert_cli.parallel.tensorflow import runtime
+from bert_cli.parallel.tensorflow.collectives import TensorFlowProcessGroup, device_group
+from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWorker
+from bert_cli.parallel.tensorflow.schedule import SCHEDULES, Work
+from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.trace import Trace
-from bert_cli.parallel.tensorflow.update import DeviceUpdate
+from bert_cli.parallel.tensorflow.update import DeviceUpdate, UpdateOptions
+from bert_cli.parallel.tensorflow.variables import ReplicatedVariable, ShardedVariable
 
-# How often the processes ask one another while they work.
-ASK_SECONDS = 1.0
-
-
-class StoppedBetweenMicroBatchesError(Exception):
-    """Someone asked to stop; the step was given up and the state is that of the step before."""
+AGREE_SECONDS = 1.0
+"""How often the processes ask one another during a step whether to stop."""
 
 
-class Engine:
-    """The stages of this process' replicas, [replica][stage], and the updates, [replica][device]."""
+class TensorFlowEngine(Engine):
+    """The stages of this process' replicas, [replica][stage], and their updates, [replica][device]."""
 
     def __init__(
         self,
         replicas: Sequence[Sequence[Stage]],
-        updates: Sequence[Sequence[DeviceUpdate]],
-        peers: Peers,
+        mesh: Mesh,
         *,
         seed: int,
+        optimizer: Optimizer | None = None,
+        device_mapping: Sequence[int] = (0,),
+        options: UpdateOptions | None = None,
         schedule: str = "1F1B",
-        trace: Trace | None = None,
+        traced_steps: int = 0,
     ) -> None:
-        self.replicas, self.updates, self.peers = replicas, updates, peers
-        self.seed, self.schedule, self.trace = seed, SCHEDULES[schedule], trace
-        threads = max(sum(map(len, replicas)), sum(map(len, updates)))
+        """`device_mapping` has a device of the mesh for each stage. Without an optimizer weights are not updated."""
+        super().__init__()
+        self.replicas, self.mesh, self.group = replicas, mesh, TensorFlowProcessGroup(mesh)
+        self.seed, self.schedule = seed, SCHEDULES[schedule]
+        self.trace = Trace(traced_steps)
+        self.head: Any = replicas[0][-1].head
+        self.weights = replicated_weights(replicas)
+        self.updates: list[list[DeviceUpdate]] = []
+        if optimizer is not None:
+            for replica, stages in enumerate(replicas):
+                row = []
+                for device in range(len(mesh.devices[replica])):
+                    pairs = zip(stages, device_mapping, strict=True)
+                    own = [stage for stage, on in pairs if on == device]
+                    # A device may have only the gather of the masked positions, which has no weights.
+                    if any(stage.weights for stage in own):
+                        group = device_group(mesh, replica, device)
+                        row.append(DeviceUpdate(own, group, optimizer, options or UpdateOptions()))
+                self.updates.append(row)
+        threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
-        self._traced: set[tuple[int, ...]] = set()
-        self.most_kept: list[int] = []
-        """By stage, the most micro-batches of the last step kept for their backward pass at once."""
-
-    def play(
-        self,
-        batch: Columns,
-        position: int,
-        counts: Mapping[str, float],
-        loss_scale: float,
-        asked_to_stop: Callable[[], bool] = lambda: False,
-    ) -> dict[str, float]:
-        """Add the gradients of this process' micro-batches [M, B, ...]; the head's sums over them.
-
-        `position` is the place of the first one in the stream, which decides its dropout; `counts`
-        are those of the whole step. Raises StoppedBetweenMicroBatchesError when any process was
-        asked to stop, DeviceError when a micro-batch does not fit the memory or a process is lost.
-        """
-        alone = len(self.replicas) == len(self.replicas[0]) == self.peers.count == 1
-        if not alone and batch["input_ids"].shape[1:] not in self._traced:
-            # Examples of another length than before: what is new is traced before threads need it.
-            each = len(batch["input_ids"]) // len(self.replicas)
-            self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
-        abandoned = threading.Event()
-        players = self._players(batch, position, counts, loss_scale, abandoned)
-        flat = [player for row in players for player in row]
-        try:
-            with telling_what_does_not_fit():
-                if alone:
-                    self._play_alone(flat[0], asked_to_stop)
-                else:
-                    self._play_together(players, abandoned, asked_to_stop)
-        except (AbandonedError, StoppedBetweenMicroBatchesError):
-            self.clear()
-            raise StoppedBetweenMicroBatchesError from None
-        self.most_kept = [max(row[s].most_kept for row in players) for s in range(len(players[0]))]
-        if self.trace is not None:
-            self.trace.steps -= 1
-        return _summed(players, self.sum_names)
-
-    def reduce(self, shrink: float) -> float:
-        """Add up the gradients over stages and replicas; the squared norm of the whole gradient.
-
-        Every process gets the same bits, so all take the same decision. See DeviceUpdate.reduce.
-        """
-        squared = self._on_every_device(lambda update: update.reduce(shrink))
-        return self.peers.of_rank_0([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
-
-    def move(self, factor: float, learning_rate: float, before: int, step: int) -> float:
-        """Move all weights by gradient x factor, and forget the gradient; the weights' squared norm."""
-        squared = self._on_every_device(
-            lambda update: update.move(factor, learning_rate, before, step)
-        )
-        self.clear()
-        return math.fsum(map(float, squared[: len(self.updates[0])]))
+        self._traced_shapes: set[tuple[int, ...]] = set()
+        self.max_in_flight: list[int] = []
+        """By stage, the most micro-batches of the last step whose activations were saved at once."""
 
     @property
-    def head(self) -> Any:
-        """The last block of the first replica, which says what it counts."""
-        return self.replicas[0][-1].head
+    def moments(self) -> dict[str, tuple[Value, Value]]:
+        """The optimizer's two moments of each weight."""
+        return {name: self._moments_of(name) for name in self.weights}
+
+    def _moments_of(self, name: str) -> tuple[Value, Value]:
+        owners = [next(update for update in row if name in update.moments) for row in self.updates]
+        first, second = ([owner.moments[name][which] for owner in owners] for which in (0, 1))
+        if not owners[0].sharded:
+            return ReplicatedVariable(first), ReplicatedVariable(second)
+        where = self.weights[name].shape, self.mesh.first_replica, self.mesh.replicas, self.group
+        return ShardedVariable(first, *where), ShardedVariable(second, *where)
 
     @property
     def sum_names(self) -> list[str]:
-        """Names of the sums that the head gives; known once it was traced."""
+        """Names of the sums that the head computes."""
         return self.replicas[0][-1].sum_names
 
-    def weigh(self) -> float:
-        """The squared norm of all weights."""
-        return math.fsum(float(update.measure()) for update in self.updates[0])
+    @property
+    def traced_steps(self) -> int:  # type: ignore[override]
+        """Steps that are still to be recorded by the trace."""
+        return max(0, self.trace.steps)
 
-    def clear(self) -> None:
-        """Forget the gradients of a step that is done, was given up or cannot be used."""
-        for row in self.replicas:
-            for stage in row:
-                stage.clear()
+    def write_trace(self, path: Path) -> None:
+        """Write when each stage worked on which micro-batch."""
+        self.trace.write(path, self.group.rank)
 
-    def evaluate(self, micro_batch: Columns) -> dict[str, float]:
-        """The head's sums on this process' first replica, without dropout and without gradients."""
-        hidden: Any = None
-        for stage in self.replicas[0]:
-            hidden = stage.look(hidden, stage.columns(micro_batch))
-        return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
-
-    def predict(self, examples: Columns) -> Any:
-        """The head's logits for examples [B, ...], by this process' first replica, as NumPy arrays."""
-        *stages, last = self.replicas[0]
-        hidden: Any = None
-        with telling_what_does_not_fit():
-            for stage in stages:
-                hidden = stage.look(hidden, stage.columns(examples))
-            scores = last.scores(hidden, last.columns(examples))
-            return tf.nest.map_structure(lambda tensor: tensor.numpy(), scores)
-
-    def compile(self, batch: Columns, counts: Mapping[str, float]) -> None:
-        """Trace all that a step runs, here in the main thread: Keras is not made for several.
-
-        `batch` has a micro-batch for each replica of this process. Nothing moves.
-        """
-        self.compile_stages(batch, counts)
+    def compile(self, batch: Batch) -> None:
+        """Trace everything in the main thread, because Keras is not thread-safe."""
+        self.compile_stages(batch, count(batch, self.head.COUNTS))
         for row in self.updates:
             for update in row:
                 update.compile()
 
-    def compile_stages(self, batch: Columns, counts: Mapping[str, float]) -> None:
-        """Trace the stages by taking a micro-batch of each replica forward and backward."""
-        self._traced.add(batch["input_ids"].shape[1:])
-        for players in self._players(batch, 0, counts, 1.0, threading.Event()):
+    def compile_stages(self, batch: Batch, counts: Mapping[str, float]) -> None:
+        """Trace the stages by running a micro-batch of each replica forward and backward."""
+        self._traced_shapes.add(batch["input_ids"].shape[1:])
+        for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
             work = [
-                (player, piece)
-                for number, player in enumerate(players)
-                for piece in self.schedule(number, len(players), 1)
+                (worker, item)
+                for number, worker in enumerate(workers)
+                for item in self.schedule(number, len(workers), 1)
             ]
-            way_up = [pair for pair in work if pair[1].kind != "backward"]
-            way_down = [pair for pair in reversed(work) if pair[1].kind == "backward"]
-            with telling_what_does_not_fit():
-                for player, piece in way_up + way_down:
-                    player.play([piece], lambda: False)
-        self.clear()
+            forward = [pair for pair in work if pair[1].kind != "backward"]
+            backward = [pair for pair in reversed(work) if pair[1].kind == "backward"]
+            with reporting_out_of_memory():
+                for worker, item in forward + backward:
+                    worker.run([item], lambda: False)
+        self.clear_gradients()
 
-    def _players(
+    def update(
         self,
-        batch: Columns,
-        position: int,
+        batch: Batch,
+        request: UpdateRequest,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> UpdateResult:
+        """Accumulate the gradients of the step, all-reduce them, and update the weights if they are finite.
+
+        The loss scale appears only here and in the loss of the last stage: the loss is multiplied by it, and the norm
+        and the factor of the gradient are divided by it.
+        """
+        counts = self._all_reduced(count(batch, self.head.COUNTS))
+        # Without a masked token, or a labelled one, the loss is 0 and not 0 / 0.
+        divisors = {name: max(number, 1.0) for name, number in counts.items()}
+        scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
+        first_index = request.step * request.micro_batches + self.group.rank * len(
+            batch["input_ids"]
+        )
+        self.group.activity = f"step {request.step + 1}"
+        with self.record("forward_backward"):
+            sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
+        with self.record("reduction"):
+            # In 16 bits gradients are all-reduced as large as they would be without accumulation.
+            squared = self.all_reduce_gradients(request.loss_scale / scale) / scale**2
+        sums = self._all_reduced(sums)
+        with self.record("optimizer"):
+            if math.isfinite(squared):
+                factor = clip_factor(squared, request.max_gradient_norm or math.inf) / scale
+                weight_squared = self.apply_update(
+                    factor, request.learning_rate, request.updates, request.step
+                )
+            else:
+                self.clear_gradients()
+                weight_squared = math.fsum(float(on.weight_squared()) for on in self.updates[0])
+        return UpdateResult(sums, counts, math.sqrt(squared), math.sqrt(weight_squared))
+
+    def accumulate(
+        self,
+        batch: Batch,
+        first_index: int,
+        counts: Mapping[str, float],
+        loss_scale: float,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
+
+        `first_index` is the index of the first micro-batch in the stream, which decides its dropout; `counts` are
+        those of the whole step.
+        """
+        is_one_stage = len(self.replicas) == len(self.replicas[0]) == self.group.world_size == 1
+        if not is_one_stage and batch["input_ids"].shape[1:] not in self._traced_shapes:
+            # Examples of a new length: traced before threads need it.
+            each = len(batch["input_ids"]) // len(self.replicas)
+            self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
+        abandoned = threading.Event()
+        workers = self._workers(batch, first_index, counts, loss_scale, abandoned)
+        try:
+            with reporting_out_of_memory():
+                if is_one_stage:
+                    self._run_stage(workers[0][0], stop_requested)
+                else:
+                    self._run_pipelines(workers, abandoned, stop_requested)
+        except StoppedBetweenMicroBatchesError:
+            self.clear_gradients()
+            raise
+        stages = range(len(workers[0]))
+        self.max_in_flight = [max(row[stage].max_in_flight for row in workers) for stage in stages]
+        self.trace.steps -= 1
+        return _total_sums(workers, self.sum_names)
+
+    def all_reduce_gradients(self, shrink: float) -> float:
+        """Sum the gradients over stages and replicas; return the squared norm of the complete gradient.
+
+        Every process gets the same bits, so all take the same decision. See DeviceUpdate.all_reduce_gradients.
+        """
+        squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
+        return self.group.broadcast([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
+
+    def apply_update(self, factor: float, learning_rate: float, updates: int, step: int) -> float:
+        """Update all weights with `factor` times the gradient, clear it, and return the weights' squared norm."""
+        squared = self._on_every_device(
+            lambda update: update.update(factor, learning_rate, updates, step)
+        )
+        self.clear_gradients()
+        return math.fsum(map(float, squared[: len(self.updates[0])]))
+
+    def clear_gradients(self) -> None:
+        """Have the next gradients overwrite the accumulated ones."""
+        for row in self.replicas:
+            for stage in row:
+                stage.has_gradients = False
+
+    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+        """Return the head's sums for examples [B, ...] by this process' first replica."""
+        hidden: Any = None
+        for stage in self.replicas[0]:
+            hidden = stage.infer(hidden, stage.columns(micro_batch))
+        return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
+
+    def predict(self, examples: Batch) -> Any:
+        """Return the head's logits for examples [B, ...] by this process' first replica."""
+        *stages, last = self.replicas[0]
+        hidden: Any = None
+        with reporting_out_of_memory():
+            for stage in stages:
+                hidden = stage.infer(hidden, stage.columns(examples))
+            logits = last.logits(hidden, last.columns(examples))
+            return tf.nest.map_structure(lambda tensor: tensor.numpy(), logits)
+
+    def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        totals = self.group.all_reduce(list(numbers.values()))
+        return dict(zip(numbers, map(float, totals), strict=True))
+
+    def _workers(
+        self,
+        batch: Batch,
+        first_index: int,
         counts: Mapping[str, float],
         loss_scale: float,
         abandoned: threading.Event,
-    ) -> list[list[Player]]:
+    ) -> list[list[StageWorker]]:
         each = len(batch["input_ids"]) // len(self.replicas)
-        players = []
-        for replica, row in enumerate(self.replicas):
-            first = replica * each
-            feed = Feed(batch, first, each, position + first, self.seed, counts, loss_scale)
-            hops = [Hop(abandoned) for _ in row[1:]]
-            ends = zip(row, [None, *hops], [*hops, None], strict=True)
-            players.append(
+        workers = []
+        for replica, stages in enumerate(self.replicas):
+            rows = range(replica * each, (replica + 1) * each)
+            micro_batches = MicroBatches(batch, rows, first_index, self.seed, counts, loss_scale)
+            channels = [Channel(abandoned) for _ in stages[1:]]
+            workers.append(
                 [
-                    Player(stage, feed, below, above, partial(self._span, replica, number))
-                    for number, (stage, below, above) in enumerate(ends)
+                    StageWorker(
+                        stage, micro_batches, before, after, partial(self._span, replica, number)
+                    )
+                    for number, (stage, before, after) in enumerate(
+                        zip(stages, [None, *channels], [*channels, None], strict=True)
+                    )
                 ]
             )
-        return players
+        return workers
 
-    def _play_alone(self, player: Player, asked_to_stop: Callable[[], bool]) -> None:
-        player.play(self.schedule(0, 1, player.feed.micro_batches), asked_to_stop)
+    def _run_stage(self, worker: StageWorker, stop_requested: Callable[[], bool]) -> None:
+        worker.run(self.schedule(0, 1, len(worker.micro_batches.rows)), stop_requested)
 
-    def _play_together(
+    def _run_pipelines(
         self,
-        players: Sequence[Sequence[Player]],
+        workers: Sequence[Sequence[StageWorker]],
         abandoned: threading.Event,
-        asked_to_stop: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
+        """Run all stages, a thread each, while the processes ask one another whether to stop."""
         futures: list[Future[None]] = []
-        for row in players:
-            for number, player in enumerate(row):
-                work = self.schedule(number, len(row), player.feed.micro_batches)
-                futures.append(self._pool.submit(_play, player, work, abandoned))
+        for row in workers:
+            for number, worker in enumerate(row):
+                work = self.schedule(number, len(row), len(worker.micro_batches.rows))
+                futures.append(self._pool.submit(_run, worker, work, abandoned))
         try:
             while True:
-                done, waiting = wait(futures, ASK_SECONDS, FIRST_EXCEPTION)
+                done, running = wait(futures, AGREE_SECONDS, FIRST_EXCEPTION)
                 if any(future.exception() is not None for future in done):
                     wait(futures)
                     raise _cause(futures)
-                wishes, ready = self.peers.total([asked_to_stop(), not waiting])
-                if wishes:
+                stops, ready = self.group.all_reduce([stop_requested(), not running])
+                if stops:
                     raise StoppedBetweenMicroBatchesError
-                if ready == self.peers.count:
+                if ready == self.group.world_size:
                     return
         except BaseException:
-            # Also a second Ctrl-C: players that go on would keep the process alive.
+            # Also on a second Ctrl-C: running workers would keep the process alive.
             abandoned.set()
             wait(futures)
             raise
@@ -226,61 +307,73 @@ class Engine:
     def _span(
         self, replica: int, stage: int, kind: str, micro_batch: int
     ) -> AbstractContextManager[None]:
-        if self.trace is None or self.trace.steps <= 0:
+        if self.trace.steps <= 0:
             return nullcontext()
         return self.trace.span(replica, stage, kind, micro_batch)
 
-    def _on_every_device(self, act: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
-        """Act on all devices at once: what one adds up with the others waits for them."""
+    def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
+        """Call a function for all devices at once, because its collectives wait for one another."""
         flat = [update for row in self.updates for update in row]
-        with self.peers.meeting(), telling_what_does_not_fit():
+        with self.group.collective(), reporting_out_of_memory():
             if len(flat) == 1:
-                return [act(flat[0])]
-            futures = [self._pool.submit(act, update) for update in flat]
+                return [function(flat[0])]
+            futures = [self._pool.submit(function, update) for update in flat]
             try:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             except BaseException:
-                # The others stand in a sum to which this one will not come.
-                end_collectives()
+                # The other devices are blocked in the all-reduce; abort it.
+                runtime.abort_collectives()
                 wait(futures)
                 raise
             return [future.result() for future in futures]
 
 
+def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, ReplicatedVariable]:
+    """Return the weights of a model by name, each with its variables on all replicas."""
+    names = {name: None for stage in replicas[0] for name in stage.weights}
+    return {
+        name: ReplicatedVariable(
+            [next(s.weights[name] for s in stages if name in s.weights) for stages in replicas]
+        )
+        for name in names
+    }
+
+
 @contextmanager
-def telling_what_does_not_fit() -> Iterator[None]:
-    """Turn the runtime's error about memory into ours."""
+def reporting_out_of_memory() -> Iterator[None]:
+    """Turn TensorFlow's error about memory into DeviceError."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
         raise DeviceError(
-            "global_batch.micro_batch_size: the run does not fit the device's memory; lower it and raise "
-            "grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout"
+            "global_batch.micro_batch_size",
+            "the run does not fit the device's memory",
+            "lower it and raise grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout",
         ) from error
 
 
-def _play(player: Player, work: Sequence[Any], abandoned: threading.Event) -> None:
+def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) -> None:
     try:
-        player.play(work, abandoned.is_set)
+        worker.run(work, abandoned.is_set)
     except BaseException:
-        # The neighbours wait for what will not come.
+        # The neighbouring stages wait for tensors that will not come.
         abandoned.set()
         raise
 
 
 def _cause(futures: Sequence[Future[None]]) -> BaseException:
-    """The first error that is not a player leaving because of another's."""
+    """Return the first error that is not a worker's end because of another's error."""
     errors = [error for error in (future.exception() for future in futures) if error is not None]
-    causes = [error for error in errors if not isinstance(error, AbandonedError)]
+    causes = [e for e in errors if not isinstance(e, StoppedBetweenMicroBatchesError)]
     return (causes or errors)[0]
 
 
-def _summed(players: Sequence[Sequence[Player]], names: Sequence[str]) -> dict[str, float]:
-    """The head's sums over all micro-batches, rounded once: the same in every layout."""
-    rows = [tf.stack(row[-1].sums).numpy() for row in players]
+def _total_sums(workers: Sequence[Sequence[StageWorker]], names: Sequence[str]) -> dict[str, float]:
+    """Return the head's sums over all micro-batches, rounded once: the same in every layout."""
+    rows = [tf.stack(row[-1].sums).numpy() for row in workers]
     return {
-        name: math.fsum(float(value) for row in rows for value in row[:, place])
-        for place, name in enumerate(names)
+        name: math.fsum(float(value) for row in rows for value in row[:, index])
+        for index, name in enumerate(names)
     }

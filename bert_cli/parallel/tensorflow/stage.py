@@ -1,46 +1,87 @@
-"""A stage: consecutive blocks on one device, as two functions, forward and backward.
+"""A stage: consecutive blocks on one device, as tf.functions for the forward and the backward pass.
 
-`forward` gives the hidden values for the next stage and what has to be kept for the way back;
-`backward` takes that and the gradient from the next stage, adds the gradients of the weights to
-accumulators on the stage's own device, where the first of a step replaces what was there, and gives
-the gradient for the stage before. The last stage's is one function, forward, loss and backward: a
-turn. Each is traced once, whatever the number of micro-batches. Kept is either everything (a tape),
-or only inputs, of each block or of the stage, from which the backward pass computes the rest again.
+The backward pass adds the gradients of the weights to float32 accumulators on the stage's device. The last stage runs
+forward, loss and backward in one function. Each function is traced once, whatever the number of micro-batches. The
+activations saved for the backward pass are all of them (a gradient tape), or only the inputs of each layer or of the
+stage, from which the others are computed again.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Literal
 
-import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.parallel.tensorflow.alike import AlikeBlocks, traced
+from bert_cli.model.dropout import moved_key
+from bert_cli.parallel.engine import Batch
+from bert_cli.parallel.tensorflow.runtime import traced
 
-Columns = Mapping[str, npt.NDArray[Any]]
 Tensors = dict[str, tf.Tensor]
-Keeps = Literal["all", "layer", "stage"]
+SavedActivations = Literal["all", "layer", "stage"]
 
 
-def cut(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str]]:
-    """The names of the model's blocks by stage: `hid` becomes hid_0, hid_1 and so on, in order.
+def split_blocks(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str]]:
+    """Return the names of the model's blocks by stage: `hid` becomes hid_0, hid_1 and so on, in order.
 
-    `blocks` are all names of the model in running order. Raises ValueError when the stages do not
-    list them all.
+    `blocks` are all names of the model in running order. Raises ValueError when the stages do not list them all.
     """
     rest = iter(blocks)
-    found = [[next(rest, "") for _ in stage] for stage in stages]
-    asked = [name for stage in stages for name in stage]
-    if [name.split("_")[0] if name.startswith("hid") else name for name in blocks] != asked:
+    split = [[next(rest, "") for _ in stage] for stage in stages]
+    listed = [name for stage in stages for name in stage]
+    if ["hid" if name.startswith("hid_") else name for name in blocks] != listed:
         raise ValueError(f"stages ({stages}): do not list the blocks {', '.join(blocks)} in order")
-    return found
+    return split
+
+
+class SharedTraces:
+    """Runs the blocks of a stage; blocks of one `kind`, which differ by their weights alone, share a trace.
+
+    TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. Traced as a function of its
+    weights, a layer is traced once for a stage. The runtime inlines the calls before it optimizes, so the result is
+    that of separate traces, bit for bit. A block without a `kind`, or alone with it, is called directly.
+    """
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        kinds = Counter(map(_kind, blocks))
+        self._first: dict[Hashable, Any] = {}
+        for block in blocks:
+            if kinds[_kind(block)] > 1:
+                self._first.setdefault(_kind(block), block)
+        self.functions: dict[Hashable, Any] = {}
+        """By kind and shape. One function for several shapes would be traced for unknown ones, and dropout needs
+        to know its shape."""
+
+    def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
+        """Return `block(hidden, columns, key)`."""
+        first = self._first.get(_kind(block))
+        if first is None or tf.executing_eagerly():
+            return block(hidden, columns, key)
+        read = {name: columns[name] for name in block.READS if name in columns}
+        function = _kind(block), *hidden.shape
+        if function not in self.functions:
+            self.functions[function] = traced(partial(_call_with, first))
+        weights = [weight.value for weight in block.weights]
+        # The first block's dropout ids, applied to a key shifted by the distance to this block's.
+        key = moved_key(key, block.site - first.site)
+        return self.functions[function](weights, hidden, read, key)
+
+
+def _kind(block: Any) -> Hashable:
+    return getattr(block, "kind", id(block))
+
+
+def _call_with(block: Any, weights: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
+    """Return the block's output with other weights."""
+    output, _ = block.stateless_call(weights, [], hidden, columns, key)
+    return output
 
 
 class Stage:
     """The blocks of a stage, their gradient accumulators, and the functions that run them.
 
-    `body` are blocks `block(hidden, batch, key) -> hidden`; `head`, in the last stage, is
-    `head(hidden, labels, counts, key) -> loss, sums`. `weights` are the variables by name. `compiled`
-    has XLA compile the functions whole.
+    `body` are blocks `block(hidden, batch, key) -> hidden`; `head`, in the last stage, is `head(hidden, labels,
+    counts, key) -> loss, sums`. `weights` are the variables by name. With `compiled` XLA compiles the functions.
     """
 
     def __init__(
@@ -50,7 +91,7 @@ class Stage:
         weights: Mapping[str, Any],
         *,
         device: str,
-        keeps: Keeps,
+        saved: SavedActivations = "all",
         compiled: bool = False,
     ) -> None:
         self.body, self.head, self.device = list(body), head, device
@@ -62,154 +103,160 @@ class Stage:
                 name: tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False)
                 for name, weight in self.weights.items()
             }
-        self.empty = True
-        """Whether what the accumulators hold is of no use: the next gradient is put there, not added."""
-        self.keeps, self.compiled = keeps, compiled
-        # What is run again under one tape.
-        self.segments = [[block] for block in body] if keeps == "layer" else [list(body)]
+        self.has_gradients = False
+        """Whether the accumulators hold gradients of this step; if not, the next gradients overwrite them."""
+        self.saved, self.compiled = saved, compiled
+        self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
+        """Blocks that are computed again under one gradient tape."""
         self.sum_names: list[str] = []
-        self._run = AlikeBlocks(self.body).run
-        self._forward_only = traced(self._run_body, compiled)
-        self._forward_inputs = traced(self._forward_and_inputs, compiled)
-        self._backward_again = traced(self._compute_again, compiled)
-        self._add = traced(self._add_all, compiled)
-        self._turn = traced(self._forward_and_backward, compiled)
-        self._sums = traced(self._evaluate_head)
-        # Batches of many lengths come one after another: one trace for all of them, not one for each.
-        self._scores = traced(self._score, any_length=True)
+        """Names of the head's sums, known once it has been traced."""
+        self.run_block = SharedTraces(self.body).run
+        self.trace_functions()
 
-    def columns(self, micro_batch: Columns) -> Tensors:
-        """The columns that this stage reads, those there are, on its device: a test set has no labels."""
+    def trace_functions(self) -> None:
+        """Make the tf.functions, without the traces of earlier ones."""
+        self._forward = traced(self._run_body, self.compiled)
+        self._forward_saving_inputs = traced(self._run_segments, self.compiled)
+        self._recompute_backward = traced(self._recompute, self.compiled)
+        self._accumulate = traced(self._accumulate_all, self.compiled)
+        self._forward_backward = traced(self._run_last_stage, self.compiled)
+        self._sums = traced(self._evaluate_head)
+        # Batches of many lengths follow one another: one trace for all of them.
+        self._logits = traced(self._compute_logits, any_length=True)
+
+    def columns(self, micro_batch: Batch) -> Tensors:
+        """Return the columns that this stage reads, on its device. A test set has no labels."""
         with tf.device(self.device):
-            here = (name for name in self.reads if name in micro_batch)
-            return {name: tf.convert_to_tensor(micro_batch[name]) for name in here}
+            present = (name for name in self.reads if name in micro_batch)
+            return {name: tf.convert_to_tensor(micro_batch[name]) for name in present}
 
     def forward(self, hidden: Any, columns: Tensors, key: tf.Tensor) -> tuple[Any, Any]:
-        """Hidden values for the next stage, and what `backward` needs; not for the last stage."""
+        """Return the hidden values for the next stage, and the saved activations; not for the last stage."""
         with tf.device(self.device):
-            hidden = _here(hidden)
-            if self.keeps != "all":
-                return self._forward_inputs(hidden, columns, key)
+            hidden = _on_this_device(hidden)
+            if self.saved != "all":
+                return self._forward_saving_inputs(hidden, columns, key)
             with tf.GradientTape() as tape:
                 if hidden is not None:
                     tape.watch(hidden)
-                onward = self._forward_only(hidden, columns, key)
-            return onward, (tape, hidden, onward)
+                output = self._forward(hidden, columns, key)
+            return output, (tape, hidden, output)
 
-    def backward(self, kept: Any, columns: Tensors, key: tf.Tensor, above: Any) -> Any:
-        """Add the gradients of one micro-batch; the gradient for the stage before, or None."""
+    def backward(self, saved: Any, columns: Tensors, key: tf.Tensor, gradient: Any) -> Any:
+        """Accumulate the gradients of a micro-batch; return that of the stage's input, None for the first stage."""
         with tf.device(self.device):
-            above = _here(above)
-            if self.keeps != "all":
-                return self._backward_again(kept, columns, key, above, self._now_filled())
-            tape, hidden, onward = kept
-            below, found = self._pull(tape, onward, hidden, above)
-            self._add(found, self._now_filled())
+            gradient = _on_this_device(gradient)
+            if self.saved != "all":
+                return self._recompute_backward(saved, columns, key, gradient, self._is_first())
+            tape, hidden, output = saved
+            below, gradients = self._gradients(tape, output, hidden, gradient)
+            self._accumulate(gradients, self._is_first())
             return below
 
-    def turn(
-        self, hidden: Any, columns: Tensors, key: tf.Tensor, counts: Tensors, scale: tf.Tensor
+    def forward_backward(
+        self, hidden: Any, columns: Tensors, key: tf.Tensor, counts: Tensors, loss_scale: tf.Tensor
     ) -> tuple[Any, tf.Tensor]:
-        """Forward, loss and backward of the last stage; the gradient below and the head's sums."""
+        """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
-            return self._turn(_here(hidden), columns, key, counts, scale, self._now_filled())
+            hidden, is_first = _on_this_device(hidden), self._is_first()
+            return self._forward_backward(hidden, columns, key, counts, loss_scale, is_first)
 
-    def look(self, hidden: Any, columns: Tensors) -> Any:
-        """Forward without dropout and gradients: hidden values, or in the last stage the sums."""
+    def infer(self, hidden: Any, columns: Tensors) -> Any:
+        """Return the hidden values, or in the last stage the head's sums, without dropout and gradients."""
         with tf.device(self.device):
-            hidden = _here(hidden)
+            hidden = _on_this_device(hidden)
             if self.head is None:
-                return self._forward_only(hidden, columns, None)
+                return self._forward(hidden, columns, None)
             return self._sums(hidden, columns)
 
-    def scores(self, hidden: Any, columns: Tensors) -> Any:
-        """The head's logits, in the last stage, without dropout; it is given no labels."""
+    def logits(self, hidden: Any, columns: Tensors) -> Any:
+        """Return the head's logits, in the last stage, without dropout."""
         with tf.device(self.device):
-            return self._scores(_here(hidden), columns)
+            return self._logits(_on_this_device(hidden), columns)
 
-    def clear(self) -> None:
-        """Forget all gradients."""
-        self.empty = True
-
-    def _now_filled(self) -> tf.Tensor:
-        """Whether the gradient that now comes is the first, which is put down; the next one is not."""
-        # Where it is looked at: on a device, the host would wait for it.
+    def _is_first(self) -> tf.Tensor:
+        """Return whether the next gradients are the first of the step, and note that there are some."""
+        # On the CPU, where tf.cond reads it: for a value on a GPU the host would wait.
         with tf.device("CPU:0"):
-            is_first, self.empty = tf.constant(self.empty), False
+            is_first, self.has_gradients = tf.constant(not self.has_gradients), True
         return is_first
 
     def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:
         for block in self.body:
-            hidden = self._run(block, hidden, columns, key)
+            hidden = self.run_block(block, hidden, columns, key)
         return hidden
 
-    def _forward_and_inputs(self, hidden: Any, columns: Tensors, key: Any) -> tuple[Any, list[Any]]:
+    def _run_segments(self, hidden: Any, columns: Tensors, key: Any) -> tuple[Any, list[Any]]:
+        """Return the output and the input of each segment."""
         inputs = []
         for segment in self.segments:
             inputs.append(hidden)
-            # A key that waits for the block's input: else all masks are drawn at once, and kept for
-            # the second time (measured: 1,191 MB instead of 860 on five layers of width 256).
+            # The key depends on the segment's input: else TensorFlow draws the dropout masks of all segments first
+            # and holds them all (measured: 1,191 MB instead of 860 on five layers of width 256).
             with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
-                own = tf.identity(key)
+                segment_key = tf.identity(key)
             for block in segment:
-                hidden = self._run(block, hidden, columns, own)
+                hidden = self.run_block(block, hidden, columns, segment_key)
         return hidden, inputs
 
-    def _compute_again(
+    def _recompute(
         self,
         inputs: Sequence[Any],
         columns: Tensors,
         key: Any,
-        above: Any,
+        gradient: Any,
         is_first: tf.Tensor,
-        summed: Set[str] = frozenset(),
+        accumulated: Set[str] = frozenset(),
     ) -> Any:
-        """`summed` are the names of weights that the micro-batch already has a gradient for."""
-        for segment, given in zip(reversed(self.segments), reversed(inputs), strict=True):
-            # Without the dependency all segments would be run again at once, and within a turn the
-            # graph optimizer would see that this is the forward pass once more: either way every
-            # activation would be alive after all. An identity, because nothing waits for a call of a
-            # function itself, only for its side effects.
-            with tf.control_dependencies([tf.identity(above)]):
-                given = _here(given)
-                held = {name: tf.identity(column) for name, column in columns.items()}
-                own = tf.identity(key)
-            with tf.GradientTape() as tape:
-                if given is not None:
-                    tape.watch(given)
-                hidden = given
-                for block in segment:
-                    hidden = self._run(block, hidden, held, own)
-            above, found = self._pull(tape, hidden, given, above)
-            summed = self._add_to_accumulators(found, is_first, summed)
-        self._empty_others(summed)
-        return above
+        """Compute the segments again from their inputs, the last one first, and accumulate their gradients.
 
-    def _forward_and_backward(
+        `accumulated` are the names of weights that have a gradient of this micro-batch already.
+        """
+        for segment, saved in zip(reversed(self.segments), reversed(inputs), strict=True):
+            # All inputs of the segment depend on the gradient of its output. Else TensorFlow would compute all segments
+            # again at once, and in the last stage the graph optimizer would merge this with the first forward pass:
+            # either way all activations would be alive together. The dependency is on an identity because a call of
+            # a tf.function is only waited for when it has side effects.
+            with tf.control_dependencies([tf.identity(gradient)]):
+                segment_input = _on_this_device(saved)
+                segment_columns = {name: tf.identity(column) for name, column in columns.items()}
+                segment_key = tf.identity(key)
+            with tf.GradientTape() as tape:
+                if segment_input is not None:
+                    tape.watch(segment_input)
+                hidden = segment_input
+                for block in segment:
+                    hidden = self.run_block(block, hidden, segment_columns, segment_key)
+            gradient, gradients = self._gradients(tape, hidden, segment_input, gradient)
+            accumulated = self._add(gradients, is_first, accumulated)
+        self._zero_others(accumulated)
+        return gradient
+
+    def _run_last_stage(
         self,
         hidden: Any,
         columns: Tensors,
         key: Any,
         counts: Tensors,
-        scale: Any,
+        loss_scale: Any,
         is_first: tf.Tensor,
     ) -> tuple[Any, tf.Tensor]:
-        again = self.keeps == "layer" and bool(self.body)
+        recomputes = self.saved == "layer" and bool(self.body)
         inputs: list[Any] = []
-        if again:
-            hidden, inputs = self._forward_and_inputs(hidden, columns, key)
+        if recomputes:
+            hidden, inputs = self._run_segments(hidden, columns, key)
         with tf.GradientTape() as tape:
             if hidden is not None:
                 tape.watch(hidden)
-            last = hidden if again else self._run_body(hidden, columns, key)
+            last = hidden if recomputes else self._run_body(hidden, columns, key)
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
-            scaled = loss * scale
-        below, found = self._pull(tape, scaled, hidden, None)
-        summed = self._add_to_accumulators(found, is_first)
-        if again:
-            below = self._compute_again(inputs, columns, key, below, is_first, summed)
+            scaled = loss * loss_scale
+        below, gradients = self._gradients(tape, scaled, hidden, None)
+        accumulated = self._add(gradients, is_first)
+        if recomputes:
+            below = self._recompute(inputs, columns, key, below, is_first, accumulated)
         else:
-            self._empty_others(summed)
+            self._zero_others(accumulated)
         return below, self._stacked(sums)
 
     def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
@@ -218,66 +265,73 @@ class Stage:
         _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
         return self._stacked(sums)
 
-    def _score(self, hidden: Any, columns: Tensors) -> Any:
+    def _compute_logits(self, hidden: Any, columns: Tensors) -> Any:
         return self.head.logits(self._run_body(hidden, columns, None), None)  # type: ignore[union-attr]
 
     def _stacked(self, sums: Mapping[str, Any]) -> tf.Tensor:
         self.sum_names = sorted(sums)
         return tf.stack([sums[name] for name in self.sum_names])
 
-    def _pull(self, tape: Any, target: Any, source: Any, above: Any) -> tuple[Any, list[Any]]:
-        """Gradients of the input, and of every weight (None where it has no part)."""
+    def _gradients(
+        self, tape: Any, output: Any, hidden: Any, gradient: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the gradients of the input and of every weight; None for a weight without a part in the output."""
         weights = list(self.weights.values())
-        sources = weights if source is None else [source, *weights]
-        found = tape.gradient(target, sources, output_gradients=above)
-        return (None, found) if source is None else (found[0], found[1:])
+        sources = weights if hidden is None else [hidden, *weights]
+        gradients = tape.gradient(output, sources, output_gradients=gradient)
+        return (None, gradients) if hidden is None else (gradients[0], gradients[1:])
 
-    def _add_to_accumulators(
-        self, found: Sequence[Any], is_first: tf.Tensor, summed: Set[str] = frozenset()
+    def _accumulate_all(self, gradients: Sequence[Any], is_first: tf.Tensor) -> None:
+        self._zero_others(self._add(gradients, is_first))
+
+    def _add(
+        self, gradients: Sequence[Any], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
-        """Add gradients, or put the first of a step; the names of the weights that have one by now.
+        """Add gradients to the accumulators; return the names of all weights that have one of this micro-batch.
 
-        Putting it there takes over its memory. To forget by zeros and to add to them costs the memory
-        once more, since TensorFlow keeps zeros of a known shape as a constant, and a pass to copy them.
+        The first gradients of a step are assigned instead, which takes over their memory. Zeroed accumulators would
+        cost the memory once more, since TensorFlow stores zeros of a known shape as a constant, and a pass to copy
+        them. The word table has two gradients in a micro-batch that is computed again by layer, as the embeddings
+        and in the head: the second is always added.
         """
-        sums = {
+        pairs = {
             name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
-            for (name, accumulator), gradient in zip(self.accumulators.items(), found, strict=True)
+            for (name, accumulator), gradient in zip(
+                self.accumulators.items(), gradients, strict=True
+            )
             if gradient is not None
         }
 
-        def put() -> None:
-            for name, (accumulator, gradient) in sums.items():
-                (accumulator.assign_add if name in summed else accumulator.assign)(gradient)
+        def assign_or_add() -> None:
+            for name, (accumulator, gradient) in pairs.items():
+                (accumulator.assign_add if name in accumulated else accumulator.assign)(gradient)
 
         def add() -> None:
-            for accumulator, gradient in sums.values():
+            for accumulator, gradient in pairs.values():
                 accumulator.assign_add(gradient)
 
         if self.compiled:
-            # No branch, for which a GPU would have the host wait.
-            for name, (accumulator, gradient) in sums.items():
+            # Compiled functions select instead of branching: for a branch a GPU makes the host wait.
+            for name, (accumulator, gradient) in pairs.items():
                 total = accumulator + gradient
-                chosen = total if name in summed else tf.where(is_first, gradient, total)
-                accumulator.assign(chosen)
+                accumulator.assign(
+                    total if name in accumulated else tf.where(is_first, gradient, total)
+                )
         else:
-            tf.cond(is_first, put, add)
-        return summed | sums.keys()
+            tf.cond(is_first, assign_or_add, add)
+        return accumulated | pairs.keys()
 
-    def _add_all(self, found: Sequence[Any], is_first: tf.Tensor) -> None:
-        self._empty_others(self._add_to_accumulators(found, is_first))
-
-    def _empty_others(self, summed: Set[str]) -> None:
-        """Set to zero what LAMB left of a weight that has no part in the loss, so no gradient ever comes."""
-        for name in self.accumulators.keys() - summed:
+    def _zero_others(self, accumulated: Set[str]) -> None:
+        """Zero the accumulators of weights without a gradient, where LAMB may have left its direction."""
+        for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 
 
 def _tensorflow_variable(weight: Any) -> tf.Variable:
-    """The variable of TensorFlow in a variable of Keras."""
+    """Return the variable of TensorFlow inside one of Keras."""
     return weight.value if hasattr(weight, "path") else weight
 
 
-def _here(tensor: Any) -> Any:
-    """The tensor on the current device: a copy where it comes from another one."""
+def _on_this_device(tensor: Any) -> Any:
+    """Return the tensor on the current device: a copy if it comes from another one."""
     return None if tensor is None else tf.identity(tensor)

@@ -1,9 +1,4 @@
-"""The variables of a run as one: a weight that every replica has, a moment that replicas share out.
-
-The rest of the tool reads and writes a value by its name, whole, in the shape of the weight; how many
-variables hold it, and where, stays here. Reading a shared-out value brings together what other
-processes hold, so all of them have to do it, in the same order.
-"""
+"""The weights and moments of a run as values by name, whether variables are replicated or sharded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.parallel.tensorflow.collectives import Peers
+from bert_cli.parallel.engine import ProcessGroup
 
 
-class Copies:
-    """Variables that are equal: one on each replica of this process."""
+class ReplicatedVariable:
+    """Equal variables, one on each replica of this process."""
+
+    is_sharded = False
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
@@ -27,7 +24,7 @@ class Copies:
         return tuple(self.variables[0].shape)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The value."""
+        """Return the value."""
         variable = self.variables[0]
         return np.asarray(variable.value if hasattr(variable, "path") else variable)
 
@@ -37,38 +34,41 @@ class Copies:
             variable.assign(value)
 
 
-class Shares:
-    """Flat variables that hold one part each: share k of n belongs to replica k of the run.
+class ShardedVariable:
+    """Flat variables that hold one shard each: shard k of n belongs to replica k of the run.
 
-    All shares have the same length; what the last ones have beyond the value stays zero.
+    All shards have the same length. Elements beyond the end of the value stay zero.
     """
+
+    is_sharded = True
 
     def __init__(
         self,
         variables: Sequence[tf.Variable],
         shape: Sequence[int],
         first: int,
-        shares: int,
-        peers: Peers,
+        shards: int,
+        group: ProcessGroup,
     ) -> None:
+        """`first` is the number of this process' first shard."""
         self.variables = list(variables)
         self.shape = tuple(shape)
-        self.first, self.shares, self.peers = first, shares, peers
+        self.first, self.shards, self.group = first, shards, group
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The whole value, brought together from all processes."""
+        """Return the complete value. All processes must call this in the same order."""
         length = int(self.variables[0].shape[0])
-        flat = np.zeros((self.shares, length), np.float32)
+        flat = np.zeros((self.shards, length), np.float32)
         for number, variable in enumerate(self.variables, self.first):
             flat[number] = variable.numpy()
-        # The other places are zero here, so the sum is the value, exactly.
-        whole = self.peers.total(flat).astype(np.float32)
-        return whole.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
+        # Every element is non-zero in one process only, so the sum is exact.
+        complete = self.group.all_reduce(flat).astype(np.float32)
+        return complete.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
 
     def assign(self, value: npt.NDArray[Any]) -> None:
-        """Set the parts that this process holds."""
+        """Set the shards of this process."""
         length = int(self.variables[0].shape[0])
-        flat = np.zeros(self.shares * length, np.float32)
+        flat = np.zeros(self.shards * length, np.float32)
         flat[: value.size] = value.reshape(-1)
         for number, variable in enumerate(self.variables, self.first):
             variable.assign(flat[number * length : (number + 1) * length])

@@ -14,7 +14,7 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError
-from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.run import corpora, finetune, start
 from bert_cli.tasks.run.job import Job

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,14 +22,12 @@ from bert_cli.config.plan import describe
 from bert_cli.data.stream.prefetch import read_ahead
 from bert_cli.errors import CheckpointError, DeviceError
 from bert_cli.files import is_stdout, output_json
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.engine import Engine, Mesh
 from bert_cli.tasks.bench import flops, jobs, product_rate, table
 from bert_cli.tasks.bench.timing import (
     WAITED,
     Stopwatch,
     Taken,
-    Timed,
     figures_of,
     resident_bytes,
 )
@@ -90,7 +88,7 @@ def _measured(
     settings: Settings, start: Stopwatch, claims: ExitStack
 ) -> tuple[dict[str, Any], int]:
     built = _build(settings, start, claims)
-    peers = built.engine.peers
+    group = built.engine.group
     last = settings.warmup_steps + settings.steps
     say(f"bench: {settings.warmup_steps} steps of warm-up, then {settings.steps} that are measured")
     taken = _take_steps(built, last)
@@ -103,8 +101,8 @@ def _measured(
     figures["flops_utilisation"] = figures["flops_per_second"] / rate
     figures["start_seconds"] = {**built.start, "total": sum(built.start.values())}
     figures |= table.described(built.settings, built.job.plan, built.mesh)
-    peers.meet()
-    return figures, peers.rank
+    group.barrier()
+    return figures, group.rank
 
 
 def _build(settings: Settings, start: Stopwatch, claims: ExitStack) -> Built:
@@ -124,9 +122,9 @@ def _build(settings: Settings, start: Stopwatch, claims: ExitStack) -> Built:
         model, engine, state, step = build.build_run(settings, mesh, job.plan, stop, job.labels)
         form = job.form(model)
     with start.part("tracing"):
-        step.compile(job.sample)
+        engine.compile(job.sample)
     watch = Stopwatch()
-    step.engine = cast(Engine, Timed(engine, watch, product_rate.settle))
+    engine.record = watch.parts_until(product_rate.settle)
     return Built(settings, mesh, job, engine, state, step, form, watch, start.seconds, before)
 
 
@@ -147,19 +145,19 @@ def _take_steps(built: Built, last: int) -> list[Taken]:
         seconds, began = clock() - began, clock()
         shape = flops.shape_of(info.batch)
         own = {WAITED: info.seconds_waited, **built.watch.taken()}
-        counts = info.figures["examples"], info.figures["tokens"]
+        counts = info.metrics["examples"], info.metrics["tokens"]
         places = shape.examples * shape.places
         work = flops.model_flops(config, blocks, shape)
-        taken.append(Taken(seconds, own, *counts, places, work, info.figures["skipped"]))
+        taken.append(Taken(seconds, own, *counts, places, work, info.metrics["skipped"]))
 
-    peers = built.engine.peers
+    group = built.engine.group
     batches = read_ahead(built.job.reader, 0, last)
-    asked: Callable[[], bool] = lambda: bool(peers.total([built.step.asked_to_stop()])[0])  # noqa: E731
+    asked: Callable[[], bool] = lambda: bool(group.all_reduce([built.step.stop_requested()])[0])  # noqa: E731
     if not train(built.state, batches, built.step, [(note, Every(steps=1))], asked):
         say("bench: stopped before its last step; nothing was measured")
         raise SystemExit(STOPPED)
     # Examples and tokens are counted over all processes already.
-    totals = peers.total([[one.places, one.flops] for one in taken])
+    totals = group.all_reduce([[one.places, one.flops] for one in taken])
     return [
         replace(one, places=float(places), flops=float(work))
         for one, (places, work) in zip(taken, totals, strict=True)
@@ -168,12 +166,12 @@ def _take_steps(built: Built, last: int) -> list[Taken]:
 
 def _memory(built: Built) -> dict[str, Any]:
     """The most memory of a device, and by how much it grew with the model: of the fullest process."""
-    most, peers = _memory_at_most(built.mesh), built.engine.peers
+    most, group = _memory_at_most(built.mesh), built.engine.group
     return {
-        "peak_memory_bytes": int(max(peers.each(most))),
+        "peak_memory_bytes": int(max(group.all_gather(most))),
         # Linux counts what is there and the most apart, some pages off from one another.
-        "memory_growth_bytes": int(max(0, *peers.each(most - built.before))),
-        "host_peak_memory_bytes": int(max(peers.each(resident_bytes()[1]))),
+        "memory_growth_bytes": int(max(0, *group.all_gather(most - built.before))),
+        "host_peak_memory_bytes": int(max(group.all_gather(resident_bytes()[1]))),
     }
 
 
@@ -196,19 +194,19 @@ def _of_gpu(name: str) -> dict[str, int]:
 
 def _checkpoint(built: Built) -> dict[str, float | None]:
     """How long a run waits for a save and how long it is written; None, with a word why, where the disk refuses."""
-    peers, settings, job = built.engine.peers, built.settings, built.job
+    group, settings, job = built.engine.group, built.settings, built.job
     told = settings.model_dump(mode="json")
     plan = job.plan
     fixed = checkpoint.fixed_settings(
         told, plan.examples_per_step, plan.total_steps, job.reader.fingerprint
     )
     took = [-1.0, -1.0]
-    peers.meet()
-    if peers.rank > 0:
+    group.barrier()
+    if group.rank > 0:
         checkpoint.give_shares(built.state)
     else:
         took = _save(built, told, fixed)
-    took = [float(seconds) for seconds in peers.of_rank_0(took)]
+    took = [float(seconds) for seconds in group.broadcast(took)]
     return dict(zip(CHECKPOINT, took if took[0] >= 0 else (None, None), strict=True))
 
 
@@ -231,7 +229,7 @@ def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[flo
             )
             return [waited - began, time.perf_counter() - waited]
     except (OSError, CheckpointError, DeviceError) as error:
-        if built.engine.peers.count > 1:
+        if built.engine.group.world_size > 1:
             raise  # the others wait within it
         say(f"checkpoint: not measured ({error})")
         return [-1.0, -1.0]
@@ -239,11 +237,11 @@ def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[flo
 
 def _product_rate(built: Built) -> float:
     """Operations a second of products on all devices of the run: of a host's cores only once."""
-    mesh, peers, settings = built.mesh, built.engine.peers, built.settings
+    mesh, group, settings = built.mesh, built.engine.group, built.settings
     batch = {name: column[0] for name, column in built.job.sample.items()}
     shape = flops.shape_of(batch)
     known = flops.products(settings.bert_config, settings.LAST_BLOCKS, shape)
-    peers.meet()
+    group.barrier()
     rate = product_rate.product_rate(known, settings.precision, mesh.devices[0][0])
     devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))
-    return float(peers.total([rate * devices])[0])
+    return float(group.all_reduce([rate * devices])[0])

@@ -1,30 +1,21 @@
 """Where the time of a start and of steps goes, as it is noted and as it is told.
 
-A `Stopwatch` adds up seconds by name. `Timed` stands in for an engine and notes what of a step is
-spent in which of its calls; the step itself knows nothing of it, so a run that is not measured pays
-nothing. What of a step is in no call is `other`, so the shares are always the whole.
+A `Stopwatch` adds up seconds by name, also those of the parts of an engine's update. The rest of a step is `other`, so
+that the shares add up to 1.
 """
 
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Calls of the engine -> the part of a step that they are.
-CALLS = {
-    "play": "forward_backward",
-    "reduce": "reduction",
-    "move": "optimizer",
-    "clear": "optimizer",
-    "weigh": "optimizer",
-}
 WAITED = "input_wait"
 OTHER = "other"
-PARTS = (WAITED, *dict.fromkeys(CALLS.values()), OTHER)
+PARTS = (WAITED, "forward_backward", "reduction", "optimizer", OTHER)
 
 
 class Stopwatch:
@@ -43,6 +34,23 @@ class Stopwatch:
         finally:
             self.add(name, self.clock() - began)
 
+    def parts_until(
+        self, settle: Callable[[], None]
+    ) -> Callable[[str], AbstractContextManager[None]]:
+        """Return `part` with a call of `settle` at the end of each part.
+
+        It waits for the devices: a GPU lags behind its program, and the end of the backward pass would count as the
+        part after it.
+        """
+
+        @contextmanager
+        def part(name: str) -> Iterator[None]:
+            with self.part(name):
+                yield
+                settle()
+
+        return part
+
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to those of a name."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -51,31 +59,6 @@ class Stopwatch:
         """The seconds so far, which then begin again at none."""
         found, self.seconds = self.seconds, {}
         return found
-
-
-class Timed:
-    """An engine whose calls are noted; all else is the engine's own.
-
-    `settle` waits for what the devices have still to do. A GPU is ahead of its program, and without it
-    the end of the backward pass would be taken for a part of what comes next.
-    """
-
-    def __init__(self, engine: Any, watch: Stopwatch, settle: Callable[[], None]) -> None:
-        self._engine, self._watch, self._settle = engine, watch, settle
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
-        part = CALLS.get(name)
-        if part is None:
-            return found
-
-        def noted(*given: Any, **named: Any) -> Any:
-            with self._watch.part(part):
-                told = found(*given, **named)
-                self._settle()
-                return told
-
-        return noted
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.finetune.features import Features, by_length, padded_length
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.parallel.tensorflow.engine import Engine
+from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import start
 from bert_cli.train import checkpoint
@@ -79,14 +79,14 @@ def _logits(
     stop: Stop,
 ) -> Floats:
     """[n, labels], or by place [T, labels]; the processes take batches in turn."""
-    peers = engine.peers
+    group = engine.group
     found = np.zeros((len(features.tokens) if by_place else len(features), labels), np.float32)
     starts, lengths = features.starts, features.lengths
     batches = by_length(features, size)
-    for first in range(0, len(batches), peers.count):
-        if peers.total([stop()])[0]:
+    for first in range(0, len(batches), group.world_size):
+        if group.all_reduce([stop()])[0]:
             raise StoppedWhileScoringError
-        for numbers in batches[first + peers.rank : first + peers.count][:1]:
+        for numbers in batches[first + group.rank : first + group.world_size][:1]:
             # Filled up with what is there: another number of examples would be traced once more.
             filled = np.resize(numbers, size)
             places = padded_length(int(lengths[numbers].max()), most)
@@ -96,7 +96,7 @@ def _logits(
                 found[(starts[numbers, None] + np.arange(places))[inside]] = logits[inside]
             else:
                 found[numbers] = logits
-    return peers.total(found).astype(np.float32)
+    return group.all_reduce(found).astype(np.float32)
 
 
 def fingerprint_of(sets: Mapping[str, Features]) -> str:

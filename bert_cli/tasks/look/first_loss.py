@@ -21,13 +21,12 @@ from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.tensorflow.collectives import Peers
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.engine import Mesh, count
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.finding import Finding, refused
 from bert_cli.tasks.run import build, start
-from bert_cli.train.step import State, count, means
+from bert_cli.train.step import State, means
 
 # Examples of the batch whose loss is computed: enough for 160 masked places of 128 a row.
 FIRST_BATCH = 8
@@ -89,7 +88,7 @@ def _first_figures(
     if source is not None:
         state = State(model.weights, {}, first_loss_scale(1.0))
         told = start.start_from(source, settings.bert_config, state)
-    engine = Engine(model.replicas, [[]], Peers(mesh), seed=settings.seed)
+    engine = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
     rows = reader.rows(np.arange(FIRST_BATCH))
     counts = count({name: column[None] for name, column in rows.items()}, engine.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}

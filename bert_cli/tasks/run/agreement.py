@@ -13,14 +13,14 @@ import numpy as np
 
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.parallel.tensorflow.collectives import Peers
+from bert_cli.parallel.engine import ProcessGroup
 from bert_cli.train.step import State
 
 
-def refuse_differences(peers: Peers, fixed: dict[str, Any]) -> None:
+def refuse_differences(group: ProcessGroup, fixed: dict[str, Any]) -> None:
     """Raise ConfigError unless all processes were given the same."""
     digest = hashlib.blake2b(json.dumps(fixed, sort_keys=True).encode(), digest_size=6).digest()
-    numbers = peers.each(float(int.from_bytes(digest, "little")))
+    numbers = group.all_gather(float(int.from_bytes(digest, "little")))
     others = [rank for rank, number in enumerate(numbers) if number != numbers[0]]
     if others:
         raise ConfigError(
@@ -47,14 +47,14 @@ def meetings(settings: TrainSettings) -> dict[str, Any]:
     }
 
 
-def refuse_other_weights(peers: Peers, state: State) -> None:
+def refuse_other_weights(group: ProcessGroup, state: State) -> None:
     """Raise CheckpointError when weights differ by a bit: they would go apart in silence."""
-    if peers.count == 1:
+    if group.world_size == 1:
         return
     digest = 0
     for weight in state.weights.values():
         digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
-    found = peers.each(float(digest))
+    found = group.all_gather(float(digest))
     others = [rank for rank, number in enumerate(found) if number != found[0]]
     if others:
         raise CheckpointError(
@@ -63,9 +63,9 @@ def refuse_other_weights(peers: Peers, state: State) -> None:
         )
 
 
-def refuse_other_starts(peers: Peers, state: State) -> None:
+def refuse_other_starts(group: ProcessGroup, state: State) -> None:
     """Raise CheckpointError unless all processes stand at the same step."""
-    steps = peers.each(float(state.step))
+    steps = group.all_gather(float(state.step))
     others = [rank for rank, step in enumerate(steps) if step != steps[0]]
     if others:
         raise CheckpointError(

@@ -20,15 +20,14 @@ from bert_cli.model.fused import compile_chains
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.optim.schedule import learning_rate
-from bert_cli.parallel.tensorflow.collectives import Peers, group_of
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import Mesh
-from bert_cli.parallel.tensorflow.moves import random_bits
-from bert_cli.parallel.tensorflow.stage import Keeps, Stage, cut
-from bert_cli.parallel.tensorflow.trace import Trace
-from bert_cli.parallel.tensorflow.update import DeviceUpdate, Keeping
-from bert_cli.parallel.tensorflow.variables import Copies, Shares
-from bert_cli.train.step import State, Step, Value, count, means
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import Engine, Mesh, count
+from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
+from bert_cli.parallel.tensorflow.stage import SavedActivations, Stage, split_blocks
+from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
+from bert_cli.parallel.tensorflow.variables import ReplicatedVariable
+from bert_cli.train.step import State, Step, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
@@ -42,14 +41,14 @@ class Model:
     """The stages of this process' replicas, and the weights of the run by name."""
 
     replicas: list[list[Stage]]
-    weights: Mapping[str, Copies]
+    weights: Mapping[str, ReplicatedVariable]
 
 
 class Parts(NamedTuple):
     """What a run that trains consists of."""
 
     model: Model
-    engine: Engine
+    engine: TensorFlowEngine
     state: State
     step: Step
 
@@ -59,18 +58,33 @@ def never() -> bool:
     return False
 
 
+def open_mesh(
+    settings: TrainSettings, processes: Processes, stop_requested: Callable[[], bool] = never
+) -> Mesh:
+    """Take the devices that the layout of the settings needs, and join the other processes."""
+    options = tensorflow_mesh.RuntimeOptions(
+        precision=settings.precision,
+        reduce_precision=settings.parallel.reduce_precision,
+        deterministic=settings.deterministic,
+        cluster=settings.cluster,
+    )
+    mapping = settings.parallel.pipeline_device_mapping or [0]
+    replicas = settings.global_batch.replicas
+    return tensorflow_mesh.open_mesh(processes, replicas, mapping, options, stop_requested)
+
+
 def build_run(
     settings: TrainSettings,
     mesh: Mesh,
     plan: Plan,
-    asked_to_stop: Callable[[], bool] = never,
+    stop_requested: Callable[[], bool] = never,
     labels: int = 2,
 ) -> Parts:
     """All parts of a run at step 0, not yet traced. Raises ConfigError for weights without a rule."""
     model = build_model(settings, mesh, labels)
     engine = build_engine(model, settings, mesh)
-    state = build_state(model, engine, mesh, settings.optimizer_opts)
-    return Parts(model, engine, state, build_step(engine, state, settings, plan, asked_to_stop))
+    state = build_state(engine, settings.optimizer_opts)
+    return Parts(model, engine, state, build_step(engine, state, settings, plan, stop_requested))
 
 
 def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
@@ -80,17 +94,15 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
     """
     compile_chains(settings.compile != "nothing")
     replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
-    names = {name: None for stage in replicas[0] for name in stage.weights}
-    weights = {name: Copies([_find(stages, name) for stages in replicas]) for name in names}
-    return Model(replicas, weights)
+    return Model(replicas, replicated_weights(replicas))
 
 
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
     names = block_names(config, settings.LAST_BLOCKS)
     whole = [["hid" if name.startswith("hid_") else name for name in names]]
-    stages = cut(parallel.pipeline_stages or whole, names)
-    keeps: Keeps = parallel.recompute_by if parallel.recompute else "all"
+    stages = split_blocks(parallel.pipeline_stages or whole, names)
+    saved: SavedActivations = parallel.recompute_by if parallel.recompute else "all"
     built: list[Stage] = []
     table: Any = None
     for stage, device in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
@@ -115,19 +127,14 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
         weights = named_weights(blocks)
         place = devices[device]
         compiled = settings.compile == "stages" or (settings.compile == "auto" and "GPU" in place)
-        built.append(Stage(body, head, weights, device=place, keeps=keeps, compiled=compiled))
+        built.append(Stage(body, head, weights, device=place, saved=saved, compiled=compiled))
     return built
 
 
-def _find(stages: list[Stage], name: str) -> tf.Variable:
-    return next(stage.weights[name] for stage in stages if name in stage.weights)
-
-
-def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> Engine:
-    """The engine that plays the settings' schedule on the mesh and moves the weights."""
+def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlowEngine:
+    """Return the engine that runs the settings' schedule on the mesh and updates the weights."""
     parallel = settings.parallel
-    optimizer = build_optimizer(settings.optimizer_opts, list(model.weights), settings.seed)
-    keeping = Keeping(
+    options = UpdateOptions(
         sharded=parallel.replicated_tensor_sharding,
         offloaded=parallel.optimizer_state_offload,
         host=mesh.host,
@@ -135,42 +142,21 @@ def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> Engine:
         bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
         compiled=settings.compile != "nothing",
     )
-    mapping = parallel.pipeline_device_mapping or [0]
-    updates = []
-    for replica, stages in enumerate(model.replicas):
-        row = []
-        for device in range(len(mesh.devices[replica])):
-            here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
-            # A device may have nothing but the gather of the masked places, which has no weights.
-            if any(stage.weights for stage in here):
-                group = group_of(mesh, replica, device)
-                row.append(DeviceUpdate(here, group, optimizer, keeping))
-        updates.append(row)
-    return Engine(
+    return TensorFlowEngine(
         model.replicas,
-        updates,
-        Peers(mesh),
+        mesh,
         seed=settings.seed,
+        optimizer=build_optimizer(settings.optimizer_opts, list(model.weights), settings.seed),
+        device_mapping=parallel.pipeline_device_mapping or [0],
+        options=options,
         schedule=parallel.schedule,
-        trace=Trace(TRACED_STEPS) if parallel.trace is not None else None,
+        traced_steps=TRACED_STEPS if parallel.trace is not None else 0,
     )
 
 
-def build_state(model: Model, engine: Engine, mesh: Mesh, options: OptimizerOpts) -> State:
-    """The four things at step 0."""
-    moments = {
-        name: _moments(name, engine, mesh, weight.shape) for name, weight in model.weights.items()
-    }
-    return State(model.weights, moments, first_loss_scale(options.loss_scaling))
-
-
-def _moments(name: str, engine: Engine, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Value, Value]:
-    holders = [next(on for on in row if name in on.moments) for row in engine.updates]
-    first, second = ([holder.moments[name][which] for holder in holders] for which in (0, 1))
-    if not holders[0].sharded:
-        return Copies(first), Copies(second)
-    part = (shape, mesh.first_replica, mesh.replicas, engine.peers)
-    return Shares(first, *part), Shares(second, *part)
+def build_state(engine: Engine, options: OptimizerOpts) -> State:
+    """Return the state at step 0."""
+    return State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
 
 
 def build_step(
@@ -178,7 +164,7 @@ def build_step(
     state: State,
     settings: TrainSettings,
     plan: Plan,
-    asked_to_stop: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> Step:
     """One update with the optimizer and schedule of the settings."""
     options = settings.optimizer_opts
@@ -195,7 +181,7 @@ def build_step(
         learning_rate=rate,
         max_gradient_norm=options.max_gradient_norm,
         max_skipped_steps=settings.max_skipped_steps,
-        asked_to_stop=asked_to_stop,
+        stop_requested=stop_requested,
     )
 
 
@@ -230,18 +216,18 @@ def evaluate(
     engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
     """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
-    total, peers = min(examples, stream.epoch_size or examples), engine.peers
+    total, group = min(examples, stream.epoch_size or examples), engine.group
     starts = range(0, total, micro_batch_size)
     head = engine.head
     sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
     counts: dict[str, float] = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
-    for first in starts[peers.rank :: peers.count]:
+    for first in starts[group.rank :: group.world_size]:
         rows = stream.rows(np.arange(first, min(total, first + micro_batch_size)))
         for name, value in count(rows, head.COUNTS).items():
             counts[name] += value
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
-    found = list(map(float, peers.total([*sums.values(), *counts.values()])))
+    found = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
     return means(
         dict(zip(sums, found[: len(sums)], strict=True)),
         dict(zip(counts, found[len(sums) :], strict=True)),

@@ -21,8 +21,7 @@ from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import ARCHITECTURES
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import Mesh
+from bert_cli.parallel.engine import Batch, Engine, Mesh
 from bert_cli.tasks.finetune.evaluation import Scorer, fingerprint_of, label_order
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import build as assemble
@@ -33,7 +32,6 @@ from bert_cli.train.best import best_of
 from bert_cli.train.history import SCORES
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.report import say
-from bert_cli.train.step import Batch
 
 Asked = TypeVar("Asked", bound=FinetuneSettings)
 
@@ -285,11 +283,11 @@ def _kept(settings: FinetuneSettings, engine: Engine) -> Path:
     """The best checkpoint, as rank 0 sees it: a file may show later on another host."""
     folder, step = settings.save_ckpt_path, -1
     assert folder is not None
-    if engine.peers.rank == 0:
+    if engine.group.rank == 0:
         best = best_of(folder)
         assert best is not None, "a run that was evaluated has a best checkpoint"
         step = int(best.name.rpartition("_")[2])
-    return folder / checkpoint.name_of(int(engine.peers.of_rank_0([step])[0]))
+    return folder / checkpoint.name_of(int(engine.group.broadcast([step])[0]))
 
 
 def _only_score(
@@ -346,7 +344,7 @@ def _finish(
     assert run is not None and output is not None
     task.show(logits)
     more = _in_order(scorer.logits_of(engine, task.more or {}), order)
-    if engine.peers.rank == 0:
+    if engine.group.rank == 0:
         for folder in (run, output):
             folder.mkdir(parents=True, exist_ok=True)
         task.write(output, {**logits, **more})

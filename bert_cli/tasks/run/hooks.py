@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from bert_cli.config.training import TrainSettings
-from bert_cli.parallel.tensorflow.collectives import Peers
-from bert_cli.parallel.tensorflow.engine import Engine
+from bert_cli.parallel.engine import Engine, ProcessGroup
 from bert_cli.tasks.run.job import Job
 from bert_cli.train import report, trackers
 from bert_cli.train.best import last_scored, note_best
@@ -31,21 +30,21 @@ def hooks_of(
 ) -> list[tuple[Hook, Every]]:
     """What is done after a step, in this order, each with when it is due."""
     pace = report.Pace(last)
-    peers = engine.peers
+    group = engine.group
     reports = (
-        _reports(settings, state, last, claims) if save is not None and peers.rank == 0 else []
+        _reports(settings, state, last, claims) if save is not None and group.rank == 0 else []
     )
     first, every_line = state.step + 1, Every(steps=settings.log_every_steps, last_step=last)
 
     def measure(info: Info) -> None:
-        examples, tokens = info.figures["examples"], info.figures["tokens"]
-        info.figures.update(pace.after_step(info.step, examples, tokens))
-        info.figures["seconds_waited"] = info.seconds_waited
+        examples, tokens = info.metrics["examples"], info.metrics["tokens"]
+        info.metrics.update(pace.after_step(info.step, examples, tokens))
+        info.metrics["seconds_waited"] = info.seconds_waited
 
     def tell(info: Info) -> None:
         for one in reports:
-            one(info.step, info.figures)
-        known = dict(info.figures)
+            one(info.step, info.metrics)
+        known = dict(info.metrics)
         if info.step == first:
             del known["seconds_left"]
         foot.after_step(info.step, known)
@@ -68,10 +67,10 @@ def hooks_of(
             minutes=settings.checkpoint_every_minutes,
             last_step=last,
             # Every process takes part in a save, and their clocks differ.
-            agreed=lambda due: bool(peers.of_rank_0([due])[0]),
+            agreed=lambda due: bool(group.broadcast([due])[0]),
         )
         hooks.append((lambda info: save(), every))
-        hooks += list(_noting_best(settings, job, peers, last))
+        hooks += list(_noting_best(settings, job, group, last))
     hooks += _trace_hooks(settings, engine, state.step, last)
     # Saving and evaluating are not the pace of a step.
     hooks.append((lambda info: pace.restart(), each))
@@ -89,7 +88,7 @@ def _evaluation(evaluate: Callable[[Engine, int], dict[str, float]], engine: Eng
         except StoppedWhileScoringError:
             say(f"step {info.step}: not scored; the same command does it")
             return
-        info.figures.update({f"validation_{name}": value for name, value in found.items()})
+        info.metrics.update({f"validation_{name}": value for name, value in found.items()})
         told = report.losses(found) or "  ".join(f"{name} {found[name]:.4f}" for name in found)
         say(f"step {info.step}: held out, {told}")
 
@@ -97,7 +96,7 @@ def _evaluation(evaluate: Callable[[Engine, int], dict[str, float]], engine: Eng
 
 
 def _noting_best(
-    settings: TrainSettings, job: Job, peers: Peers, last: int
+    settings: TrainSettings, job: Job, group: ProcessGroup, last: int
 ) -> Iterator[tuple[Hook, Every]]:
     """Write down each score, and whose is the highest."""
     best, folder = job.best, settings.save_ckpt_path
@@ -106,8 +105,8 @@ def _noting_best(
 
     def hook(info: Info) -> None:
         name = f"validation_{best}"
-        if peers.rank == 0 and name in info.figures:
-            note_best(folder, info.step, best, info.figures[name])
+        if group.rank == 0 and name in info.metrics:
+            note_best(folder, info.step, best, info.metrics[name])
 
     yield hook, _when_evaluated(job, last)
 
@@ -118,38 +117,38 @@ def caught_up(settings: TrainSettings, job: Job, engine: Engine, state: State) -
     A run that was killed between a save and its score would have no score of that step, and one that
     was trained without any none at all.
     """
-    folder, peers, step = settings.save_ckpt_path, engine.peers, state.step
+    folder, group, step = settings.save_ckpt_path, engine.group, state.step
     if job.best is None or job.evaluate is None or step == 0:
         return True
     assert folder is not None
-    scored = last_scored(folder) if peers.rank == 0 else 0
+    scored = last_scored(folder) if group.rank == 0 else 0
     is_due = _when_evaluated(job, job.plan.total_steps).due(step)
-    if not is_due or peers.of_rank_0([scored])[0] >= step:
+    if not is_due or group.broadcast([scored])[0] >= step:
         return True
     info = Info(step, {}, {}, 0.0)
     _evaluation(job.evaluate, engine)(info)
-    for hook, _ in _noting_best(settings, job, peers, job.plan.total_steps):
+    for hook, _ in _noting_best(settings, job, group, job.plan.total_steps):
         hook(info)
-    if peers.rank == 0 and info.figures and report.last_step(folder / report.METRICS) < step:
-        report.jsonl(folder / report.METRICS, step)(step, info.figures)
-    return bool(info.figures)
+    if group.rank == 0 and info.metrics and report.last_step(folder / report.METRICS) < step:
+        report.jsonl(folder / report.METRICS, step)(step, info.metrics)
+    return bool(info.metrics)
 
 
 def _trace_hooks(
     settings: TrainSettings, engine: Engine, done: int, last: int
 ) -> list[tuple[Hook, Every]]:
     """Write the trace, when one is asked for, after the steps that it notes."""
-    trace, path, peers = engine.trace, settings.parallel.trace, engine.peers
-    if trace is None or path is None:
+    path, group = settings.parallel.trace, engine.group
+    if not engine.traced_steps or path is None:
         return []
-    if peers.count > 1:
-        path = path.with_stem(f"{path.stem}_rank{peers.rank}")
+    if group.world_size > 1:
+        path = path.with_stem(f"{path.stem}_rank{group.rank}")
 
     def write(info: Info) -> None:
-        trace.write(path, peers.rank)
+        engine.write_trace(path)
         say(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
 
-    return [(write, Every(last_step=min(done + trace.steps, last)))]
+    return [(write, Every(last_step=min(done + engine.traced_steps, last)))]
 
 
 def _reports(

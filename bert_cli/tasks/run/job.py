@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from bert_cli.config.plan import Plan
 from bert_cli.data.stream.reader import Stream
-from bert_cli.parallel.tensorflow.engine import Engine
+from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.tasks.run import build
 from bert_cli.train import checkpoint
-from bert_cli.train.step import Batch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from bert_cli.config.plan import make_plan
 from bert_cli.config.training import PretrainSettings
-from bert_cli.parallel.tensorflow.engine import Engine
+from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, start, train
 from bert_cli.tasks.run.job import Job
 from bert_cli.train.report import say

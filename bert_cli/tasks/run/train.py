@@ -21,10 +21,9 @@ from bert_cli.data.stream.prefetch import read_ahead
 from bert_cli.errors import ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.parallel.engine import Batch, Engine, Mesh, ProcessGroup
 from bert_cli.parallel.rendezvous import StoppedWhileJoiningError
-from bert_cli.parallel.tensorflow.collectives import Peers
-from bert_cli.parallel.tensorflow.engine import Engine
-from bert_cli.parallel.tensorflow.mesh import Mesh, devices_here, open_mesh
+from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks.run import agreement, build, hooks, start
 from bert_cli.tasks.run.job import Job
@@ -33,7 +32,7 @@ from bert_cli.train.loop import Every, StopRequest, train
 from bert_cli.train.progress import Foot
 from bert_cli.train.report import say
 from bert_cli.train.saving import Writer, copied
-from bert_cli.train.step import Batch, State, Step
+from bert_cli.train.step import State
 
 DRY_RUN_STEPS = 2
 Asked = TypeVar("Asked", bound=TrainSettings)
@@ -59,7 +58,7 @@ def prepare(settings: Asked, claims: ExitStack) -> tuple[Asked, Mesh, StopReques
         say(f"{settings.about.what}\n{settings.about.expect}")
     settings = _laid_out(settings, processes)
     try:
-        mesh = open_mesh(settings, processes, stop)
+        mesh = build.open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
         print("run: stopped before all processes had come; nothing was done", flush=True)
         raise SystemExit(settings.exit_code_when_stopped) from None
@@ -84,8 +83,8 @@ def walk(
     plan, reader = job.plan, job.reader
     say(f"plan:\n{describe(plan)}\n{_where(settings, mesh)}")
     model, engine, state, step = build.build_run(settings, mesh, plan, stop, job.labels)
-    peers = engine.peers
-    claims.enter_context(Watchdog(peers, settings.cluster.say_waiting_after_seconds))
+    group = engine.group
+    claims.enter_context(Watchdog(group, settings.cluster.say_waiting_after_seconds))
     form = job.form(model)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),
@@ -95,25 +94,25 @@ def walk(
     )
     saves = not settings.dry_run and not settings.compile_only
     if saves:
-        _claim(settings, peers, claims)
-    _start(settings, peers, state, form, fixed, {"held_out": job.held_out})
+        _claim(settings, group, claims)
+    _start(settings, group, state, form, fixed, {"held_out": job.held_out})
     if settings.compile_only:
-        _compile(step, job.sample, began)
-        peers.meet()
+        _compile(engine, job.sample, began)
+        group.barrier()
         return None
     if saves and not hooks.caught_up(settings, job, engine, state):
         return Walked(engine, state, form, finished=False)
     if state.step >= plan.total_steps:
         say(f"run: all {plan.total_steps:,} steps are done; nothing to do")
-        peers.meet()
+        group.barrier()
         return Walked(engine, state, form, finished=True)
     writer = claims.enter_context(Writer())
-    save = _saving(settings, state, form, fixed, peers, writer) if saves else None
+    save = _saving(settings, state, form, fixed, group, writer) if saves else None
     last = plan.total_steps if saves else min(state.step + DRY_RUN_STEPS, plan.total_steps)
     built = time.monotonic()
-    step.compile(job.sample)
+    engine.compile(job.sample)
     say(f"built in {built - began:.1f} s, traced in {time.monotonic() - built:.1f} s")
-    batches, wish = read_ahead(reader, state.step, last), _wish(peers, stop)
+    batches, wish = read_ahead(reader, state.step, last), _wish(group, stop)
     with Foot(state.step, last, stop) as foot:
         doing = hooks.hooks_of(settings, job, engine, state, save, last, claims, foot)
         doing.append((lambda info: writer.look(), Every(steps=1)))
@@ -122,7 +121,7 @@ def walk(
         save()
     writer.wait()
     # Whoever leaves early is taken for lost by those who still save.
-    peers.meet()
+    group.barrier()
     say(_last_words(settings, state, began, finished))
     return Walked(engine, state, form, finished)
 
@@ -172,16 +171,16 @@ def _where(settings: TrainSettings, mesh: Mesh) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _claim(settings: TrainSettings, peers: Peers, claims: ExitStack) -> None:
+def _claim(settings: TrainSettings, group: ProcessGroup, claims: ExitStack) -> None:
     """Rank 0 takes the run's folder; the others wait until it is in order."""
     assert settings.save_ckpt_path is not None
-    if peers.rank == 0:
+    if group.rank == 0:
         claims.enter_context(checkpoint.claim(settings.save_ckpt_path))
         say(_whereto(settings))
         removed = checkpoint.clear_half_written(settings.save_ckpt_path)
         if removed:
             say(f"run: removed half-written {', '.join(removed)}")
-    peers.meet()
+    group.barrier()
 
 
 def _whereto(settings: TrainSettings) -> str:
@@ -195,22 +194,22 @@ def _whereto(settings: TrainSettings) -> str:
 
 def _start(
     settings: TrainSettings,
-    peers: Peers,
+    group: ProcessGroup,
     state: State,
     form: checkpoint.Format,
     fixed: dict[str, Any],
     also: dict[str, Any],
 ) -> None:
     """Put the first values into the state, the same on all processes."""
-    agreement.refuse_differences(peers, {**fixed, **agreement.meetings(settings), **also})
+    agreement.refuse_differences(group, {**fixed, **agreement.meetings(settings), **also})
     say(f"run: {start.start(settings, state, form, fixed)}")
-    agreement.refuse_other_starts(peers, state)
-    agreement.refuse_other_weights(peers, state)
+    agreement.refuse_other_starts(group, state)
+    agreement.refuse_other_weights(group, state)
 
 
-def _wish(peers: Peers, stop: Callable[[], bool]) -> Callable[[], bool]:
+def _wish(group: ProcessGroup, stop: Callable[[], bool]) -> Callable[[], bool]:
     """Whether any process was asked to stop; all get the same answer."""
-    return lambda: bool(peers.total([stop()])[0])
+    return lambda: bool(group.all_reduce([stop()])[0])
 
 
 def _saving(
@@ -218,7 +217,7 @@ def _saving(
     state: State,
     form: checkpoint.Format,
     fixed: dict[str, Any],
-    peers: Peers,
+    group: ProcessGroup,
     writer: Writer,
 ) -> Callable[[], None]:
     """How this process saves: rank 0 writes, beside the steps to come, the others give what they alone hold."""
@@ -226,21 +225,21 @@ def _saving(
     assert folder is not None
     # Of the step that a run continues from there is a checkpoint; rank 0 has seen it.
     there = (folder / checkpoint.name_of(state.step)).exists()
-    saved = state.step if peers.of_rank_0([there])[0] else -1
+    saved = state.step if group.broadcast([there])[0] else -1
 
     def save() -> None:
         # Decided by what every process knows: a file may show later on another host.
         nonlocal saved
         if saved == state.step:
             return
-        agreement.refuse_other_weights(peers, state)
-        if peers.rank == 0:
+        agreement.refuse_other_weights(group, state)
+        if group.rank == 0:
             writer.start(partial(write, copied(state)))
         else:
             checkpoint.give_shares(state)
         saved = state.step
 
-    if peers.rank > 0:
+    if group.rank > 0:
         return save
     # Only now: a start that was refused must not leave its settings beside another run's steps.
     write_json_atomically(folder / history.SETTINGS, told)
@@ -252,9 +251,9 @@ def _saving(
     return save
 
 
-def _compile(step: Step, batch: Batch, began: float) -> None:
+def _compile(engine: Engine, batch: Batch, began: float) -> None:
     ready = time.monotonic()
-    step.compile(batch)
+    engine.compile(batch)
     say(
         f"compiled in {time.monotonic() - ready:.1f} s, after {ready - began:.1f} s of imports, "
         "building and the first batch; nothing was trained"

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from bert_cli.config.model import BertConfig
 from bert_cli.model.bert import build_block
-from bert_cli.parallel.tensorflow.alike import AlikeBlocks, traced
+from bert_cli.parallel.tensorflow.runtime import traced
+from bert_cli.parallel.tensorflow.stage import SharedTraces
 
 B, S = 3, 16
 CONFIG = BertConfig(
@@ -60,7 +61,7 @@ def both_ways(blocks, run, policy):
 def test_layers_traced_once_are_the_layers_bit_for_bit_at_every_length(policy, key):
     blocks = layers(policy)
     plain = both_ways(blocks, lambda block, *rest: block(*rest), policy)
-    once = both_ways(blocks, AlikeBlocks(blocks).run, policy)
+    once = both_ways(blocks, SharedTraces(blocks).run, policy)
     for places in (16, 8, 12, 16):
         mine, wanted = once(places, key), plain(places, key)
         assert len(mine) == len(wanted) == 2 + 3 * 16
@@ -71,20 +72,20 @@ def test_layers_traced_once_are_the_layers_bit_for_bit_at_every_length(policy, k
 
 def test_three_layers_are_traced_as_one_for_each_length_and_one_alone_is_not():
     blocks = layers()
-    alike = AlikeBlocks(blocks)
+    alike = SharedTraces(blocks)
     run = both_ways(blocks, alike.run, "float32")
     for places in (16, 8):
         run(places, KEY)
     assert len(alike.functions) == 2
     assert {f.experimental_get_tracing_count() for f in alike.functions.values()} == {1}
-    alone = AlikeBlocks(blocks[:1])
+    alone = SharedTraces(blocks[:1])
     both_ways(blocks[:1], alone.run, "float32")(16, KEY)
     assert not alone.functions
 
 
 def test_scores_of_any_length_do_not_become_the_trace_of_a_known_one():
     blocks = layers()
-    alike = AlikeBlocks(blocks)
+    alike = SharedTraces(blocks)
     seen = []
 
     def forward(hidden, columns, key):

@@ -15,11 +15,10 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
 from bert_cli.model.heads import PretrainingHeads
-from bert_cli.parallel.tensorflow.alike import traced
-from bert_cli.parallel.tensorflow.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count, scaled_for_accumulation
+from bert_cli.parallel.tensorflow.runtime import traced
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.trace import Trace, seconds_together
-from bert_cli.train.step import count, raised
+from bert_cli.parallel.tensorflow.trace import Trace, overlap
 
 KEY = np.array([3, 0], np.int32)
 
@@ -50,9 +49,9 @@ def engine_of(layout: str = "1x1", **changes):
 
 def played(engine, batch, position: int = 0, scale: float = 1.0):
     """Sums and gradients of a batch from a clean start."""
-    engine.clear()
-    sums = engine.play(batch, position, count(batch, PretrainingHeads.COUNTS), scale)
-    engine.reduce(1.0)
+    engine.clear_gradients()
+    sums = engine.accumulate(batch, position, count(batch, PretrainingHeads.COUNTS), scale)
+    engine.all_reduce_gradients(1.0)
     return sums, gradients(engine)
 
 
@@ -117,7 +116,7 @@ def test_recomputation_within_a_turn_really_runs_the_forward_pass_again(plain):
         batch = {name: column[0] for name, column in examples(2).items()}
         counts = {name: tf.constant(1.0) for name in ("masked", "pairs", "examples", "tokens")}
         given = None, stage.columns(batch), KEY, counts, tf.constant(1.0), tf.constant(True)
-        return products_of(stage._turn, *given)
+        return products_of(stage._forward_backward, *given)
 
     again = engine_of(model=NO_DROPOUT, parallel={"recompute": True})
     # One more forward pass of every block but the last: the products of three layers and the pooler.
@@ -138,13 +137,13 @@ def test_what_a_stage_keeps_is_its_input_or_those_of_its_layers():
 
 def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, dropping):
     batch = {name: column[0] for name, column in examples(4).items()}
-    plain.clear()
-    dropping.clear()
+    plain.clear_gradients()
+    dropping.clear_gradients()
     assert dropping.evaluate(batch) == plain.evaluate(batch)
     spread = engine_of("2x2")
     assert spread.evaluate(batch) == pytest.approx(plain.evaluate(batch), rel=1e-6)
     for stage in dropping.replicas[0] + spread.replicas[0]:
-        assert stage.empty
+        assert not stage.has_gradients
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,8 @@ def test_of_what_was_there_before_a_step_nothing_is_added_to_its_gradients(layou
     _, again = played(engine, examples(4))
     for name, gradient in again.items():
         np.testing.assert_array_equal(gradient, clean[name], err_msg=name)
-    engine.move(1.0, 0.0, 0, 0)
-    assert all(stage.empty for stage in engine.replicas[0])
+    engine.apply_update(1.0, 0.0, 0, 0)
+    assert all(not stage.has_gradients for stage in engine.replicas[0])
 
 
 def test_a_weight_without_a_part_in_the_loss_has_no_gradient_whatever_was_there():
@@ -181,10 +180,10 @@ def test_a_weight_without_a_part_in_the_loss_has_no_gradient_whatever_was_there(
         return loss, {"loss": loss}
 
     head.READS, head.COUNTS = (), ()
-    stage = Stage([], head, {"used": used, "other": other}, device="CPU:0", keeps="all")
+    stage = Stage([], head, {"used": used, "other": other}, device="CPU:0", saved="all")
     for _ in range(2):
         stage.accumulators["other"].assign([7.0])
-        stage.turn(None, {}, KEY, {}, tf.constant(1.0))
+        stage.forward_backward(None, {}, KEY, {}, tf.constant(1.0))
     np.testing.assert_array_equal(stage.accumulators["used"], [4.0, 8.0])
     np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
 
@@ -208,9 +207,9 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy, 
             name: value * micro_batches
             for name, value in count(batch, PretrainingHeads.COUNTS).items()
         }
-        engine.clear()
-        engine.play(batch, 0, counts, scale)
-        engine.reduce(1.0)
+        engine.clear_gradients()
+        engine.accumulate(batch, 0, counts, scale)
+        engine.all_reduce_gradients(1.0)
         return max(
             np.linalg.norm(found * micro_batches / scale - exact[name])
             / np.linalg.norm(exact[name])
@@ -218,8 +217,10 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy, 
             if name.endswith("kernel")
         )
 
-    assert error(2048, raised(1.0, 2048)) == pytest.approx(error(1, raised(1.0, 1)), rel=0.05)
-    assert error(2048, raised(1.0, 2048)) < 0.01
+    assert error(2048, scaled_for_accumulation(1.0, 2048)) == pytest.approx(
+        error(1, scaled_for_accumulation(1.0, 1)), rel=0.05
+    )
+    assert error(2048, scaled_for_accumulation(1.0, 2048)) < 0.01
     # What the scale alone would give, so that this test can fail.
     assert error(2048, 1.0) > 0.02
 
@@ -227,7 +228,13 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(policy, 
 @pytest.mark.parametrize("layout", ["1x1", "5 stages on 4 devices"])
 def test_functions_are_traced_once_however_many_micro_batches_there_are(layout):
     engine = engine_of(layout)
-    names = ("_turn", "_forward_only", "_forward_inputs", "_backward_again", "_add")
+    names = (
+        "_forward_backward",
+        "_forward",
+        "_forward_saving_inputs",
+        "_recompute_backward",
+        "_accumulate",
+    )
 
     def traces() -> list[int]:
         return [
@@ -251,11 +258,11 @@ def test_a_wish_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient():
     batch = examples(2 * 40_000, 40_000)
     began = time.monotonic()
     with pytest.raises(StoppedBetweenMicroBatchesError):
-        engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0, asked.is_set)
+        engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0, asked.is_set)
     assert time.monotonic() - began < 15
     for row in engine.replicas:
         for stage in row:
-            assert stage.empty
+            assert not stage.has_gradients
     # And the engine is fit for the next step.
     played(engine, examples(4, 2))
 
@@ -274,7 +281,7 @@ def test_an_error_in_one_stage_ends_the_step_with_that_error():
     stage.backward = break_at_the_third
     batch = examples(16, 8)
     with pytest.raises(ValueError, match="a stage broke"):
-        engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
+        engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
 
 
 FAILING = """
@@ -282,19 +289,19 @@ import sys, time
 import numpy as np
 from support.layouts import built, settings_of
 from bert_cli.model.heads import PretrainingHeads
-from bert_cli.train.step import count
+from bert_cli.parallel.engine import count
 
 engine, _, _, reader = built(settings_of("2x1"), moves=False)
 batch = reader[0]
-engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
+engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
 
 def fail(shrink):
     time.sleep(1)  # the other one stands in the sum by now
     raise MemoryError("no room")
 
-engine.updates[1][0].reduce = fail
+engine.updates[1][0].all_reduce_gradients = fail
 try:
-    engine.reduce(1.0)
+    engine.all_reduce_gradients(1.0)
 except MemoryError as error:
     print("raised", error)
 """
@@ -343,26 +350,26 @@ def test_stages_on_different_devices_work_at_the_same_time():
         stage.reads = [*stage.reads, "input_mask"]
         stage.segments = [stage.body]
         # Traced before it slept.
-        stage._forward_inputs = traced(stage._forward_and_inputs)
-        stage._backward_again = traced(stage._compute_again)
+        stage._forward_saving_inputs = traced(stage._run_segments)
+        stage._recompute_backward = traced(stage._recompute)
     first.segments = [first.body]
-    first._forward_inputs = traced(first._forward_and_inputs)
-    first._backward_again = traced(first._compute_again)
+    first._forward_saving_inputs = traced(first._run_segments)
+    first._recompute_backward = traced(first._recompute)
     batch = examples(2 * micro_batches, micro_batches)
     engine.compile_stages(batch, count(batch, PretrainingHeads.COUNTS))
     engine.trace = trace
     began = time.monotonic()
-    engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
+    engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
     took = time.monotonic() - began
     # Forward and again in the backward pass, three stages, one after the other.
     in_series = 2 * 3 * nap * micro_batches
     ideal = 2 * nap * (micro_batches + 2)
-    busy, together = seconds_together(trace.bars)
+    busy, together = overlap(trace.bars)
     assert took < 0.6 * in_series, (took, ideal)
     assert together > 0.5 * busy
     assert {(bar.stage, bar.kind) for bar in trace.bars} == {
         *((stage, kind) for stage in range(3) for kind in ("forward", "backward")),
-        (3, "turn"),
+        (3, "forward-backward"),
     }
 
 
@@ -375,6 +382,6 @@ def test_stages_that_compute_work_at_the_same_time_too():
         {name: column[:1] for name, column in batch.items()}, count(batch, PretrainingHeads.COUNTS)
     )
     engine.trace = Trace(1)
-    engine.play(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
-    busy, together = seconds_together(engine.trace.bars)
+    engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0)
+    busy, together = overlap(engine.trace.bars)
     assert together > 0.3 * busy

@@ -15,9 +15,10 @@ from support.layouts import (
 )
 
 from bert_cli.model.heads import PretrainingHeads
+from bert_cli.parallel.engine import count
 from bert_cli.parallel.tensorflow.schedule import SCHEDULES
 from bert_cli.train import checkpoint
-from bert_cli.train.step import State, count
+from bert_cli.train.step import State
 
 TABLE = [name for name in LAYOUTS if name != "4x1"]
 SPREAD = [name for name in TABLE if name not in ("1x1", "gather alone")]
@@ -36,11 +37,11 @@ WANDER = 2 * 10 * 0.01
 
 def first_step(engine, reader, micro_batches: int, position: int = 0):
     """Sums and gradients of the first micro-batches of the stream, with dropout."""
-    engine.clear()
+    engine.clear_gradients()
     batch = reader[0]
     batch = {name: column[:micro_batches] for name, column in batch.items()}
-    sums = engine.play(batch, position, count(batch, PretrainingHeads.COUNTS), 1.0)
-    squared = engine.reduce(1.0)
+    sums = engine.accumulate(batch, position, count(batch, PretrainingHeads.COUNTS), 1.0)
+    squared = engine.all_reduce_gradients(1.0)
     found = gradients(engine)
     whole = sum(np.square(gradient, dtype=np.float64).sum() for gradient in found.values())
     assert squared == pytest.approx(whole, rel=1e-5)
@@ -84,7 +85,7 @@ def test_the_schedule_changes_no_bit_and_keeps_what_it_says(one_device):
     for schedule in SCHEDULES:
         engine, reader = engine_of("5 stages on 4 devices", parallel={"schedule": schedule})
         _, found[schedule] = first_step(engine, reader, 4)
-        kept[schedule] = engine.most_kept
+        kept[schedule] = engine.max_in_flight
     for name, gradient in found["1F1B"].items():
         np.testing.assert_array_equal(found["GPipe"][name], gradient, err_msg=name)
     # Stage k of 5 keeps at most 5 - k, and there are 4.
@@ -185,8 +186,7 @@ def test_small_buckets_add_up_the_same():
     _, whole = first_step(engine, reader, 4)
     for row in engine.updates:
         for update in row:
-            names = enumerate(update.weights)
-            update.buckets = [update._bucket(100 + number, [name]) for number, name in names]
+            update.make_functions([[name] for name in update.weights], first=100)
     _, found = first_step(engine, reader, 4)
     for name, gradient in found.items():
         np.testing.assert_array_equal(gradient, whole[name], err_msg=name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES, Work, most_kept
+from bert_cli.parallel.tensorflow.schedule import SCHEDULES, Work, max_in_flight
 
 SIZES = [(p, m) for p in (1, 2, 3, 5, 8) for m in (1, 2, 4, 7, 32)]
 
@@ -15,15 +15,15 @@ def orders(name: str, stages: int, micro_batches: int) -> list[list[Work]]:
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
 def test_every_stage_takes_every_micro_batch_forward_and_then_backward(name, stages, micro_batches):
     for number, order in enumerate(orders(name, stages, micro_batches)):
-        seen: dict[str, list[int]] = {"forward": [], "backward": [], "turn": []}
+        seen: dict[str, list[int]] = {"forward": [], "backward": [], "forward-backward": []}
         for kind, micro_batch in order:
             seen[kind].append(micro_batch)
         every = list(range(micro_batches))
         if number == stages - 1:
-            assert seen == {"forward": [], "backward": [], "turn": every}
+            assert seen == {"forward": [], "backward": [], "forward-backward": every}
         else:
             # In the order of the stream, so that sums are added in the order of one device.
-            assert seen == {"forward": every, "backward": every, "turn": []}
+            assert seen == {"forward": every, "backward": every, "forward-backward": []}
             places = {work: place for place, work in enumerate(order)}
             assert all(places["forward", n] < places["backward", n] for n in every)
 
@@ -59,12 +59,12 @@ def test_no_two_stages_wait_for_each_other(name, stages, micro_batches):
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
 def test_with_1f1b_stage_k_of_p_keeps_at_most_p_minus_k_micro_batches(stages, micro_batches):
     for number, order in enumerate(orders("1F1B", stages, micro_batches)):
-        assert most_kept(order) == min(stages - number, micro_batches)
+        assert max_in_flight(order) == min(stages - number, micro_batches)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
 def test_with_gpipe_every_stage_but_the_last_keeps_all(stages, micro_batches):
-    kept = [most_kept(order) for order in orders("GPipe", stages, micro_batches)]
+    kept = [max_in_flight(order) for order in orders("GPipe", stages, micro_batches)]
     assert kept == [micro_batches] * (stages - 1) + [1]
 
 

@@ -7,8 +7,8 @@ import pytest
 from bert_cli.config.model import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import block_names
-from bert_cli.parallel.tensorflow.stage import cut
-from bert_cli.parallel.tensorflow.trace import Bar, Trace, seconds_together
+from bert_cli.parallel.tensorflow.stage import split_blocks
+from bert_cli.parallel.tensorflow.trace import Bar, Trace, overlap
 from bert_cli.parallel.tensorflow.update import buckets
 
 NAMES = block_names(BertConfig(num_hidden_layers=3))
@@ -17,7 +17,7 @@ NAMES = block_names(BertConfig(num_hidden_layers=3))
 def test_hid_stands_for_the_next_layer():
     stages = [["emb", "hid"], ["hid", "hid", "enc_out"], ["pool", "heads"]]
     wanted = [["emb", "hid_0"], ["hid_1", "hid_2", "enc_out"], ["pool", "heads"]]
-    assert cut(stages, NAMES) == wanted
+    assert split_blocks(stages, NAMES) == wanted
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_hid_stands_for_the_next_layer():
 )
 def test_stages_that_do_not_list_the_blocks_in_order_are_refused(stages):
     with pytest.raises(ValueError, match="do not list the blocks"):
-        cut(stages, NAMES)
+        split_blocks(stages, NAMES)
 
 
 def test_buckets_hold_what_fits_and_a_larger_weight_travels_alone():
@@ -40,9 +40,9 @@ def test_buckets_hold_what_fits_and_a_larger_weight_travels_alone():
 
 
 def test_the_time_in_which_two_stages_work_is_counted_once():
-    bars = [Bar(0, 0, "forward", 0, 0.0, 4.0), Bar(0, 1, "turn", 0, 1.0, 3.0)]
+    bars = [Bar(0, 0, "forward", 0, 0.0, 4.0), Bar(0, 1, "forward-backward", 0, 1.0, 3.0)]
     bars += [Bar(1, 0, "forward", 1, 2.0, 3.0), Bar(0, 0, "forward", 1, 6.0, 7.0)]
-    assert seconds_together(bars) == (5.0, 2.0)
+    assert overlap(bars) == (5.0, 2.0)
 
 
 def test_a_trace_is_what_its_viewers_read(tmp_path):

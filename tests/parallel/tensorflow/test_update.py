@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.layouts import KEY_BIAS, assert_weights_close, built, gradients, settings_of
 
-from bert_cli.parallel.tensorflow import moves, update
-from bert_cli.train.step import count
+from bert_cli.parallel.engine import count
+from bert_cli.parallel.tensorflow import update
 
 STEPS = 2
 OFFLOADED = {"optimizer_state_offload": True}
@@ -43,11 +43,13 @@ def test_compiled_moves_are_the_plain_ones_and_leave_no_gradient(
     monkeypatch, layout, optimizer, parallel
 ):
     _, plain, plain_moments = some_steps(layout, optimizer, parallel)
-    monkeypatch.setattr(update, "MOVES_WORTH_COMPILING", 0)
-    monkeypatch.setattr(moves, "LARGE", 500)
+    monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", 0)
+    monkeypatch.setattr(update, "LARGE", 500)
     engine, weights, moments = some_steps(layout, optimizer, parallel)
     devices = [device for replica in engine.updates for device in replica]
-    assert all(any(compiled for _, _, compiled, *_ in device.moves.functions) for device in devices)
+    assert all(
+        any(compiled for _, _, compiled, *_ in device.updater.functions) for device in devices
+    )
     assert_weights_close(weights, plain, 1e-5, 2 * STEPS * 0.01)
     for name, moment in moments.items():
         if KEY_BIAS in name:
@@ -56,7 +58,7 @@ def test_compiled_moves_are_the_plain_ones_and_leave_no_gradient(
         np.testing.assert_allclose(
             moment, plain_moments[name], rtol=1e-4, atol=1e-6 * largest, err_msg=name
         )
-    assert all(stage.empty for replica in engine.replicas for stage in replica)
+    assert all(not stage.has_gradients for replica in engine.replicas for stage in replica)
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
@@ -64,17 +66,17 @@ def test_each_moment_is_that_of_the_gradient_and_a_move_is_traced_once_for_each_
     settings = settings_of("1x1", 1, optimizer={"name": optimizer}, model=SHALLOW)
     engine, state, _, reader = built(settings)
     batch = reader[0]
-    engine.play(batch, 0, count(batch, engine.head.COUNTS), 1.0)
-    engine.reduce(1.0)
+    engine.accumulate(batch, 0, count(batch, engine.head.COUNTS), 1.0)
+    engine.all_reduce_gradients(1.0)
     found = gradients(engine)
-    engine.move(1.0, 0.01, 0, 0)
+    engine.apply_update(1.0, 0.01, 0, 0)
     for name, (first, second) in state.moments.items():
         np.testing.assert_allclose(first.numpy(), 0.1 * found[name], rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(
             second.numpy(), 0.001 * found[name] ** 2, rtol=1e-4, atol=1e-30, err_msg=name
         )
     (device,) = engine.updates[0]
-    for (_, rule, *_), move in device.moves.functions.items():
+    for (_, rule, *_), move in device.updater.functions.items():
         shapes = {
             tuple(weight.shape)
             for name, weight in device.weights.items()

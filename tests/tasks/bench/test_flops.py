@@ -9,11 +9,10 @@ import tensorflow as tf
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.model import BertConfig
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.tensorflow.mesh import open_mesh
+from bert_cli.parallel.engine import count
 from bert_cli.tasks.bench import jobs
 from bert_cli.tasks.bench.flops import Shape, attention, model_flops, products, shape_of
 from bert_cli.tasks.run import build
-from bert_cli.train.step import count
 
 MODEL = {
     "vocab_size": 70,
@@ -57,16 +56,16 @@ def of_products(graph) -> int:
 def of_a_step(kind, asked):
     """Operations of a micro-batch as its graph has them; its settings and its shape."""
     settings = kind.model_validate(asked)
-    mesh = open_mesh(settings, Processes(()))
+    mesh = build.open_mesh(settings, Processes(()))
     job = jobs.job_of(settings, mesh)
     parts = build.build_run(settings, mesh, job.plan)
     (stage,) = parts.engine.replicas[0]
     # As they are: calls of one function for layers alike would be counted in the functions.
-    stage._run = lambda block, *given: block(*given)
+    stage.run_block = lambda block, *given: block(*given)
     micro = {column: values[0] for column, values in job.sample.items()}
     counts = {name: tf.constant(1.0) for name in count(job.sample, parts.engine.head.COUNTS)}
     given = None, stage.columns(micro), tf.constant([1, 0]), counts, tf.constant(1.0)
-    traced = stage._turn.get_concrete_function(*given, tf.constant(True))
+    traced = stage._forward_backward.get_concrete_function(*given, tf.constant(True))
     return of_products(traced.graph), settings, shape_of(job.sample)
 
 

@@ -10,7 +10,6 @@ from bert_cli.tasks.bench.timing import (
     PARTS,
     Stopwatch,
     Taken,
-    Timed,
     figures_of,
     median,
     seconds_since_start,
@@ -27,44 +26,27 @@ class Clock:
         return self.now
 
 
-class Engine:
-    """Takes the time that it is told."""
-
-    peers = "peers"
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def play(self, batch: str) -> str:
-        self.clock.now += 3.0
-        return batch
-
-    def reduce(self, shrink: float) -> float:
-        self.clock.now += 0.5
-        return shrink
-
-    def move(self, factor: float) -> float:
-        self.clock.now += 1.0
-        raise ValueError(factor)
-
-
 def step(seconds: float, waited: float = 0.0, played: float = 0.0) -> Taken:
     parts = {"input_wait": waited, "forward_backward": played}
     return Taken(seconds, parts, examples=8, tokens=80, places=100, flops=1000)
 
 
-def test_the_calls_of_an_engine_are_noted_by_part_and_do_what_they_do():
-    clock, settled = Clock(), []
+def test_the_parts_of_an_update_include_what_the_devices_have_still_to_do():
+    clock = Clock()
     watch = Stopwatch(clock)
-    engine = Timed(Engine(clock), watch, lambda: settled.append(clock.now))
-    assert engine.peers == "peers"
-    assert engine.play("batch") == "batch"
-    assert engine.reduce(2.0) == 2.0
-    with pytest.raises(ValueError, match=r"1\.5"):
-        engine.move(1.5)
-    # What a device has still to do belongs to the call that asked for it.
-    assert settled == [3.0, 3.5]
-    assert watch.taken() == {"forward_backward": 3.0, "reduction": 0.5, "optimizer": 1.0}
+
+    def work(seconds: float) -> None:
+        clock.now += seconds
+
+    part = watch.parts_until(lambda: work(0.25))
+    with part("forward_backward"):
+        work(3.0)
+    with part("reduction"):
+        work(0.5)
+    with pytest.raises(ValueError, match="failed"), part("optimizer"):
+        work(1.0)
+        raise ValueError("failed")
+    assert watch.taken() == {"forward_backward": 3.25, "reduction": 0.75, "optimizer": 1.0}
     assert watch.taken() == {}
 
 

@@ -1,0 +1,255 @@
+"""The interface of an engine: what a run needs from the framework that computes it.
+
+`train/` and `tasks/` use an engine through the classes of this file, which imports no framework. A second engine is a
+folder beside `tensorflow/` with subclasses of `ProcessGroup` and `Engine` and two functions: `devices_here`, which
+counts the devices of this process, and `open_mesh`, which takes them and joins the other processes.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.parallel.cluster import Processes
+
+Batch = Mapping[str, npt.NDArray[Any]]
+"""Columns of examples, arrays [M, B, ...] of M micro-batches."""
+
+
+class StoppedBetweenMicroBatchesError(Exception):
+    """A stop was requested during a step. The weights are those of the step before."""
+
+
+class Value(Protocol):
+    """A complete weight or optimizer moment, wherever its parts are stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process stores a part: then all of them must read it, in the same order."""
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the value."""
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Set the value."""
+
+
+class Head(Protocol):
+    """The last block of a model: the loss, and the sums that metrics are computed from."""
+
+    COUNTS: Mapping[str, str]
+    """Name of a count that a loss is divided by -> the column that it is the sum of."""
+    MEANS: Mapping[str, tuple[str, str]]
+    """Name of a metric -> the sum and the count whose ratio it is."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The devices of this process, and its rank among the processes of the run."""
+
+    replicas: int
+    """Copies of the model in the whole run."""
+    devices: tuple[tuple[str, ...], ...]
+    """For each replica of this process, the devices that its stages are mapped to."""
+    host: str
+    """The device whose memory is the host's."""
+    processes: Processes
+    number: int = 0
+    """Number of this mesh in the process. Collectives of two meshes have different keys."""
+
+    @property
+    def first_replica(self) -> int:
+        """Number of this process' first replica in the run."""
+        return self.processes.rank * len(self.devices)
+
+    @property
+    def kind(self) -> str:
+        """GPU or CPU."""
+        return "GPU" if ":GPU:" in self.devices[0][0].upper() else "CPU"
+
+
+class ProcessGroup(ABC):
+    """The processes of a run, seen from one of them. With one process every call returns at once.
+
+    All methods that communicate must be called by every process, in the same order.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.activity = "starting"
+        """What this process is doing. The watchdog publishes it."""
+        self.collectives = 0
+        """How many collectives this process has entered."""
+        self.is_waiting = threading.Event()
+        """Set while this process is in a collective."""
+
+    def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the sum over all processes. Raises DeviceError when a process is lost."""
+        array = np.asarray(numbers, np.float64)
+        if self.world_size == 1:
+            return array
+        with self.collective():
+            return self._sum(array.reshape(-1)).reshape(array.shape)
+
+    def all_gather(self, number: float) -> list[float]:
+        """Return the number of every process, ordered by rank."""
+        numbers = np.zeros(self.world_size)
+        numbers[self.rank] = number
+        return [float(value) for value in self.all_reduce(numbers)]
+
+    def broadcast(self, numbers: Sequence[float]) -> list[float]:
+        """Return the numbers that rank 0 passes, bit for bit."""
+        array = np.asarray(numbers, np.float64)
+        array = array if self.rank == 0 else np.zeros_like(array)
+        return [float(value) for value in self.all_reduce(array)]
+
+    def barrier(self) -> None:
+        """Wait until every process has called this."""
+        self.all_reduce([0.0])
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Count and flag a collective while it runs. Raises DeviceError, with the rank, when a process is lost."""
+        self.collectives += 1
+        self.is_waiting.set()
+        try:
+            with self._naming_lost_process():
+                yield
+        finally:
+            self.is_waiting.clear()
+
+    @abstractmethod
+    def publish(self, text: str) -> None:
+        """Store a text that other processes can read with `published_by`, without a collective."""
+
+    @abstractmethod
+    def published_by(self, rank: int) -> str:
+        """Return the last text that a rank has published, or an empty one."""
+
+    @abstractmethod
+    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the sum of a vector over at least two processes."""
+
+    @abstractmethod
+    def _naming_lost_process(self) -> AbstractContextManager[None]:
+        """Return a context manager that turns the framework's error about a lost process into DeviceError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRequest:
+    """What an update needs beyond its batch."""
+
+    step: int
+    """Steps completed. With the sample index of a micro-batch it decides dropout and rounding."""
+    updates: int
+    """Updates applied: the steps without those that were skipped."""
+    micro_batches: int
+    """Micro-batches of the step, over all processes."""
+    learning_rate: float
+    loss_scale: float
+    max_gradient_norm: float | None
+    """The gradient is clipped to this norm; None does not clip."""
+
+
+class UpdateResult(NamedTuple):
+    """What an update reports; all values are of the whole step, over all processes."""
+
+    sums: dict[str, float]
+    """The head's sums."""
+    counts: dict[str, float]
+    """What they are divided by; see `count`."""
+    gradient_norm: float
+    """Norm of the complete gradient, without loss scale and before clipping. If not finite, the update was skipped."""
+    weight_norm: float
+    """Norm of all weights after the update."""
+
+
+class Engine(ABC):
+    """Computes steps, evaluations and predictions of one model on the devices of a mesh."""
+
+    group: ProcessGroup
+    head: Head
+    weights: Mapping[str, Value]
+    """By name, for checkpoints."""
+    traced_steps = 0
+    """Steps that are still to be recorded by the trace, if there is one."""
+
+    def __init__(self) -> None:
+        self.record: Callable[[str], AbstractContextManager[None]] = lambda part: nullcontext()
+        """Entered around each part of an update: `forward_backward`, `reduction`, `optimizer`."""
+
+    @property
+    @abstractmethod
+    def moments(self) -> Mapping[str, tuple[Value, Value]]:
+        """The optimizer's two float32 moments of each weight, for checkpoints."""
+
+    @property
+    @abstractmethod
+    def sum_names(self) -> Sequence[str]:
+        """Names of the sums that the head computes; known after `compile`."""
+
+    @abstractmethod
+    def compile(self, batch: Batch) -> None:
+        """Trace and compile everything that a step needs, on one micro-batch for each local replica."""
+
+    @abstractmethod
+    def update(
+        self,
+        batch: Batch,
+        request: UpdateRequest,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> UpdateResult:
+        """Update the weights with the gradient of a step, of which `batch` is this process' part.
+
+        The update is skipped, on all processes alike, when the gradient is not finite. Raises
+        StoppedBetweenMicroBatchesError when `stop_requested` returns true on any process, DeviceError when a
+        micro-batch does not fit the memory or a process is lost.
+        """
+
+    @abstractmethod
+    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+        """Return the head's sums for examples [B, ...], on this process alone, without dropout."""
+
+    @abstractmethod
+    def predict(self, examples: Batch) -> Any:
+        """Return the head's logits for examples [B, ...], on this process alone, as NumPy arrays."""
+
+    def write_trace(self, path: Path) -> None:
+        """Write when each stage worked on which micro-batch. Only for an engine that has `traced_steps`."""
+        raise NotImplementedError
+
+
+def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
+    """Return the counts of a batch [..., B, S]: `examples`, non-padding `tokens`, and sums of columns by name.
+
+    Each sequence of a pack is an example. A column of weights that is absent counts 1 for each example.
+    """
+    # The attention mask numbers the sequences of a pack from 1.
+    examples = float(np.sum(np.max(batch["input_mask"], axis=-1)))
+    sums = {
+        name: float(np.sum(batch[column])) if column in batch else examples
+        for name, column in columns.items()
+    }
+    tokens = float(np.count_nonzero(batch["input_mask"]))
+    return {**sums, "examples": examples, "tokens": tokens}
+
+
+def scaled_for_accumulation(loss_scale: float, micro_batches: int) -> float:
+    """Return the factor of a micro-batch's loss in a step of `micro_batches` micro-batches.
+
+    The loss is divided by the counts of the whole step, so the more micro-batches, the smaller the gradients of
+    each. Multiplied by their number (the power of two below it, so that nothing rounds), float16 gradients are as
+    large as in a step of one micro-batch. Measured at 2,040 micro-batches and a loss scale of 4096: a gradient in
+    float16 is off by 13 % without the factor and by 0.1 % with it.
+    """
+    return loss_scale * 2 ** (micro_batches.bit_length() - 1)
