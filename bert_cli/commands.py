@@ -108,12 +108,12 @@ COMMANDS = {
         ),
         "bench": ("tasks.bench.run", "bench.BenchSettings", "run a standard benchmark"),
         "bench pretrain": (
-            "tasks.bench.run",
+            "tasks.bench.pretrain",
             "bench.BenchPretrainSettings",
             "measure the speed and memory of pre-training",
         ),
         "bench squad": (
-            "tasks.bench.run",
+            "tasks.bench.squad",
             "bench.BenchSquadSettings",
             "measure the speed and memory of fine-tuning on SQuAD",
         ),

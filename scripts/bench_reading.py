@@ -1,13 +1,12 @@
 #!/usr/bin/env python
-"""Examples a second that one core reads from a folder of static records, beside TensorFlow's parser.
+"""Measure the examples a second that one core reads from a folder of static records.
 
-`bert` is what a run does in its reading thread: records of random places of the folder are fetched from
-their files (which the system may hold in memory), both checksums of each are looked at, and they become
-the columns of a step. Of 40 steps, about an epoch of half a million records, because a page of a file is
-slower the first time. `parser` is `tf.io.parse_example` alone, on records of the folder that lie in
-memory, in batches of 256. The sides take turns, each a process of its own on one core; told are medians
-of all rounds so far, by the clock and by seconds of the processor. What a step of `bert pretrain` waits
-for its batch is `input_wait_share` of `bert bench`.
+`bert` is the work of a run's reading thread: records of random positions are read from their files, which may be in the
+page cache, both checksums of each are verified, and they become the columns of a step. 40 steps are about an epoch of
+half a million records, because the first access to a page of a file is slower. `parser` is `tf.io.parse_example` alone,
+on batches of 256 records in memory. The sides run in turn, each in a process on one core. The medians of all rounds are
+printed, by the clock and by processor seconds. How long a step of `bert pretrain` waits for its batch is
+`input_wait_share` of `bert bench`.
 
     scripts/bench_reading.py data/records/128
 """
@@ -27,25 +26,25 @@ from turns import Pairs, first_cores, in_a_process, in_turn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 STEP = 16_384
-"""Examples of a step, fetched in the order in which they lie on disk."""
+"""Examples of a step, read in the order of their files."""
 AT_ONCE = 256
-"""Examples that the parser is given at once."""
+"""Examples of a batch of the parser."""
 
 
 def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Pairs:
-    """Examples a second of the clock and of the processor, of each part but the first."""
+    """Return examples a second by the clock and by processor seconds, without the first part."""
     next(parts)
-    found = []
+    results = []
     for _ in range(repetitions):
         clock, processor = time.perf_counter(), time.process_time()
         next(parts)
-        found.append(
+        results.append(
             (
                 examples / (time.perf_counter() - clock),
                 examples / (time.process_time() - processor),
             )
         )
-    return found
+    return results
 
 
 def read_by_bert(folder: Path) -> Iterator[Any]:
@@ -92,16 +91,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.side:
+    arguments = parser.parse_args()
+    if arguments.side:
         from bert_cli.parallel.tensorflow.runtime import keep_freed_memory
 
         keep_freed_memory()  # as a run does
-        print(json.dumps(rates(SIDES[given.side](given.folder), STEP, given.repetitions)))
+        print(
+            json.dumps(rates(SIDES[arguments.side](arguments.folder), STEP, arguments.repetitions))
+        )
         return
     words = [sys.executable, *sys.argv, "--side"]
     sides = {side: partial(in_a_process, [*words, side], first_cores(1)) for side in SIDES}
-    in_turn(sides, given.rounds, "{:,.0f} examples/s, {:,.0f} of the processor's seconds".format)
+    in_turn(
+        sides, arguments.rounds, "{:,.0f} examples/s, {:,.0f} of the processor's seconds".format
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small corpora for tests: folders of records whose every number is known."""
+"""Small corpora for tests: folders of records with known numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ PIECES += [("##" if number % 3 == 0 else "") + f"w{number}" for number in range(
 
 
 def static_examples(first: int, count: int) -> dict[str, np.ndarray]:
-    """Examples that carry their record number at place 1, after [CLS]."""
+    """Return examples whose record number is the token at position 1, after [CLS]."""
     rng = np.random.default_rng(first)
     examples = {
         "input_ids": rng.integers(5, WORDS, (count, S)),
@@ -37,7 +37,7 @@ def static_examples(first: int, count: int) -> dict[str, np.ndarray]:
 
 
 def dynamic_records(first: int, count: int) -> DynamicRecords:
-    """Pairs of 5 to S tokens: [CLS] a [SEP] b [SEP]; the label is the record number's last bit."""
+    """Return pairs of 5 to S tokens: [CLS] a [SEP] b [SEP]; the label is the record number's last bit."""
     rng = np.random.default_rng(first)
     lengths = rng.integers(5, S + 1, count)
     lengths[0] = S
@@ -56,19 +56,15 @@ def dynamic_records(first: int, count: int) -> DynamicRecords:
 
 
 def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> Path:
-    """A folder of records as `bert tokenize` leaves it, one file for each count."""
+    """Write a folder of records like `bert tokenize`, one file for each count."""
     folder.mkdir(parents=True)
     first = 0
     for number, count in enumerate(counts):
         with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
             if count and kind == "static":
-                payloads = static_payloads(static_examples(first, count))
+                writer.write_all(static_payloads(static_examples(first, count)))
             elif count:
-                payloads = dynamic_payloads(dynamic_records(first, count), 2)
-            else:
-                payloads = iter(())
-            for payload in payloads:
-                writer.write(payload)
+                writer.write_all(dynamic_payloads(dynamic_records(first, count)))
         first += count
     write_vocabulary(folder, "\n".join(PIECES).encode() + b"\n", cased=False)
     described = {
@@ -88,36 +84,36 @@ def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> P
 
 
 def sequences_of(rows: Batch) -> list[dict[str, Any]]:
-    """The sequences of packs, each as if it stood alone."""
-    found = []
+    """Return the sequences of packs, each as if it were alone."""
+    sequences = []
     for row in range(len(rows["input_ids"])):
         for number in range(1, rows["input_mask"][row].max() + 1):
-            places = np.flatnonzero(rows["input_mask"][row] == number)
-            start, end = places[0], places[-1] + 1
-            assert np.array_equal(places, np.arange(start, end))
-            assert np.array_equal(rows["position_ids"][row, places], np.arange(len(places)))
+            positions = np.flatnonzero(rows["input_mask"][row] == number)
+            start, end = positions[0], positions[-1] + 1
+            assert np.array_equal(positions, np.arange(start, end))
+            assert np.array_equal(rows["position_ids"][row, positions], np.arange(len(positions)))
             assert rows["next_sentence_positions"][row, number - 1] == start
             assert rows["input_ids"][row, start] == rows["input_ids"][0, 0]  # [CLS], never masked
             masked = rows["masked_lm_positions"][row]
             chosen = (rows["masked_lm_weights"][row] > 0) & (masked >= start) & (masked < end)
-            found.append(
+            sequences.append(
                 {
-                    "tokens": tuple(rows["input_ids"][row, places].tolist()),
-                    "segments": tuple(rows["segment_ids"][row, places].tolist()),
+                    "tokens": tuple(rows["input_ids"][row, positions].tolist()),
+                    "segments": tuple(rows["segment_ids"][row, positions].tolist()),
                     "masked": tuple((masked[chosen] - start).tolist()),
                     "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
                     "label": int(rows["next_sentence_labels"][row, number - 1]),
                 }
             )
-    return found
+    return sequences
 
 
 def examples_of(rows: Batch) -> list[dict[str, Any]]:
-    """Unpacked examples in the same form."""
-    found = []
+    """Return unpacked examples in the same form."""
+    examples = []
     for row, length in enumerate(rows["input_mask"].sum(axis=1)):
         chosen = rows["masked_lm_weights"][row] > 0
-        found.append(
+        examples.append(
             {
                 "tokens": tuple(rows["input_ids"][row, :length].tolist()),
                 "segments": tuple(rows["segment_ids"][row, :length].tolist()),
@@ -126,7 +122,7 @@ def examples_of(rows: Batch) -> list[dict[str, Any]]:
                 "label": int(rows["next_sentence_labels"][row]),
             }
         )
-    return found
+    return examples
 
 
 def by_content(examples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""What the tests of work in processes ask of them."""
+"""Wait for processes, and run the tfrecord package in one."""
 
 import os
 import subprocess
@@ -23,9 +23,9 @@ def alive(pid: int) -> bool:
 
 
 def index_of_tfrecord_package(path: Path) -> str:
-    """The index of a record file by the tfrecord package, which cannot be imported beside TensorFlow."""
-    index = path.with_suffix(".judged")
-    # Its protobuf classes are older than protobuf 7, which reads them in Python only.
+    """Return the tfrecord package's index of a record file; it cannot be imported together with TensorFlow."""
+    index = path.with_suffix(".reference")
+    # Its protobuf classes are older than protobuf 7, which supports them in Python only.
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     command = [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", str(path), str(index)]
     subprocess.run(command, check=True, timeout=60, env=environment)

@@ -7,7 +7,7 @@ dynamic one the tokens of all sequences in a row. Only reading static records lo
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
@@ -197,6 +197,10 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
 # --- reading
 
 
+def _dtype(name: str) -> type[np.float32 | np.int32]:
+    return np.float32 if name.endswith("weights") else np.int32
+
+
 def static_lengths(
     sequence_length: int, predictions: int, sequences: int | None = None
 ) -> dict[str, int]:
@@ -217,38 +221,56 @@ def parse_static(
     Packs of at most `sequences` have next_sentence_* [B, C], and `predictions` are those of a pack. Columns are
     int32, weights float32. DataError when a feature is absent or has another length.
     """
-    tf = tensorflow()
-    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
     lengths = static_lengths(sequence_length, predictions, sequences)
-    features = {
-        name: tf.io.FixedLenFeature([lengths[name]], tf.float32 if kind == "float" else tf.int64)
-        for name, kind in kinds.items()
-    }
+    parse = _parser(tuple(lengths.items()))
     columns: dict[str, npt.NDArray[Any]] = {
-        name: np.empty((len(payloads), lengths[name]), np.float32 if kind == "float" else np.int32)
-        for name, kind in kinds.items()
+        name: np.empty((len(payloads), length), _dtype(name)) for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
         block = slice(start, start + BLOCK)
         try:
-            with tf.device("cpu"):
-                parsed = tf.io.parse_example(np.array(payloads[block], object), features)
-        except tf.errors.InvalidArgumentError as error:
+            parsed = parse(np.array(payloads[block], object))
+        except tensorflow().errors.InvalidArgumentError as error:
             of_packs = "" if sequences is None else f", {sequences} sequences"
+            lines = str(error.message).splitlines()
+            reason = next((line for line in lines if "Key: " in line), lines[0])
             raise DataError(
                 f"records (S {sequence_length}, P {predictions}{of_packs})",
-                "not static records of these lengths",
-                f"give the lengths they were made with ({str(error.message).splitlines()[0][:300]})",
+                f"not static records of these lengths ({reason[:300]})",
+                "give the lengths they were made with",
             ) from error
-        for name, tensor in parsed.items():
-            values = np.asarray(tensor)
+        for name, values in parsed.items():
             # As unsigned numbers, negative ones are larger than LARGEST: one pass finds both.
-            if kinds[name] == "int64" and values.view(np.uint64).max() > LARGEST:
+            if values.dtype == np.int64 and values.view(np.uint64).max() > LARGEST:
                 values = values.clip(-LARGEST, LARGEST)
             columns[name][block] = values
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
+
+
+@lru_cache(maxsize=4)
+def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that parses a block of records with features of these lengths.
+
+    It is a graph with its own session, because an eager operation would initialize all devices of the process, and a
+    run sets them later; data steps must not take GPUs.
+    """
+    tf = tensorflow()
+    with tf.Graph().as_default():
+        payloads = tf.compat.v1.placeholder(tf.string, [None])
+        features = {
+            name: tf.io.FixedLenFeature(
+                [length], tf.int64 if _dtype(name) is np.int32 else tf.float32
+            )
+            for name, length in lengths
+        }
+        parsed = tf.io.parse_example(payloads, features)
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        parse: Callable[[Any], dict[str, Any]] = tf.compat.v1.Session(config=config).make_callable(
+            parsed, [payloads]
+        )
+    return parse
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:

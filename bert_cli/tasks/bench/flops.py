@@ -1,10 +1,13 @@
-"""Count the floating-point operations of a step from the shape of its model and of its batch.
+"""The floating-point operations that a step's model asks for, from its shape alone.
 
-After Chowdhery et al. 2022 (PaLM), appendix B: 6 N operations for each position and matrix of N parameters
-(2 N forward, 2 N for each of the two gradients), and 12 L D S for each position in the attention of L layers of
-width D over S positions. An embedding look-up is no product. The word embeddings are multiplied only in
-the masked-LM head, at the P masked positions. Recomputation is not counted, so that it does not look like
-speed. Padding is counted, because it is multiplied like any other position.
+After Chowdhery et al. 2022 (PaLM), appendix B: 6 a parameter and place (a product with a matrix of N
+parameters is 2 N forward; the gradients of its input and of its matrix are as many each), and 12 L D S
+a place for attention's two products over S places in L layers of width D. Counted are the parameters
+that a place is multiplied with: a look-up in a table is no product, and the word table is one at the
+masked places only. Nothing is counted for recomputation, so doing work twice does not look like speed;
+padding is counted, since it is multiplied like anything else.
+
+Shapes: S places, P masked places, C sequences of a pack, D model width, F inner width, V words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,25 +16,25 @@ from typing import Any, NamedTuple
 from bert_cli.config.model import BertConfig
 
 FORWARD_AND_BACKWARD = 3
-"""One product in the forward pass and two in the backward pass."""
+"""A product forward and the two of its gradients."""
 OPERATIONS = 2
-"""One multiplication and one addition."""
+"""A multiplication and an addition."""
 
 
 class Shape(NamedTuple):
-    """The sizes of a batch that decide how much is multiplied."""
+    """What a batch has of everything that is multiplied."""
 
     examples: int
-    positions: int
-    """S, of an example."""
+    places: int
+    """Of an example, S."""
     masked: int = 0
-    """P, of an example."""
+    """Masked places of an example, P."""
     sequences: int = 1
-    """C, of an example."""
+    """Sequences of an example, C."""
 
 
 class Product(NamedTuple):
-    """A product of a [rows, width] matrix with a [width, outputs] weight."""
+    """Rows of a width, times a matrix of this width and another."""
 
     rows: int
     width: int
@@ -39,51 +42,51 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations of the forward product."""
+        """Operations of the product, forward."""
         return OPERATIONS * self.rows * self.width * self.outputs
 
 
 def shape_of(batch: Mapping[str, Any]) -> Shape:
-    """Return the shape of a batch with columns [..., B, S]."""
-    *leading, positions = batch["input_ids"].shape
+    """The shape of a batch, columns [..., B, S]."""
+    *before, places = batch["input_ids"].shape
     examples = 1
-    for size in leading:
+    for size in before:
         examples *= int(size)
     masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
     packs = batch.get("next_sentence_positions")
-    return Shape(examples, positions, masked, 1 if packs is None else packs.shape[-1])
+    return Shape(examples, places, masked, 1 if packs is None else packs.shape[-1])
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> list[Product]:
-    """Return every forward product with a weight, as often as it is computed.
+    """Every product with a weight, forward, as often as it is done.
 
-    `last_blocks` are the blocks after the encoder layers. Raises KeyError for an unknown one.
+    `last_blocks` are those after the encoder's layers; raises KeyError for one that is not known.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    positions = shape.examples * shape.positions
-    sequences, masked = shape.examples * shape.sequences, shape.examples * shape.masked
-    layer = [Product(positions, width, width)] * 4
-    layer += [Product(positions, width, inner), Product(positions, inner, width)]
-    last = {
+    every = shape.examples * shape.places
+    firsts, masked = shape.examples * shape.sequences, shape.examples * shape.masked
+    layer = [Product(every, width, width)] * 4
+    layer += [Product(every, width, inner), Product(every, inner, width)]
+    after = {
         "enc_out": [],
-        "pool": [Product(sequences, width, width)],
+        "pool": [Product(firsts, width, width)],
         "heads": [
-            Product(sequences, width, 2),
+            Product(firsts, width, 2),
             Product(masked, width, width),
             Product(masked, width, config.vocab_size),
         ],
-        "qa_head": [Product(positions, width, 2)],
+        "qa_head": [Product(every, width, 2)],
     }
-    return layer * config.num_hidden_layers + [one for name in last_blocks for one in last[name]]
+    return layer * config.num_hidden_layers + [one for name in last_blocks for one in after[name]]
 
 
 def attention(config: BertConfig, shape: Shape) -> int:
-    """Return the operations of the forward products of queries with keys and of probabilities with values."""
-    pairs = shape.examples * shape.positions**2
+    """Operations of attention's own two products, forward: queries with keys, shares with values."""
+    pairs = shape.examples * shape.places**2
     return config.num_hidden_layers * 2 * OPERATIONS * pairs * config.hidden_size
 
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> int:
-    """Return the operations of the forward and backward pass of a batch."""
+    """Operations of a batch's forward and backward pass."""
     forward = sum(one.flops for one in products(config, last_blocks, shape))
     return FORWARD_AND_BACKWARD * (forward + attention(config, shape))

@@ -1,11 +1,13 @@
-"""`bert plan`: estimate the memory and the idle time of a layout, and propose another one.
+"""`bert plan`: what a layout costs, whether it fits, and which one to take.
 
-Only arithmetic on the settings: nothing is built and TensorFlow is not loaded, so the layouts of a cluster can be
-compared on a laptop. `bert pretrain` and `parallel.layout auto` use the same estimates.
+Nothing is built and TensorFlow is not loaded: it is arithmetic on the settings, so the layouts of a
+cluster are compared on a laptop in a second. The estimates are those that `bert pretrain` prints and
+that `parallel.layout auto` decides by.
 """
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict
 
 from bert_cli.config.layout import (
@@ -28,149 +30,161 @@ from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.tasks.run.corpora import with_sizes_of_records
-from bert_cli.terminal import print_table
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
-FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
 
 
 def run(settings: PlanSettings) -> None:
-    """Print the estimate of the layout; with `parallel.layout auto`, of the one that is chosen.
+    """Print what the layout costs, the chosen one where the settings ask to choose.
 
-    Raises ConfigError when it does not fit, and when `auto` lacks --devices or --memory.
+    Raises ConfigError when it does not fit, or when one is to be chosen and not said for what.
     """
-    devices, processes = settings.devices, settings.processes
+    devices = settings.devices
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    asked: PretrainSettings = with_sizes_of_records(settings)
-    layout = asked
-    if asked.parallel.layout == "auto":
-        values = {"--devices": devices, "--memory": memory}
-        missing = " and ".join(flag for flag, value in values.items() if value is None)
+    settings = with_sizes_of_records(settings)
+    chosen: PretrainSettings = settings
+    if settings.parallel.layout == "auto":
         if devices is None or memory is None:
-            problem = "needs the number of devices and the memory of each"
-            raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
-        layout = propose(asked, devices, memory, processes)
-    print_layout(layout)
-    _check_devices(layout, devices, processes)
+            missing = " and ".join(
+                flag
+                for flag, value in {"--devices": devices, "--memory": memory}.items()
+                if value is None
+            )
+            raise ConfigError(
+                "parallel.layout (auto): is chosen for a number of devices and the memory of each; "
+                f"give {missing}"
+            )
+        chosen = propose(settings, devices, memory, settings.processes)
+    tell(chosen)
+    _refuse_other_processes(chosen, settings.processes)
+    if devices is not None:
+        _refuse_too_few(chosen, devices)
     if memory is not None:
-        _check_memory(layout, memory)
-    if layout is not asked:
-        print(f"as flags:\n  {as_flags(layout)}")
+        _judge(chosen, memory)
+    if chosen is not settings:
+        print(f"as flags:\n  {as_flags(chosen)}")
     if devices is not None and memory is not None:
-        _print_alternatives(asked, layout, devices, memory, processes)
+        _compare(settings, chosen, devices, memory)
 
 
-def print_layout(settings: PretrainSettings) -> None:
-    """Print the plan, the memory of each device, the idle time and the communication."""
+def tell(settings: PretrainSettings) -> None:
+    """Print the plan, the table of memory by device, and the layout's other costs."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
-    recompute = "no recomputation"
-    if parallel.recompute:
-        recompute = f"recomputing each {parallel.recompute_by}"
+    again = (
+        f"recomputing each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
+    )
     print(
         f"{parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{describe(make_plan(settings, None))}\n"
         f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
-        f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
-        f"{recompute}\n"
+        f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} a step, {again}\n\n"
+        f"{table(settings)}"
     )
-    print_memory(settings)
     if len(stages) > 1:
-        print(f"schedule {parallel.schedule}: devices are idle for {idle(settings):.1%} of a step")
-    if batch.replicas > 1:
-        reduced = reduced_bytes(settings)
-        sent = 2 * (batch.replicas - 1) / batch.replicas * reduced
         print(
-            f"all-reduce of {size(reduced)} of gradients in {parallel.reduce_precision} once per step; in a ring "
-            f"each replica sends {size(sent)}"
+            f"schedule {parallel.schedule}: devices stand idle for {idle(settings):.1%} of a step"
+        )
+    if batch.replicas > 1:
+        whole = reduced_bytes(settings)
+        sent = 2 * (batch.replicas - 1) / batch.replicas * whole
+        print(
+            f"replicas add up {size(whole)} of gradients each once a step, in {parallel.reduce_precision}; in a "
+            f"ring each sends {size(sent)}"
         )
 
 
-def print_memory(settings: PretrainSettings) -> None:
-    """Print the memory of each device of a replica in MB, and the sum of the fullest.
+def table(settings: PretrainSettings) -> str:
+    """Return the estimate of a replica, a device a row, in units of 0.1 MB that add up to the total.
 
-    Terms are rounded to 0.1 MB before they are added, so that the table adds up.
+    Below stands the sum of the fullest device, term by term.
     """
     stages, mapping = stages_of(settings)
     devices = [
         Estimate(**{name: round(n, -5) for name, n in asdict(one).items()})
         for one in estimate(settings)
     ]
-    cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
-    rows = [
-        (str(device), *row.values(), blocks_on(stages, mapping, device))
-        for device, row in enumerate(cells)
-    ]
-    print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
-    fullest_device = max(range(len(devices)), key=lambda device: devices[device].total)
-    terms = cells[fullest_device]
-    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), FORMULA)
-    print(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print(f"device {fullest_device}: {terms['total']} = {numbers}")
+    rows: list[tuple[str, ...]] = [("device", *KINDS, "stages")]
+    for device, one in enumerate(devices):
+        sizes = (megabytes(getattr(one, kind)) for kind in KINDS)
+        rows.append((str(device), *sizes, blocks_on(stages, mapping, device)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *cells, last in rows:
+        right = map(str.rjust, cells, widths[1:-1])
+        lines.append("  ".join([first.ljust(widths[0]), *right, last]))
+    number, one = max(enumerate(devices), key=lambda pair: pair[1].total)
+    terms = {name: megabytes(getattr(one, name)) for name in KINDS}
+    formula = "weights + accumulators + moments + max(stashes + working + logits, update)"
+    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), formula)
+    lines += ["", f"in MB (10^6 bytes): total = {formula}"]
+    return "\n".join([*lines, f"device {number}: {terms['total']} = {numbers}"])
 
 
-def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
-    replicas, stages = _shape(settings)
+def megabytes(number: int) -> str:
+    """Return bytes in MB with one decimal."""
+    return f"{number / 1e6:,.1f}"
+
+
+def _refuse_other_processes(settings: PretrainSettings, processes: int) -> None:
+    replicas, _ = _shape(settings)
     if replicas % processes:
         raise ConfigError(
-            f"--processes ({processes})",
-            f"{count(replicas, 'replica')} cannot be divided among them",
-            "give another number, or --parallel.layout auto to choose a layout with the same results",
+            f"--processes ({processes}): {count(replicas, 'replica')} cannot be divided among them; give another "
+            "number, or --parallel.layout auto to choose a layout with the same numbers"
         )
-    needed = replicas * stages
-    if devices is None:
-        return
-    if needed > devices:
+
+
+def _refuse_too_few(settings: PretrainSettings, devices: int) -> None:
+    replicas, each = _shape(settings)
+    if replicas * each > devices:
         raise ConfigError(
-            f"--devices ({devices})",
-            f"the layout needs {needed}, {count(replicas, 'replica')} of {stages}",
-            "give --parallel.layout auto to choose one with the same results",
+            f"--devices ({devices}): the layout needs {replicas * each}, {count(replicas, 'replica')} of {each}; "
+            "give --parallel.layout auto to choose one with the same numbers"
         )
-    if needed < devices:
-        print(f"{devices - needed} of {count(devices, 'device')} unused")
+    if replicas * each < devices:
+        print(f"{count(devices - replicas * each, 'device')} of {devices} left over")
 
 
-def _check_memory(settings: PretrainSettings, memory: int) -> None:
-    device, most = fullest(settings)
-    text = f"device {device} needs {size(most.total)}; {size(USABLE * memory)} of {size(memory)} are usable"
+def _judge(settings: PretrainSettings, memory: int) -> None:
+    device, one = fullest(settings)
     if not fits(settings, memory):
         raise ConfigError(
-            f"--memory ({size(memory)})",
-            f"device {device} needs {size(most.total)}, but only {size(USABLE * memory)} are usable",
-            "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch",
+            f"--memory ({size(memory)}): device {device} needs {size(one.total)}, and {size(USABLE * memory)} of it "
+            "can be filled; give --parallel.layout auto with --devices, --parallel.recompute, or a smaller "
+            "micro-batch"
         )
-    print(f"fits: {text}")
+    print(
+        f"fits: device {device} needs {size(one.total)} of the {size(USABLE * memory)} that can be filled of "
+        f"{size(memory)}"
+    )
 
 
-def _print_alternatives(
-    asked: PretrainSettings, layout: PretrainSettings, devices: int, memory: int, processes: int
-) -> None:
-    """Print what `auto` would choose, with and without recomputation, if that is another layout."""
-    parallel = asked.parallel
-    choices = {"--parallel.layout auto": asked}
+def _compare(settings: PlanSettings, chosen: PretrainSettings, devices: int, memory: int) -> None:
+    """Say what `auto` would take where that is another layout, and what with recomputation."""
+    parallel = settings.parallel
+    ways = {"--parallel.layout auto": settings}
     if not parallel.recompute:
-        recomputing = parallel.model_copy(update={"recompute": True})
-        flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = asked.model_copy(update={"parallel": recomputing})
-    seen = {_shape(layout)}
-    for flags, choice in choices.items():
-        try:
-            replicas, stages = shape = _shape(propose(choice, devices, memory, processes))
-        except ConfigError:
-            continue
-        if shape not in seen:
-            print(f"{flags} chooses {count(replicas, 'replica')} of {count(stages, 'device')}")
-        seen.add(shape)
+        again = settings.model_copy(
+            update={"parallel": parallel.model_copy(update={"recompute": True})}
+        )
+        ways["--parallel.layout auto --parallel.recompute"] = again
+    told = {_shape(chosen)}
+    for flags, one in ways.items():
+        with suppress(ConfigError):
+            replicas, each = shape = _shape(propose(one, devices, memory, settings.processes))
+            if shape not in told:
+                print(f"{flags} takes {count(replicas, 'replica')} of {count(each, 'device')}")
+            told.add(shape)
 
 
 def _shape(settings: PretrainSettings) -> tuple[int, int]:
-    """Return the replicas, and the devices of each."""
     return settings.global_batch.replicas, len(estimate(settings))
 
 
 def as_flags(settings: PretrainSettings) -> str:
-    """Return the layout as flags of `bert pretrain`."""
+    """The layout as flags of `bert pretrain`, to be pasted into a shell."""
     batch, (stages, mapping) = settings.global_batch, stages_of(settings)
     flags = [
         "--parallel.layout given",

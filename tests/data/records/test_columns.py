@@ -1,12 +1,8 @@
-"""Columns of packs, against the same put together sequence by sequence."""
-
-import re
-from pathlib import Path
+"""Columns of packs, compared with packs that a loop puts together."""
 
 import numpy as np
 import pytest
 
-from bert_cli.data.records import columns
 from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch, pack_columns
 from bert_cli.errors import DataError
 
@@ -14,16 +10,16 @@ S, P, MOST = 24, 5, 3
 
 
 def some_sequences(counts: list[int], seed: int = 0) -> tuple[Batch, np.ndarray]:
-    """Sequences of 3 to 8 tokens, so that three fit into S places, masked at some places."""
+    """Return sequences of 3 to 8 tokens, of which three fit into S positions, masked at some positions."""
     rng = np.random.default_rng(seed)
     rows = sum(counts)
     lengths = rng.integers(3, S // MOST + 1, rows)
     width = 16
-    held = np.arange(width) < lengths[:, None]
+    is_token = np.arange(width) < lengths[:, None]
     columns = {
-        "input_ids": np.where(held, rng.integers(5, 1000, (rows, width)), 0).astype(np.int32),
-        "input_mask": held.astype(np.int32),
-        "segment_ids": (held & (np.arange(width) >= 2)).astype(np.int32),
+        "input_ids": np.where(is_token, rng.integers(5, 1000, (rows, width)), 0).astype(np.int32),
+        "input_mask": is_token.astype(np.int32),
+        "segment_ids": (is_token & (np.arange(width) >= 2)).astype(np.int32),
         "masked_lm_positions": np.zeros((rows, P), np.int32),
         "masked_lm_ids": np.zeros((rows, P), np.int32),
         "masked_lm_weights": np.zeros((rows, P), np.float32),
@@ -31,14 +27,14 @@ def some_sequences(counts: list[int], seed: int = 0) -> tuple[Batch, np.ndarray]
     }
     for row in range(rows):
         masked = int(rng.integers(0, 3))
-        places = np.sort(rng.choice(np.arange(1, lengths[row]), masked, replace=False))
-        columns["masked_lm_positions"][row, :masked] = places
+        positions = np.sort(rng.choice(np.arange(1, lengths[row]), masked, replace=False))
+        columns["masked_lm_positions"][row, :masked] = positions
         columns["masked_lm_ids"][row, :masked] = rng.integers(5, 1000, masked)
         columns["masked_lm_weights"][row, :masked] = 1.0
     return columns, lengths
 
 
-def slowly(
+def pack_by_loop(
     columns: Batch, lengths: np.ndarray, counts: list[int], predictions: int, pad: int
 ) -> Batch:
     packs: dict[str, list[list[float]]] = {name: [] for name in PACKED_FIELDS}
@@ -50,17 +46,17 @@ def slowly(
             pack["next_sentence_positions"].append(start)
             pack["next_sentence_labels"].append(columns["next_sentence_labels"][row])
             pack["next_sentence_weights"].append(1.0)
-            for place in range(lengths[row]):
-                pack["input_ids"].append(columns["input_ids"][row, place])
-                pack["segment_ids"].append(columns["segment_ids"][row, place])
+            for position in range(lengths[row]):
+                pack["input_ids"].append(columns["input_ids"][row, position])
+                pack["segment_ids"].append(columns["segment_ids"][row, position])
                 pack["input_mask"].append(number)
-                pack["position_ids"].append(place)
-            for place in range(P):
-                if columns["masked_lm_weights"][row, place] > 0:
+                pack["position_ids"].append(position)
+            for position in range(P):
+                if columns["masked_lm_weights"][row, position] > 0:
                     pack["masked_lm_positions"].append(
-                        start + columns["masked_lm_positions"][row, place]
+                        start + columns["masked_lm_positions"][row, position]
                     )
-                    pack["masked_lm_ids"].append(columns["masked_lm_ids"][row, place])
+                    pack["masked_lm_ids"].append(columns["masked_lm_ids"][row, position])
                     pack["masked_lm_weights"].append(1.0)
             row += 1
         for name, values in pack.items():
@@ -72,9 +68,8 @@ def slowly(
     }
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("pad", [0, 7])
-def test_packs_are_as_they_would_be_made_one_by_one(seed: int, pad: int) -> None:
+@pytest.mark.parametrize(("seed", "pad"), [(0, 0), (1, 7), (2, 0)])
+def test_packs_are_those_of_a_loop_over_their_sequences(seed: int, pad: int) -> None:
     counts = np.random.default_rng(seed).integers(1, MOST + 1, 40).tolist()
     columns, lengths = some_sequences(counts, seed)
     got = pack_columns(
@@ -87,12 +82,12 @@ def test_packs_are_as_they_would_be_made_one_by_one(seed: int, pad: int) -> None
         next_sentence=True,
         pad=pad,
     )
-    wanted = slowly(columns, lengths, counts, 8, pad)
+    expected = pack_by_loop(columns, lengths, counts, 8, pad)
     assert tuple(got) == PACKED_FIELDS
     assert set(FIELDS) < set(PACKED_FIELDS)
-    for name in wanted:
-        assert got[name].dtype == wanted[name].dtype
-        np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
+    for name in expected:
+        assert got[name].dtype == expected[name].dtype
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
 
 
 def test_without_pairs_no_next_sentence_label_counts() -> None:
@@ -104,7 +99,7 @@ def test_without_pairs_no_next_sentence_label_counts() -> None:
     assert with_pairs["next_sentence_weights"].tolist() == [[1, 1, 0], [1, 0, 0]]
 
 
-def test_a_pack_with_more_tokens_or_predictions_than_room_is_refused() -> None:
+def test_a_pack_with_too_many_tokens_or_predictions_is_rejected() -> None:
     columns, lengths = some_sequences([3] * 20)
     settings = {"most": MOST, "next_sentence": True, "pad": 0}
     with pytest.raises(DataError, match=r"a pack \(\d+ tokens\): has room for 9"):
@@ -115,8 +110,3 @@ def test_a_pack_with_more_tokens_or_predictions_than_room_is_refused() -> None:
         pack_columns(
             columns, lengths, np.array([3] * 20), sequence_length=S, predictions=2, **settings
         )
-
-
-def test_the_most_sequences_of_a_pack_have_the_letter_that_the_model_gives_them():
-    for path in Path(columns.__file__).parents[1].rglob("*.py"):
-        assert not re.search(r"_[BR]N\b|\[B, N\]", path.read_text(encoding="utf-8")), path

@@ -1,5 +1,8 @@
 """The bytes of records, judged by protobuf and by TensorFlow's parser."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -124,6 +127,25 @@ def test_records_of_several_blocks_in_any_order_of_their_features_are_read():
     assert len(parse_static([], 12, 3)["input_ids"]) == 0
 
 
+@pytest.mark.tensorflow
+def test_reading_static_records_leaves_the_devices_to_the_run(tmp_path):
+    """A run sets TensorFlow's devices after records may have been read in its process."""
+    code = """
+import sys
+from pathlib import Path
+import tensorflow as tf
+from bert_cli.data.records.formats import parse_static
+columns = parse_static([Path(sys.argv[1]).read_bytes()], 128, 20)
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+print(columns["input_ids"].shape, len(tf.config.list_logical_devices("CPU")))
+"""
+    (tmp_path / "payload").write_bytes(next(static_payloads(static_block(1))))
+    command = [sys.executable, "-c", code, str(tmp_path / "payload")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "(1, 128) 3\n", done.stderr
+
+
 def test_rows_of_any_integer_type_are_written_but_no_negative_numbers():
     block = static_block(1)
     small = block | {"input_mask": block["input_mask"].astype(np.uint8)}
@@ -136,7 +158,9 @@ def test_rows_of_any_integer_type_are_written_but_no_negative_numbers():
 
 def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(static_payloads(static_block(3)))
-    with pytest.raises(DataError, match=r"S 64, P 20.*give the lengths"):
+    with pytest.raises(
+        DataError, match=r"S 64, P 20\): not static .*segment_ids.*give the lengths"
+    ):
         parse_static(payloads, 64, 20)
     with pytest.raises(DataError, match="masked_lm_"):
         parse_static(payloads, 128, 10)

@@ -1,4 +1,7 @@
-"""The recipe, judged by exact partitions, a walk token by token, and bounds of five deviations."""
+"""Pairs and single segments, judged by exact partitions and loops over tokens.
+
+`test_recipe` has the fractions of the paper.
+"""
 
 from itertools import pairwise
 from random import Random
@@ -17,13 +20,12 @@ from bert_cli.data.records.sentence_pairs import (
 )
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-WORDS = 1000
 S = 128
 LONGEST = S - 3
 
 
 def corpus(documents=60, seed=0, longest=40):
-    """Prefix sums of sentences of 1 to `longest` tokens in documents of 1 to 80 sentences."""
+    """Return prefix sums of sentences of 1 to `longest` tokens in documents of 1 to 80 sentences."""
     random = Random(seed)
     sizes = [random.randint(1, 80) for _ in range(documents)]
     lengths = [random.randint(1, longest) for _ in range(sum(sizes))]
@@ -31,63 +33,50 @@ def corpus(documents=60, seed=0, longest=40):
     return sentences, np.concatenate(([0], np.cumsum(sizes))).tolist()
 
 
-def pair(sentences, documents, seed=1, short=0.1, length=S):
-    return pair_sentences(
+def pair(sentences, documents, seed=1, short=0.1, length=S, make=pair_sentences):
+    return make(
         sentences, documents, sequence_length=length, short_seq_prob=short, random=Random(seed)
     )
 
 
-def document_of(places, sentences, documents):
+def fill(sentences, documents, seed=1, short=0.1, length=S):
+    return pair(sentences, documents, seed, short, length, fill_sentences)
+
+
+def document_of(tokens, sentences, documents):
     starts = np.array(sentences)[np.array(documents)]
-    return np.searchsorted(starts, places, side="right") - 1
+    return np.searchsorted(starts, tokens, side="right") - 1
 
 
-def close(share, wanted, trials):
-    """Within five standard deviations of a binomial share."""
-    return abs(share - wanted) < 5 * np.sqrt(wanted * (1 - wanted) / trials)
+def close(fraction, wanted, trials):
+    """Within five standard deviations of a binomial fraction."""
+    return abs(fraction - wanted) < 5 * np.sqrt(wanted * (1 - wanted) / trials)
 
 
-# --- pairs
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_pass_uses_every_sentence_of_every_document_exactly_once(seed):
-    sentences, documents = corpus(seed=seed)
-    pairs = pair(sentences, documents, seed)
-    used = []
-    for a, a_length, b, b_length, is_random in zip(*(c.tolist() for c in pairs), strict=True):
-        used.append((a, a + a_length))
-        if not is_random:
-            used.append((b, b + b_length))
-    assert used[0][0] == 0
-    assert used[-1][1] == sentences[-1]
-    assert all(before[1] == after[0] for before, after in pairwise(used))
-    edges = set(sentences)
-    assert all(start in edges and end in edges for start, end in used)
-
-
-def test_a_random_next_comes_from_another_document_and_an_actual_one_follows():
-    sentences, documents = corpus()
-    for seed in range(20):
+def test_a_pass_uses_every_sentence_exactly_once_and_every_second_segment_is_where_its_label_says():
+    for seed in range(5):
+        sentences, documents = corpus(seed=seed)
         pairs = pair(sentences, documents, seed)
+        used = []
+        for a, a_length, b, b_length, is_random in zip(*(c.tolist() for c in pairs), strict=True):
+            used.append((a, a + a_length))
+            if not is_random:
+                used.append((b, b + b_length))
+        assert used[0][0] == 0
+        assert used[-1][1] == sentences[-1]
+        assert all(before[1] == after[0] for before, after in pairwise(used))
+        edges = set(sentences)
+        assert all(start in edges and end in edges for start, end in used)
         first = document_of(pairs.first_start, sentences, documents)
         second = document_of(pairs.second_start, sentences, documents)
         assert np.all((first != second) == pairs.is_random)
         follows = pairs.second_start == pairs.first_start + pairs.first_length
         assert np.all(follows[~pairs.is_random])
-        last = document_of(
-            pairs.second_start + pairs.second_length - 1, sentences, documents
-        )  # B stays in its document
-        assert np.array_equal(last, second)
+        ends = pairs.second_start + pairs.second_length - 1
+        assert np.array_equal(document_of(ends, sentences, documents), second)
 
 
-def test_with_two_documents_the_random_next_comes_from_the_other_one():
-    pairs = pair(list(range(0, 2001, 10)), [0, 100, 200])
-    assert np.all((pairs.first_start < 1000) == (pairs.second_start >= 1000), where=pairs.is_random)
-    assert pairs.is_random.any()
-
-
-def test_every_other_document_and_every_sentence_of_it_is_as_likely():
+def test_every_sentence_of_every_other_document_is_an_equally_likely_random_next():
     sentences, documents = list(range(0, 161, 4)), [0, 10, 20, 30, 40]
     counts = np.zeros((4, 40), np.int64)
     for seed in range(3000):
@@ -102,71 +91,22 @@ def test_every_other_document_and_every_sentence_of_it_is_as_likely():
         assert chi2 < 29 + 5 * np.sqrt(2 * 29)
 
 
-def test_half_of_the_pairs_that_can_have_an_actual_next_get_a_random_one():
-    sentences, documents = corpus(documents=400)
-    trials = heads = alone = 0
-    for seed in range(5):
-        pairs = pair(sentences, documents, seed, short=0.0)
-        ends = [sentences[i] for i in documents[1:]]
-        for start, is_random in zip(
-            pairs.first_start.tolist(), pairs.is_random.tolist(), strict=True
-        ):
-            stop = next(end for end in ends if end > start)
-            begin = sentences.index(start)
-            length = sentences[begin + 1] - start
-            if length >= LONGEST or start + length == stop:
-                assert is_random  # a single sentence has no second half
-                alone += 1
-            else:
-                trials += 1
-                heads += is_random
-    assert alone > 100
-    assert close(heads / trials, 0.5, trials)
+def test_documents_of_one_sentence_have_only_random_nexts_and_one_document_has_none():
+    pairs = pair(list(range(0, 2001, 10)), list(range(201)))
+    assert pairs.is_random.all() and len(pairs.is_random) == 200
+    with pytest.raises(ValueError, match="another"):
+        pair([0, 5, 9], [0, 2])
+    assert fill([0, 5, 9], [0, 2]).first_length.sum() == 9
 
 
 def test_sentences_are_collected_until_they_reach_the_target_and_no_further():
     sentences, documents = corpus(documents=300)
     pairs = pair(sentences, documents, short=0.0)
-    ends = {sentences[i] for i in documents}
-    actual = ~pairs.is_random
-    total = (pairs.first_length + pairs.second_length)[actual]
-    last = (pairs.second_start + pairs.second_length)[actual]
-    at_end = np.isin(last, list(ends))
-    assert np.all(total[~at_end] >= LONGEST)
-    assert np.all(total < LONGEST + 40)  # the last sentence crossed the target
-    # A random B reaches the target too, unless its document ends.
-    b_end = (pairs.second_start + pairs.second_length)[pairs.is_random]
-    whole = (pairs.first_length + pairs.second_length)[pairs.is_random]
-    assert np.all((whole >= LONGEST) | np.isin(b_end, list(ends)))
-
-
-def test_a_tenth_of_the_examples_aims_at_a_shorter_length_drawn_per_example():
-    # One-token sentences: an actual next that does not end its document is exactly as long as aimed.
-    sentences, documents = list(range(2_000_001)), [0, 1_000_000, 2_000_000]
-    pairs = pair(sentences, documents, length=S)
-    actual = ~pairs.is_random
-    total = (pairs.first_length + pairs.second_length)[actual][:-1]
-    assert total.max() == LONGEST
-    assert total.min() == 2
-    short = total < LONGEST
-    # One in 124 short targets is the full length.
-    assert close(short.mean(), 0.1 * 123 / 124, len(total))
-    spread = (LONGEST - 2) / np.sqrt(12 * short.sum())
-    assert abs(total[short].mean() - (2 + LONGEST - 1) / 2) < 5 * spread
-
-
-def test_segment_a_is_cut_at_any_sentence_with_equal_chance():
-    sentences, documents = list(range(0, 100_001, 25)), [0, 2000, 4000]
-    pairs = pair(sentences, documents, short=0.0)
-    counts = np.bincount(pairs.first_length[:-1] // 25, minlength=6)[1:5]  # 5 sentences collected
-    assert counts.sum() >= len(pairs.is_random) - 4
-    for count in counts:
-        assert close(count / counts.sum(), 0.25, counts.sum())
-
-
-def test_one_document_cannot_make_pairs():
-    with pytest.raises(ValueError, match="another"):
-        pair([0, 5, 9], [0, 2])
+    ends = [sentences[i] for i in documents]
+    total = pairs.first_length + pairs.second_length
+    is_at_end = np.isin(pairs.second_start + pairs.second_length, ends)
+    assert np.all((total >= LONGEST) | is_at_end)
+    assert np.all(total[~pairs.is_random] < LONGEST + 40)  # the last sentence crossed the target
 
 
 def test_the_same_seed_gives_the_same_pairs_and_another_one_others():
@@ -179,8 +119,8 @@ def test_the_same_seed_gives_the_same_pairs_and_another_one_others():
 # --- truncation
 
 
-def walked(a, b, longest):
-    """How long the segments are when tokens go one by one from the longer."""
+def truncated(a, b, longest):
+    """Return the lengths that remain when tokens are removed one by one from the longer segment."""
     while a + b > longest:
         if a > b:
             a -= 1
@@ -190,13 +130,13 @@ def walked(a, b, longest):
 
 
 @pytest.mark.parametrize("longest", [5, 6, 29])
-def test_truncation_leaves_what_a_walk_token_by_token_leaves(longest):
+def test_truncation_leaves_what_a_loop_over_tokens_leaves(longest):
     lengths = [(a, b) for a in range(1, 70) for b in range(1, 70)]
     a, b = (np.array(column) for column in zip(*lengths, strict=True))
     pairs = Pairs(np.zeros(len(a), np.int64), a, np.full(len(a), 1000), b, np.zeros(len(a), bool))
     cut = truncate_pairs(pairs, longest, row_keys(np.arange(len(a)), 0))
-    got = list(zip(cut.first_length.tolist(), cut.second_length.tolist(), strict=True))
-    assert got == [walked(*each, longest) for each in lengths]
+    remaining = list(zip(cut.first_length.tolist(), cut.second_length.tolist(), strict=True))
+    assert remaining == [truncated(*each, longest) for each in lengths]
     for start, length, old_start, old in (
         (cut.first_start, cut.first_length, 0, a),
         (cut.second_start, cut.second_length, 1000, b),
@@ -206,7 +146,7 @@ def test_truncation_leaves_what_a_walk_token_by_token_leaves(longest):
 
 
 @pytest.mark.parametrize("removed", [1, 7, 64, 65, 200, 1000])
-def test_each_token_goes_from_the_front_with_a_chance_of_one_half(removed):
+def test_each_token_is_removed_from_the_front_with_a_chance_of_one_half(removed):
     count = 4000
     full = np.full(count, removed + 120)
     zeros = np.zeros(count, np.int64)
@@ -215,14 +155,16 @@ def test_each_token_goes_from_the_front_with_a_chance_of_one_half(removed):
     assert np.all(cut.first_length == 120)
     assert np.all(cut.second_start == 0)
     front = cut.first_start
-    assert front.min() >= 0
-    assert front.max() <= removed
+    assert front.min() >= 0 and front.max() <= removed
     assert close(front.sum() / (count * removed), 0.5, count * removed)
     # Variance of a binomial; its sample variance deviates by about sqrt(2 / count).
     assert abs(front.var() / (removed / 4) - 1) < 6 * np.sqrt(2 / count)
 
 
-def test_a_row_is_cls_a_sep_b_sep_and_padding():
+# --- rows
+
+
+def test_a_row_is_cls_a_sep_b_sep_and_padding_or_cls_a_sep():
     tokens = np.arange(100, 200).astype(np.uint16)
     pairs = Pairs(*(np.array(c) for c in ([3, 0], [2, 5], [50, 97], [1, 3], [True, False])))
     rows_BS, lengths = gather(tokens, pairs, SPECIAL, 12)
@@ -231,29 +173,28 @@ def test_a_row_is_cls_a_sep_b_sep_and_padding():
         [2, 100, 101, 102, 103, 104, 3, 197, 198, 199, 3, 0],
     ]
     assert lengths.tolist() == [6, 11]
+    segments = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, length=20)
+    rows, lengths = gather(np.arange(10, 30), segments, SPECIAL, 20)
+    assert lengths.tolist() == [7, 17]
+    assert rows[0].tolist() == [2, 10, 11, 12, 13, 14, 3] + [0] * 13
+    assert rows[1].tolist() == [2, *range(15, 30), 3] + [0] * 3
 
 
 # --- single segments
 
 
-def fill(sentences, documents, seed=1, short=0.1, length=S):
-    return fill_sentences(
-        sentences, documents, sequence_length=length, short_seq_prob=short, random=Random(seed)
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_single_segments_hold_every_token_once_and_stay_in_their_document(seed):
-    sentences, documents = corpus(seed=seed, longest=200)  # some are longer than a segment
-    pairs = fill(sentences, documents, seed)
-    starts, lengths = pairs.first_start, pairs.first_length
-    assert starts[0] == 0
-    assert np.array_equal(starts[1:], (starts + lengths)[:-1])
-    assert starts[-1] + lengths[-1] == sentences[-1]
-    assert lengths.min() > 0 and lengths.max() <= S - 2
-    last = document_of(starts + lengths - 1, sentences, documents)
-    assert np.array_equal(document_of(starts, sentences, documents), last)
-    assert not pairs.second_length.any() and not pairs.is_random.any()
+def test_single_segments_hold_every_token_once_and_stay_in_their_document():
+    for seed in range(5):
+        sentences, documents = corpus(seed=seed, longest=200)  # some are longer than a segment
+        pairs = fill(sentences, documents, seed)
+        starts, lengths = pairs.first_start, pairs.first_length
+        assert starts[0] == 0
+        assert np.array_equal(starts[1:], (starts + lengths)[:-1])
+        assert starts[-1] + lengths[-1] == sentences[-1]
+        assert lengths.min() > 0 and lengths.max() <= S - 2
+        last = document_of(starts + lengths - 1, sentences, documents)
+        assert np.array_equal(document_of(starts, sentences, documents), last)
+        assert not pairs.second_length.any() and not pairs.is_random.any()
 
 
 def test_a_segment_ends_where_the_next_sentence_does_not_fit_or_the_document_ends():
@@ -265,18 +206,11 @@ def test_a_segment_ends_where_the_next_sentence_does_not_fit_or_the_document_end
     following = dict(pairwise(sentences))
     for start, end in zip(pairs.first_start.tolist(), ends.tolist(), strict=True):
         assert end in document_ends or following[end] - start > S - 2
-    assert fill(sentences, documents, 2, short=0.0).first_start.tolist() == (
-        pairs.first_start.tolist()
-    )
+    # A sentence that is too long is cut, and its rest continues with the next one.
+    assert fill([0, 300, 310, 330], [0, 3], short=0.0).first_length.tolist() == [126, 126, 78]
 
 
-def test_a_long_sentence_is_cut_into_segments_and_its_rest_goes_on_with_the_next():
-    sentences = [0, 300, 310, 330]
-    pairs = fill(sentences, [0, 3], short=0.0)
-    assert pairs.first_length.tolist() == [126, 126, 78]
-
-
-def test_short_targets_come_as_often_as_asked_and_hold_a_sentence_at_least():
+def test_short_segments_have_at_least_a_sentence_and_are_as_frequent_as_the_settings_say():
     sentences = list(range(0, 400_001, 10))
     documents = [0, len(sentences) - 1]
     full = fill(sentences, documents, short=0.0).first_length
@@ -286,18 +220,3 @@ def test_short_targets_come_as_often_as_asked_and_hold_a_sentence_at_least():
     assert close((some < 120).mean(), 0.1 * (1 - 7 / 125), len(some))
     assert some.min() == 10
     assert fill(sentences, documents, short=1.0).first_length.mean() < 65
-
-
-def test_one_document_is_enough_for_single_segments():
-    assert fill([0, 5, 9], [0, 2]).first_length.sum() == 9
-    with pytest.raises(ValueError, match="1 documents"):
-        pair([0, 5, 9], [0, 2])
-
-
-def test_rows_of_single_segments_are_cls_a_sep():
-    tokens = np.arange(10, 30)
-    pairs = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, length=20)
-    rows, lengths = gather(tokens, pairs, SPECIAL, 20)
-    assert lengths.tolist() == [7, 17]
-    assert rows[0].tolist() == [2, 10, 11, 12, 13, 14, 3] + [0] * 13
-    assert rows[1].tolist() == [2, *range(15, 30), 3] + [0] * 3

@@ -1,4 +1,4 @@
-"""The figures of a sample, beside counts by hand."""
+"""The statistics of a sample, compared with known counts."""
 
 from pathlib import Path
 
@@ -15,24 +15,21 @@ VOCABULARY = Vocabulary(Path(), PIECES, "")
 
 
 def batch_of(*rows: dict) -> dict[str, np.ndarray]:
-    """Examples of 12 places and 4 predictions, from what is not padding in them."""
-    wanted = {
-        "input_ids": (12, np.int32),
-        "input_mask": (12, np.int32),
-        "segment_ids": (12, np.int32),
-        "masked_lm_positions": (4, np.int32),
-        "masked_lm_ids": (4, np.int32),
-        "masked_lm_weights": (4, np.float32),
+    """Return examples of 12 positions and 4 predictions, without their padding in the rows."""
+    sizes = {"input_ids": 12, "input_mask": 12, "segment_ids": 12}
+    sizes |= {"masked_lm_positions": 4, "masked_lm_ids": 4, "masked_lm_weights": 4}
+    batch = {
+        name: np.zeros((len(rows), size), np.float32 if "weights" in name else np.int32)
+        for name, size in sizes.items()
     }
-    made = {name: np.zeros((len(rows), size), kind) for name, (size, kind) in wanted.items()}
     for number, row in enumerate(rows):
-        for name, array in made.items():
+        for name, array in batch.items():
             array[number, : len(row[name])] = row[name]
     labels = [row["next_sentence_labels"] for row in rows]
-    return made | {"next_sentence_labels": np.array(labels, np.int32)}
+    return batch | {"next_sentence_labels": np.array(labels, np.int32)}
 
 
-# [CLS] the cats . [SEP] sat [UNK] [SEP], where "cat" is masked, "." replaced and "sat" kept.
+# [CLS] the cats . [SEP] sat [UNK] [SEP], where "cat" is masked, "." replaced and "sat" unchanged.
 ONE = {
     "input_ids": [CLS, THE, MASK, S, THE, SEP, SAT, UNK, SEP],
     "input_mask": [1] * 9,
@@ -44,33 +41,33 @@ ONE = {
 }
 
 
-def tallied(batch: dict[str, np.ndarray]) -> SampleStatistics:
-    tally = SampleStatistics(VOCABULARY)
-    tally.add(batch)
-    return tally
+def counted(batch: dict[str, np.ndarray]) -> SampleStatistics:
+    sample = SampleStatistics(VOCABULARY)
+    sample.add(batch)
+    return sample
 
 
-def test_the_tokens_of_an_example_are_put_back_as_they_stood_before_masking():
-    wanted = [CLS, THE, CAT, S, DOT, SEP, SAT, UNK, SEP, 0, 0, 0]
-    assert unmasked(batch_of(ONE)).tolist() == [wanted]
+def test_the_statistics_of_one_example_are_the_known_ones():
+    unmasked_tokens = [CLS, THE, CAT, S, DOT, SEP, SAT, UNK, SEP, 0, 0, 0]
+    assert unmasked(batch_of(ONE)).tolist() == [unmasked_tokens]
+    expected = {
+        "real_token_share": 9 / 12,
+        "tokens_per_sequence": 9,
+        "masked_share_of_tokens": 3 / 9,
+        "masks_shown_as_mask": 1 / 3,
+        "masks_shown_as_another_word": 1 / 3,
+        "masks_shown_as_they_are": 1 / 3,
+        "unknown_share_of_tokens": 1 / 6,
+        # the, cat ##s, sat: "." and [UNK] are not words that were split into pieces.
+        "pieces_per_word": 4 / 3,
+        "random_next_share": 1.0,
+        "examples_with_all_predictions": 0.0,
+    }
+    report = counted(batch_of(ONE)).report(records=1)
+    assert {name: report[name] for name in expected} == expected
 
 
-def test_figures_are_what_one_counts_by_hand():
-    found = tallied(batch_of(ONE)).report(records=1)
-    assert found["real_token_share"] == 9 / 12
-    assert found["tokens_per_sequence"] == 9
-    assert found["masked_share_of_tokens"] == 3 / 9
-    assert found["masks_shown_as_mask"] == 1 / 3
-    assert found["masks_shown_as_another_word"] == 1 / 3
-    assert found["masks_shown_as_they_are"] == 1 / 3
-    assert found["unknown_share_of_tokens"] == 1 / 6
-    # the, cat ##s, sat: neither "." nor [UNK] is a word that was cut into pieces.
-    assert found["pieces_per_word"] == 4 / 3
-    assert found["random_next_share"] == 1.0
-    assert found["examples_with_all_predictions"] == 0.0
-
-
-def test_blocks_add_up_to_the_figures_of_all_rows():
+def test_blocks_add_up_to_the_statistics_of_all_rows():
     other = ONE | {
         "next_sentence_labels": 0,
         "input_ids": [CLS, CAT, S, S, DOT, SEP, SAT, UNK, SEP],
@@ -78,25 +75,25 @@ def test_blocks_add_up_to_the_figures_of_all_rows():
     apart = SampleStatistics(VOCABULARY)
     for row in (ONE, other, ONE):
         apart.add(batch_of(row))
-    together = tallied(batch_of(ONE, other, ONE))
+    together = counted(batch_of(ONE, other, ONE))
     assert apart.report(9) == together.report(9)
     assert apart.lengths == together.lengths == {9: 3}
     assert together.report(9)["random_next_share"] == 2 / 3
 
 
-def test_a_piece_that_was_cut_off_from_its_word_begins_one():
+def test_a_continuation_whose_first_piece_was_cut_off_begins_a_word():
     cut = {name: value[:3] for name, value in ONE.items() if name != "next_sentence_labels"}
     cut |= {"input_ids": [CLS, S, S], "masked_lm_weights": [0], "next_sentence_labels": 0}
-    assert tallied(batch_of(cut)).report(1)["pieces_per_word"] == 2.0
+    assert counted(batch_of(cut)).report(1)["pieces_per_word"] == 2.0
 
 
-def test_what_cannot_be_had_is_none_and_not_a_number():
+def test_a_ratio_without_a_denominator_is_none():
     empty = {name: [] for name in ONE} | {"next_sentence_labels": 0}
-    found = tallied(batch_of(empty)).report(1)
-    shares = ["tokens_per_sequence", "masked_share_of_tokens", "masks_shown_as_mask"]
-    shares += ["unknown_share_of_tokens", "pieces_per_word", "equals_per_example"]
-    assert {found[name] for name in shares} == {None}
-    assert found["real_token_share"] == 0.0
+    report = counted(batch_of(empty)).report(1)
+    names = ["tokens_per_sequence", "masked_share_of_tokens", "masks_shown_as_mask"]
+    names += ["unknown_share_of_tokens", "pieces_per_word", "equals_per_example"]
+    assert {report[name] for name in names} == {None}
+    assert report["real_token_share"] == 0.0
 
 
 def test_the_sequences_of_a_pack_are_counted_one_by_one():
@@ -110,56 +107,51 @@ def test_the_sequences_of_a_pack_are_counted_one_by_one():
         "next_sentence_labels": [1, 0],
     }
     batch = batch_of(pack) | {"next_sentence_weights": np.array([[1.0, 0.0]], np.float32)}
-    tally = tallied(batch)
-    found = tally.report(1)
-    assert (found["examples"], found["sequences"], found["sequences_per_example"]) == (1, 2, 2.0)
-    assert tally.lengths == {5: 1, 4: 1}
-    assert (found["next_sentence_labels"], found["random_next_share"]) == (1, 1.0)
+    sample = counted(batch)
+    report = sample.report(1)
+    assert (report["examples"], report["sequences"], report["sequences_per_example"]) == (1, 2, 2.0)
+    assert sample.lengths == {5: 1, 4: 1}
+    assert (report["next_sentence_labels"], report["random_next_share"]) == (1, 1.0)
     labels, counts = labels_of(batch)
     assert labels.tolist() == [[1, 0]] and counts.tolist() == [[True, False]]
     # The second sequence alone, unpacked, is the same text.
-    alone = {
-        name: value[5:] for name, value in pack.items() if name in ("input_ids", "segment_ids")
-    }
+    alone = {name: pack[name][5:] for name in ("input_ids", "segment_ids")}
     alone |= {"input_mask": [1] * 4, "next_sentence_labels": 0}
     alone |= {name: [] for name in pack if name.startswith("masked")}
-    tally.add(batch_of(alone))
-    assert tally.report(2)["repeated_texts"] == 1
+    sample.add(batch_of(alone))
+    assert sample.report(2)["repeated_texts"] == 1
 
 
-def test_equal_texts_are_told_with_and_without_their_masks():
-    kept = ONE | {"input_ids": [CLS, THE, CAT, S, DOT, SEP, SAT, UNK, SEP]}
+def test_equal_texts_are_counted_with_and_without_their_masks():
+    unchanged = ONE | {"input_ids": [CLS, THE, CAT, S, DOT, SEP, SAT, UNK, SEP]}
     other = ONE | {"input_ids": [CLS, CAT, MASK, S, THE, SEP, SAT, UNK, SEP]}
-    found = tallied(batch_of(ONE, kept, ONE, other)).report(4)
-    assert found["repeated_texts"] == 2
-    assert found["repeated_texts_with_their_masks"] == 1
-    assert found["equal_pairs"] == 3
-    # Of four examples three have two equals each.
-    assert found["equals_per_example"] == 6 / 4
+    report = counted(batch_of(ONE, unchanged, ONE, other)).report(4)
+    assert report["repeated_texts"] == 2
+    assert report["repeated_texts_with_their_masks"] == 1
+    assert report["equal_pairs"] == 3
+    # Of four examples three have two duplicates each.
+    assert report["equals_per_example"] == 6 / 4
 
 
-def test_a_sample_tells_the_equals_in_the_whole_folder():
-    # 2,000 records: 300 texts three times, 1,100 once: 900 x 2 equals over 2,000 records.
+def test_a_sample_estimates_the_duplicates_in_the_complete_folder():
+    # 2,000 records: 300 texts three times, 1,100 once: 900 x 2 duplicates over 2,000 records.
     texts = np.concatenate([np.repeat(np.arange(300), 3), np.arange(300, 1400)])
-    found = []
+    estimates = []
     for seed in range(30):
         chosen = np.random.default_rng(seed).permutation(texts)[:300]
-        tally = SampleStatistics(VOCABULARY)
-        rows = len(chosen)
-        batch = batch_of(*[ONE | {"masked_lm_weights": [0, 0, 0]}] * rows)
-        for place in range(1, 12):
-            batch["input_ids"][:, place] = chosen // 5 ** (place % 6) % 5 + 5
+        batch = batch_of(*[ONE | {"masked_lm_weights": [0, 0, 0]}] * len(chosen))
+        for position in range(1, 12):
+            batch["input_ids"][:, position] = chosen // 5 ** (position % 6) % 5 + 5
         batch["input_mask"][:] = 1
-        tally.add(batch)
-        found.append(tally.report(2000)["equals_per_example"])
-    assert np.mean(found) == pytest.approx(1800 / 2000, rel=0.15)
-    assert min(found) > 0
+        estimates.append(counted(batch).report(2000)["equals_per_example"])
+    assert np.mean(estimates) == pytest.approx(1800 / 2000, rel=0.15)
+    assert min(estimates) > 0
 
 
-@pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
-@pytest.mark.parametrize("number", [len(PIECES), -1])
-def test_a_token_that_the_vocabulary_does_not_have_is_refused(name, number):
-    changed = list(ONE[name])
-    changed[1] = number
-    with pytest.raises(DataError, match=f"the vocabulary has {len(PIECES)} tokens"):
-        tallied(batch_of(ONE | {name: changed}))
+def test_a_token_that_the_vocabulary_does_not_have_is_rejected():
+    for name in ("input_ids", "masked_lm_ids"):
+        for token in (len(PIECES), -1):
+            changed = list(ONE[name])
+            changed[1] = token
+            with pytest.raises(DataError, match=f"the vocabulary has {len(PIECES)} tokens"):
+                counted(batch_of(ONE | {name: changed}))

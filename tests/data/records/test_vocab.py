@@ -1,4 +1,4 @@
-"""Vocabularies found in files, folders and on a hub, refused, and trained."""
+"""Vocabularies: found in files, in folders and on a hub, rejected, and trained."""
 
 import http.server
 import json
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -42,44 +43,35 @@ def write_vocab(folder, pieces=PIECES, config=None, end="\n"):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_piece_has_the_number_of_its_line(tmp_path, end):
+def test_the_line_of_a_piece_is_its_id(tmp_path, end):
     vocabulary = read_vocabulary(write_vocab(tmp_path, end=end))
     assert list(vocabulary.pieces) == PIECES
     assert vars(vocabulary.special) == {"pad": 3, "unk": 5, "cls": 7, "sep": 6, "mask": 4}
     assert vocabulary.is_continuation.tolist() == [piece == "##s" for piece in PIECES]
     assert vocabulary.ids["cat"] == 1
-
-
-def test_line_ends_of_other_kinds_within_a_piece_do_not_shift_the_ids(tmp_path):
+    # Other line ends within a piece do not shift the ids.
     pieces = ["a\u2028b", "\x85", "c\x0bd", *SPECIAL_TOKENS]
     assert list(read_vocabulary(write_vocab(tmp_path, pieces)).pieces) == pieces
 
 
-@pytest.mark.parametrize(
-    ("line", "told"), [("cat", r"line 9\): repeats 'cat' of line 2"), ("", r"line 9\): is blank")]
-)
-def test_a_doubled_or_blank_line_is_refused_by_its_number(tmp_path, line, told):
-    with pytest.raises(DataError, match=rf"{told}.*write \[unused8\] there"):
-        read_vocabulary(write_vocab(tmp_path, [*PIECES[:8], line, *PIECES[8:]]))
-
-
-@pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_a_missing_special_token_is_named(tmp_path, token):
-    path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
-    with pytest.raises(DataError, match=rf"vocab\.txt\): \{token} missing"):
-        read_vocabulary(path)
-
-
-def test_what_is_no_text_is_refused(tmp_path):
-    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00binary")
+def test_a_file_that_is_no_vocabulary_is_rejected_with_its_line_or_token(tmp_path):
+    problems = {"cat": r"line 9\): repeats 'cat' of line 2", "": r"line 9\): is blank"}
+    for line, problem in problems.items():
+        with pytest.raises(DataError, match=rf"{problem}.*write \[unused8\] there"):
+            read_vocabulary(write_vocab(tmp_path, [*PIECES[:8], line, *PIECES[8:]]))
+    for token in SPECIAL_TOKENS:
+        path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
+        with pytest.raises(DataError, match=rf"vocab\.txt\): \{token} missing"):
+            read_vocabulary(path)
+    path.write_bytes(b"\xff\xfe\x00binary")
     with pytest.raises(DataError, match="cannot be read as text"):
-        find_vocabulary(str(tmp_path / "vocab.txt"), cased=False)
+        find_vocabulary(str(path), cased=False)
 
 
 # --- finding
 
 
-def test_a_file_and_the_folder_that_holds_it_are_the_same_vocabulary(tmp_path, monkeypatch):
+def test_a_file_and_its_folder_are_the_same_vocabulary(tmp_path, monkeypatch):
     path = write_vocab(tmp_path / "model")
     by_file = find_vocabulary(str(path), cased=False)
     by_folder = find_vocabulary(str(path.parent), cased=False)
@@ -87,72 +79,60 @@ def test_a_file_and_the_folder_that_holds_it_are_the_same_vocabulary(tmp_path, m
     assert by_file.sha256 == by_folder.sha256
     monkeypatch.setenv("MODELS", str(tmp_path))
     assert find_vocabulary("$MODELS/model", cased=False).path == path
-    monkeypatch.chdir(tmp_path)  # a folder here goes before a name on the hub
+    monkeypatch.chdir(tmp_path)  # a folder here precedes a name on the hub
     assert find_vocabulary("model", cased=False).sha256 == by_file.sha256
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no vocab\.txt"):
+        find_vocabulary("empty", cased=False)
 
 
-@pytest.mark.parametrize("config", [{}, {"do_lower_case": True}, tokenizer_config(cased=False)])
-def test_a_tokenizer_config_that_agrees_is_accepted(tmp_path, config):
-    write_vocab(tmp_path, config=config)
-    find_vocabulary(str(tmp_path), cased=False)
-
-
-@pytest.mark.parametrize("cased", [False, True])
-def test_a_tokenizer_config_of_the_other_case_is_refused_with_the_remedy(tmp_path, cased):
-    path = write_vocab(tmp_path, config=tokenizer_config(cased=not cased))
-    wanted = "leave out --cased" if cased else "give --cased"
-    for name in (str(tmp_path), str(path)):
-        with pytest.raises(ConfigError, match=wanted):
-            find_vocabulary(name, cased=cased)
-
-
-@pytest.mark.parametrize(
-    ("cased", "config"),
-    [
-        (False, {"strip_accents": False}),
-        (True, {"strip_accents": True}),
-        (False, {"tokenize_chinese_chars": False}),
-    ],
-)
-def test_a_tokenizer_that_cuts_text_otherwise_is_refused(tmp_path, cased, config):
-    write_vocab(tmp_path, config=config)
-    with pytest.raises(ConfigError, match="not how BERT splits text"):
-        find_vocabulary(str(tmp_path), cased=cased)
+def test_a_tokenizer_config_must_agree_with_the_case_and_with_bert(tmp_path):
+    for config in ({}, {"do_lower_case": True}, tokenizer_config(cased=False)):
+        path = write_vocab(tmp_path, config=config)
+        find_vocabulary(str(tmp_path), cased=False)
+    for cased, remedy in ((True, "leave out --cased"), (False, "give --cased")):
+        write_vocab(tmp_path, config=tokenizer_config(cased=not cased))
+        for name in (str(tmp_path), str(path)):
+            with pytest.raises(ConfigError, match=remedy):
+                find_vocabulary(name, cased=cased)
+    others = [(False, {"strip_accents": False}), (True, {"strip_accents": True})]
+    for cased, config in [*others, (False, {"tokenize_chinese_chars": False})]:
+        write_vocab(tmp_path, config=config)
+        with pytest.raises(ConfigError, match="not how BERT splits text"):
+            find_vocabulary(str(tmp_path), cased=cased)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match="Invalid JSON"):
+        find_vocabulary(str(tmp_path), cased=False)
 
 
 @pytest.mark.parametrize("config", [None, {"tokenizer_class": "BertTokenizer"}])
-def test_without_a_word_on_capitals_the_pieces_tell(tmp_path, config):
-    path = write_vocab(tmp_path, [*PIECES, "The", "Cat"], config)
+def test_where_the_config_does_not_say_the_case_the_pieces_show_it(tmp_path, config):
+    path = str(write_vocab(tmp_path, [*PIECES, "The", "Cat"], config))
     with pytest.raises(ConfigError, match=r"--cased \(false.*: 2 of the 5 pieces .* give --cased"):
-        find_vocabulary(str(path), cased=False)
-    assert find_vocabulary(str(path), cased=True).pieces[-1] == "Cat"
+        find_vocabulary(path, cased=False)
+    assert find_vocabulary(path, cased=True).pieces[-1] == "Cat"
     write_vocab(tmp_path, config=config)
-    with pytest.raises(
-        ConfigError, match=r"--cased \(true.*: 0 of the 3 pieces .* leave out --cased"
-    ):
-        find_vocabulary(str(path), cased=True)
-    assert find_vocabulary(str(path), cased=False).pieces[0] == "the"
-    # What the file says counts, as where the text has no capitals at all.
+    with pytest.raises(ConfigError, match=r"--cased \(true.*: 0 of the 3 .* leave out --cased"):
+        find_vocabulary(path, cased=True)
+    assert find_vocabulary(path, cased=False).pieces[0] == "the"
+    # The config decides where it says the case, also for a text without capitals.
     write_vocab(tmp_path, config={"do_lower_case": False})
-    assert find_vocabulary(str(path), cased=True).pieces[0] == "the"
+    assert find_vocabulary(path, cased=True).pieces[0] == "the"
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        ["字", "##典", "1990"],  # letters of one case
-        ["naïve"],  # keeps accents, so it is no uncased one
-        [*(f"word{number}" for number in range(40)), "X"],  # a capital by chance
-    ],
-)
-def test_pieces_that_tell_nothing_of_capitals_are_taken_as_is_asked(tmp_path, pieces):
+def test_pieces_that_do_not_show_the_case_are_accepted_as_either(tmp_path):
     special = [piece for piece in PIECES if piece.startswith("[")]
-    path = write_vocab(tmp_path, [*special, *pieces])
-    for cased in (False, True):
-        assert find_vocabulary(str(path), cased=cased).pieces[-1] == pieces[-1]
+    for pieces in (
+        ["字", "##典", "1990"],  # a script without case
+        ["naïve"],  # has accents, so it is no uncased one
+        [*(f"word{number}" for number in range(40)), "X"],  # a capital by chance
+    ):
+        path = str(write_vocab(tmp_path, [*special, *pieces]))
+        for cased in (False, True):
+            assert find_vocabulary(path, cased=cased).pieces[-1] == pieces[-1]
 
 
-def test_googles_vocabularies_tell_their_case_by_their_pieces(shared_data):
+def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
     for kind, cased in (("cased", True), ("uncased", False)):
         path = str(shared_data / "vocab" / f"bert-base-{kind}-vocab.txt")
         assert len(find_vocabulary(path, cased=cased).pieces) > 28_000
@@ -160,43 +140,31 @@ def test_googles_vocabularies_tell_their_case_by_their_pieces(shared_data):
             find_vocabulary(path, cased=not cased)
 
 
-def test_a_broken_tokenizer_config_is_refused(tmp_path):
-    write_vocab(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match="Invalid JSON"):
-        find_vocabulary(str(tmp_path), cased=False)
-
-
-@pytest.mark.parametrize(
-    "name", ["missing.txt", "/nowhere/at/all", "a/b/c", "~/no", "./vocab", "../vocab", "vocab/"]
-)
-def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name):
+def test_a_path_that_does_not_exist_is_not_searched_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="no such file or folder; give"):
-        find_vocabulary(name, cased=False)
+    paths = ["missing.txt", "/nowhere/at/all", "a/b/c", "~/no", "./vocab", "../vocab", "vocab/"]
+    for path in paths:
+        with pytest.raises(DataError, match="no such file or folder; give"):
+            find_vocabulary(path, cased=False)
 
 
-def test_a_folder_without_a_vocabulary_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no vocab\.txt"):
-        find_vocabulary(str(tmp_path), cased=False)
+# --- the hub: a server in this process and clients in processes, since the library reads its settings once
 
-
-# --- the hub, as a server in this process and a client in one of its own
-
-ASK = """
-import sys
+FIND = """
+import json, sys
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.errors import BertError
-try:
-    found = find_vocabulary(sys.argv[1], cased=sys.argv[2] == "cased")
-    print("found", len(found.pieces), found.sha256)
-except BertError as error:
-    print(type(error).__name__, error)
+for name, cased in json.loads(sys.argv[1]):
+    try:
+        vocabulary = find_vocabulary(name, cased=cased)
+        print("found", len(vocabulary.pieces), vocabulary.sha256)
+    except BertError as error:
+        print(type(error).__name__, error)
 """
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub as a download needs: files of the repository someone/model."""
+    """The part of the hub that a download needs: files of the repositories someone/model and someone/bare."""
 
     files: dict[str, bytes] = {}  # noqa: RUF012
 
@@ -230,7 +198,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path):
+def hub():
     vocab = ("\n".join(PIECES) + "\n").encode()
     Hub.files = {
         "someone/model/vocab.txt": vocab,
@@ -246,9 +214,10 @@ def hub(tmp_path):
     server.server_close()
 
 
-def ask(tmp_path, endpoint, name, case="uncased", **settings):
-    kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-    environment = kept | {
+def find_all(tmp_path, endpoint, *names, **settings):
+    """Find vocabularies, each a name and whether it is cased, in another process."""
+    inherited = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    environment = inherited | {
         "HF_HOME": str(tmp_path / "hub"),
         "HF_ENDPOINT": endpoint,
         "HF_HUB_DISABLE_XET": "1",
@@ -256,50 +225,45 @@ def ask(tmp_path, endpoint, name, case="uncased", **settings):
         **settings,
     }
     done = subprocess.run(
-        [sys.executable, "-c", ASK, name, case],
+        [sys.executable, "-c", FIND, json.dumps(names)],
         env=environment,
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    asked = f"vocab: {name} is not here; asking the Hugging Face hub for it"
-    assert done.stderr.splitlines()[:1] == [asked]
     assert "thrown while requesting" not in done.stderr
-    return done.stdout.strip()
+    lines = done.stderr.splitlines()
+    for name, _ in names:
+        assert f"vocab: {name} is not here; asking the Hugging Face hub for it" in lines
+    answers = done.stdout.splitlines()
+    assert len(answers) == len(names)
+    return answers
 
 
-def test_a_name_is_fetched_from_the_hub_and_then_found_without_it(tmp_path, hub):
-    found = ask(tmp_path, hub, "someone/model", "cased")
-    assert found.startswith(f"found {len(PIECES)} ")
-    again = ask(tmp_path, "http://127.0.0.1:9", "someone/model", "cased", HF_HUB_OFFLINE="1")
-    assert again == found
-
-
-def test_the_case_on_the_hub_must_agree_and_no_tokenizer_config_agrees_with_all(tmp_path, hub):
-    assert ask(tmp_path, hub, "someone/model").startswith("ConfigError --cased (false")
-    assert ask(tmp_path, hub, "someone/bare").startswith("found")
-
-
-def test_a_name_the_hub_does_not_have_is_refused(tmp_path, hub):
-    told = ask(tmp_path, hub, "someone/else")
-    assert told.startswith("DataError --vocab (someone/else)")
-    assert "check the name and the network" in told
-
-
-def test_without_a_network_the_error_says_what_to_do(tmp_path):
-    told = ask(tmp_path, "http://127.0.0.1:9", "someone/model", HF_HUB_OFFLINE="1")
-    assert told.startswith("DataError --vocab (someone/model)")
-    assert "give the path of a vocab.txt" in told
-    assert "\n" not in told
-
-
-def test_a_hub_that_does_not_answer_is_asked_once_and_without_noise(tmp_path, hub):
-    told = ask(tmp_path, "http://127.0.0.1:9", "data/vocab9k")
-    assert told.startswith("DataError --vocab (data/vocab9k): no such file or folder here")
-    assert "refused" in told
-    found = ask(tmp_path, hub, "someone/model", "cased")
-    assert ask(tmp_path, "http://127.0.0.1:9", "someone/model", "cased") == found
+def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
+    model = ("someone/model", True)
+    wrong_case, bare, absent = (
+        ("someone/model", False),
+        ("someone/bare", False),
+        ("someone/else", False),
+    )
+    answers = find_all(tmp_path, hub, model, wrong_case, bare, absent)
+    assert answers[0].startswith(f"found {len(PIECES)} ")
+    assert answers[1].startswith("ConfigError --cased (false")
+    assert answers[2].startswith("found")
+    assert answers[3].startswith("DataError --vocab (someone/else)")
+    assert "check the name and the network" in answers[3]
+    nowhere = "http://127.0.0.1:9"
+    # A hub that does not answer is asked once and without noise.
+    cached, absent = find_all(tmp_path, nowhere, model, ("data/vocab9k", False))
+    assert cached == answers[0]
+    assert absent.startswith("DataError --vocab (data/vocab9k): no such file or folder here")
+    assert "refused" in absent
+    cached, absent = find_all(tmp_path, nowhere, model, ("other/model", False), HF_HUB_OFFLINE="1")
+    assert cached == answers[0]
+    assert absent.startswith("DataError --vocab (other/model)")
+    assert "give the path of a vocab.txt" in absent
 
 
 # --- training
@@ -314,13 +278,15 @@ def sentences(tmp_path, lines=SENTENCES):
     return folder
 
 
-def train(tmp_path, name="vocab", **settings):
+def train(tmp_path, name="vocab", size=150, **settings) -> Path:
     out = tmp_path / name
-    run(VocabSettings(input=tmp_path / "sentences", out=out, size=150, **settings))
+    run(VocabSettings(input=tmp_path / "sentences", out=out, size=size, **settings))
     return out
 
 
 def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_path, capsys):
+    import transformers
+
     sentences(tmp_path)
     out = train(tmp_path)
     vocabulary = find_vocabulary(str(out), cased=False)
@@ -337,20 +303,28 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert manifest["counts"]["pieces"] == len(vocabulary.pieces)
     assert manifest["counts"]["sentences"] == 80
     assert "tokenizers" in manifest["versions"]
-    line = capsys.readouterr().out
     number = len(vocabulary.pieces)
     assert number < 150
-    assert line.startswith(
+    few, line = capsys.readouterr().out.splitlines()
+    message = (
         f"vocab: {number} pieces are all that occur 2 times in this text, not the 150 of --size"
     )
-    assert f"--bert-config.vocab-size {number}\n" in line
-    assert line.splitlines()[1].startswith(f"vocab: {number} pieces from 80 sentences")
-    assert line.count("\n") == 2
-    leftovers = {path.name for path in out.iterdir() if path.name != ".done"}
-    assert leftovers == {"vocab.txt", "tokenizer_config.json", "manifest.json"}
+    assert few.startswith(message) and few.endswith(f"--bert-config.vocab-size {number}")
+    assert line.startswith(f"vocab: {number} pieces from 80 sentences")
+    names = {path.name for path in out.iterdir() if path.name != ".done"}
+    assert names == {"vocab.txt", "tokenizer_config.json", "manifest.json"}
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    ids = encoder.encode("the quick dogs").tokens.tolist()
+    special = vocabulary.special
+    assert theirs("the quick dogs")["input_ids"] == [special.cls, *ids, special.sep]
+    assert (theirs.mask_token_id, theirs.model_max_length) == (4, 512)
+    # A vocabulary of the wanted size needs no message.
+    train(tmp_path, "smaller", size=100)
+    assert len(read_vocabulary(tmp_path / "smaller" / "vocab.txt").pieces) == 100
+    assert "are all that occur" not in capsys.readouterr().out
 
 
-def test_a_cased_vocabulary_keeps_capitals_and_accents(tmp_path):
+def test_a_cased_vocabulary_has_capitals_and_accents(tmp_path):
     sentences(tmp_path)
     out = train(tmp_path, cased=True)
     pieces = find_vocabulary(str(out), cased=True).pieces
@@ -368,47 +342,23 @@ def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
         "from bert_cli.data.records.vocab import run; "
         "run(VocabSettings(input=Path(sys.argv[1]), out=Path(sys.argv[2]), size=150))"
     )
-    for number in range(3):
-        out = tmp_path / f"vocab{number}"
-        environment = os.environ | {"PYTHONHASHSEED": str(number + 1)}
-        arguments = [str(tmp_path / "sentences"), str(out)]
-        subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            check=True,
-            env=environment,
-            capture_output=True,
-            timeout=60,
-        )
+    for seed in ("1", "2"):
+        out = tmp_path / f"vocab{seed}"
+        command = [sys.executable, "-c", code, str(tmp_path / "sentences"), str(out)]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=60)
         assert (out / "vocab.txt").read_bytes() == here
 
 
-def test_hugging_face_opens_a_trained_vocabulary(tmp_path):
-    sentences(tmp_path)
-    out = train(tmp_path)
-    code = (
-        "import sys; from transformers import AutoTokenizer; "
-        "t = AutoTokenizer.from_pretrained(sys.argv[1]); "
-        "print(t('the quick dogs')['input_ids'], t.mask_token_id, t.model_max_length)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(out)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    vocabulary = read_vocabulary(out / "vocab.txt")
-    ids = Encoder(vocabulary.ids, cased=False).encode("the quick dogs").tokens.tolist()
-    wanted = [vocabulary.special.cls, *ids, vocabulary.special.sep]
-    assert done.stdout.split("\n")[0] == f"{wanted} 4 512"
+def test_a_text_without_words_is_rejected_and_leaves_nothing(tmp_path):
+    for lines in ([""], ["", "  ", "\t"]):
+        sentences(tmp_path, lines)
+        with pytest.raises(DataError, match="no text"):
+            train(tmp_path)
+        assert not (tmp_path / "vocab" / "vocab.txt").exists()
 
 
-@pytest.mark.parametrize("lines", [[""], ["", "  ", "\t"]])
-def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, lines):
-    sentences(tmp_path, lines)
-    with pytest.raises(DataError, match="no text"):
-        train(tmp_path)
-    assert not (tmp_path / "vocab" / "vocab.txt").exists()
-
-
-def test_the_folder_of_another_step_is_refused_and_left_as_it_is(tmp_path):
+def test_the_folder_of_another_step_is_rejected_and_not_changed(tmp_path):
     folder = tmp_path / "sentences"
     (folder / ".done").mkdir(parents=True)
     (folder / ".done" / "settings.json").write_text('{"step": "preprocess", "settings": {}}')
@@ -420,7 +370,7 @@ def test_the_folder_of_another_step_is_refused_and_left_as_it_is(tmp_path):
     assert not (folder / "vocab.txt").exists()
 
 
-def test_a_folder_keeps_its_vocabulary_when_the_size_or_the_text_is_another(tmp_path, capsys):
+def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, capsys):
     sentences(tmp_path)
     out = train(tmp_path)
     before = (out / "vocab.txt").read_bytes()
@@ -428,20 +378,12 @@ def test_a_folder_keeps_its_vocabulary_when_the_size_or_the_text_is_another(tmp_
     assert train(tmp_path) == out
     assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
-        run(VocabSettings(input=tmp_path / "sentences", out=out, size=120))
-    with pytest.raises(DataError, match="text_field was 'text', now 'body'"):
-        lines = tmp_path / "lines.jsonl"
-        lines.write_text('{"body": "One sentence."}\n')
+        train(tmp_path, size=120)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"body": "One sentence."}\n')
+    with pytest.raises(DataError, match="text_field was the default, now 'body'"):
         run(VocabSettings(input=lines, out=out, size=150, text_field="body"))
     sentences(tmp_path, SENTENCES[::-1])
-    with pytest.raises(
-        DataError, match=r"which has changed since; remove .*vocab or choose another"
-    ):
+    with pytest.raises(DataError, match=r"has changed since; remove .*vocab or choose another"):
         train(tmp_path)
     assert (out / "vocab.txt").read_bytes() == before
-
-
-def test_of_a_vocabulary_as_large_as_asked_nothing_more_is_said(tmp_path, capsys):
-    run(VocabSettings(input=sentences(tmp_path), out=tmp_path / "vocab", size=100))
-    assert len(read_vocabulary(tmp_path / "vocab" / "vocab.txt").pieces) == 100
-    assert "are all that occur" not in capsys.readouterr().out
