@@ -1,52 +1,46 @@
-"""The door: which command, its settings, and how it ends.
+"""The entry point: which command, its settings, and the exit code.
 
-A command is a function `run(settings)` in the file of the same name; `COMMANDS` lists them, and nothing
-of one is imported before it is asked for, so that `--help` stays under a second and loads no
-TensorFlow. Mistakes of the person at the keyboard end here as one message and an exit code.
+`commands.py` lists the commands; nothing of one is imported before it runs, so that `--help` stays under a
+second and loads no TensorFlow. Mistakes of the user end here as a message and an exit code.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest
-from bert_cli.files import DISK_IS_FULL
 from bert_cli.imports import NOTHING, quiet_imports
 
-PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
-# Name of --log-level -> what TensorFlow knows it by; without it NOTHING is said.
+VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
+# --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NOTHING is shown.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
+USAGE = """usage: bert COMMAND [options]
+
+Pre-train BERT from a Wikipedia dump or your own text.
+
+commands:
+{commands}
+
+bert COMMAND --help lists the options of a command; bert --version prints versions.
+
+examples:
+  bert download data/dump --sample
+  bert pretrain --config pretrain_tiny_128_phase1 --dataset-dir data/wikipedia/128
+  bert runs runs"""
 
 
 def help_text() -> str:
-    """What `bert --help` prints."""
+    """Return what `bert --help` prints."""
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {row.help}" for name, row in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: bert COMMAND [options]",
-            "",
-            "Pre-train BERT from a Wikipedia dump or text of your own.",
-            "",
-            "commands:",
-            *rows,
-            "",
-            "bert COMMAND --help tells a command's options; bert --version tells versions.",
-            "",
-            "examples:",
-            "  bert download data/dump --sample",
-            "  bert pretrain --config pretrain_tiny_128_phase1 --dataset-dir data/wikipedia/128",
-            "  bert runs runs",
-        ]
-    )
+    rows = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return USAGE.format(commands="\n".join(rows))
 
 
 def version_text() -> str:
-    """The tool's version and those of the parts that decide its numbers, without importing them."""
+    """Return the versions of the tool and of the packages that decide its numbers."""
     from importlib.metadata import PackageNotFoundError, version
 
     import bert_cli
@@ -55,20 +49,17 @@ def version_text() -> str:
         f"bert {bert_cli.__version__} ({os.path.dirname(bert_cli.__file__)})",
         f"python {sys.version.split()[0]} ({sys.executable})",
     ]
-    for part in PARTS:
+    for package in VERSIONS:
         try:
-            lines.append(f"{part} {version(part)}")
+            lines.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            lines.append(f"{part} absent")
+            lines.append(f"{package} absent")
     return "\n".join(lines)
 
 
 def dispatch(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments name; raises what it raises."""
-    # What follows -- is another command's, and not for us to read.
-    words = list(arguments)
-    cut = words.index("--") if "--" in words else len(words)
-    words, inner = _with_log_level(words[:cut]), words[cut + 1 :]
+    """Run the command that the arguments name, and raise its errors."""
+    words = _apply_log_level(arguments)
     if not words or words[0] in ("-h", "--help"):
         from bert_cli.terminal import print_help
 
@@ -77,6 +68,8 @@ def dispatch(arguments: Sequence[str]) -> None:
     if words[0] == "--version":
         print(version_text())
         return
+    from bert_cli.config.load import load
+
     if words[0] == "bench":
         from bert_cli.config.bench import expand_benchmark
 
@@ -84,64 +77,48 @@ def dispatch(arguments: Sequence[str]) -> None:
     name, rest = split_command(words)
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
-        hint = f"did you mean {near!r}?" if near else "see bert --help"
-        raise ConfigError(f"bert ({name}): no such command; {hint}")
-    settings_class = COMMANDS[name].settings_class()
-    from bert_cli.config.load import describe, load
-
-    if name == "launch" and not inner:
-        _refuse_without_dashes(rest)
-    settings, loaded = load(settings_class, rest, f"bert {name}")
-    if inner:
-        settings = _with_command(settings, inner, name)
-        loaded = replace(loaded, origins={**loaded.origins, "command": "after --"})
-    if getattr(settings, "dry_run", False):
-        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
-    # What is printed alone stays alone.
-    beside = sys.stderr if str(getattr(settings, "json_file", None)) == "-" else sys.stdout
-    for where, reason in loaded.no_effect.items():
-        print(f"{where} has no effect here: {reason}", file=beside)
-    for line in loaded.notes:
-        print(line, file=beside)
+        remedy = f"did you mean {near!r}?" if near else "see bert --help"
+        raise ConfigError(f"bert ({name})", "no such command", remedy)
+    settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
+    _print_notes(name, settings, loaded)
     with quiet_imports():
         run = COMMANDS[name].run_function()
     run(settings)
 
 
-def _with_log_level(words: list[str]) -> list[str]:
-    """The words without `--log-level LEVEL`, which holds for this process and those that it starts."""
-    if not any(word.partition("=")[0] == "--log-level" for word in words):
-        return words
+def _apply_log_level(arguments: Sequence[str]) -> list[str]:
+    """Set the level of `--log-level` for this process and its children; return the other words."""
+    if not any(word.partition("=")[0] == "--log-level" for word in arguments):
+        return list(arguments)
     import logging
 
-    from bert_cli.config.flags import log_level_of
+    from bert_cli.config.options import split_log_level
 
-    level, rest = log_level_of(words)
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = TENSORFLOW_LEVELS[level]
-    logging.basicConfig(level=level.upper())
+    level, rest = split_log_level(arguments)
+    if level:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = TENSORFLOW_LEVELS[level]
+        logging.basicConfig(level=level.upper())
     return rest
 
 
-def _refuse_without_dashes(words: Sequence[str]) -> None:
-    for word in words:
-        if word in COMMANDS:
-            raise ConfigError(
-                f"bert launch ({word}): the command stands after --, as `bert launch -- {word} ...`"
-            )
+def _print_notes(name: str, settings: Any, loaded: Any) -> None:
+    """Print the settings of a dry run, and the values that have no effect."""
+    if getattr(settings, "dry_run", False):
+        from bert_cli.config.load import describe
 
-
-def _with_command(settings: Any, inner: list[str], name: str) -> Any:
-    """The settings with the command that followed --."""
-    if "command" not in type(settings).model_fields:
-        raise ConfigError(f"bert {name} (-- {' '.join(inner)}): takes no command; leave out the --")
-    return settings.model_copy(update={"command": inner})
+        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
+    # `--json -` prints JSON alone on standard output.
+    prints_json = str(getattr(settings, "json_file", None)) == "-"
+    notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
+    for line in (*notes, *loaded.notes):
+        print(line, file=sys.stderr if prints_json else sys.stdout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; the exit code, which holds until the process has ended.
+    """Run the console script and return its exit code.
 
-    After the command has ended Python and TensorFlow need up to seconds to leave. A signal in them would
-    make -15 or -2 of the code of a run that is done or has saved.
+    Python and TensorFlow need up to seconds to exit after the command. Signals are ignored during that
+    time, because one would turn the exit code of a complete run into -15 or -2.
     """
     try:
         return _exit_code(sys.argv[1:] if arguments is None else arguments)
@@ -152,14 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
-    """Run the command, print the error that ends it, if any, and return its exit code."""
-    # TensorFlow's notes bury what a run prints; what goes wrong also comes as an exception.
+    """Run the command, print the error that ends it, and return the exit code."""
+    # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NOTHING)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
         dispatch(arguments)
     except BrokenPipeError:
-        # Someone piped the output to `head`; nobody is left to tell.
+        # The output was piped to a program such as `head` that has ended.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BertError as error:
         for line in str(error).splitlines():
@@ -169,27 +146,33 @@ def _exit_code(arguments: Sequence[str]) -> int:
         print("bert: interrupted; the same command continues", file=sys.stderr)
         return 130
     except Exception as error:
-        refused = _refused(error)
-        if refused is None:
+        known = _known_failure(error)
+        if known is None:
             raise
-        print(f"bert: {refused}", file=sys.stderr)
-        return DeviceError.exit_code if isinstance(error, MemoryError) else DataError.exit_code
+        print(f"bert: {known}", file=sys.stderr)
+        return known.exit_code
     return 0
 
 
-def _refused(error: Exception) -> str | None:
-    """Return the message for what the system or the network refuses; None for a defect of ours."""
+def _known_failure(error: Exception) -> BertError | None:
+    """Return the error for a failure of the system or the network; None for a defect of the tool."""
     httpx = sys.modules.get("httpx")
-    if isinstance(error, OSError) and (error.filename or error.errno in DISK_IS_FULL):
-        where = os.fsdecode(error.filename or "the file that was written last")
-        if not where.startswith(os.path.dirname(__file__) + os.sep):
-            return f"{where}: {error.strerror}; fix that and run the command again"
+    if isinstance(error, OSError):
+        from bert_cli.files import DISK_IS_FULL
+
+        where = os.fsdecode(error.filename or "the last file written")
+        is_named = error.filename or error.errno in DISK_IS_FULL
+        if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
+            return DataError(where, str(error.strerror), "fix that and run the command again")
     if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
         request = getattr(error, "_request", None)  # the property raises where there is none
-        address = "network" if request is None else request.url
-        return f"{address}: {error}; check the address and the network, or give another one"
+        where = "network" if request is None else str(request.url)
+        return DataError(
+            where, str(error), "check the address and the network, or give another one"
+        )
     if isinstance(error, MemoryError):
-        return f"memory: {error or 'none is left'}; give smaller sizes, or run where there is more memory"
+        remedy = "give smaller sizes, or run where there is more memory"
+        return DeviceError("memory", str(error) or "none is left", remedy)
     return None
 
 

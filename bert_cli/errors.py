@@ -6,7 +6,7 @@ escapes is a defect of the tool and keeps its traceback.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class BertError(Exception):
@@ -50,6 +50,11 @@ class DeviceError(BertError):
     """The machine lacks what the run asks for, or the numbers left the finite range."""
 
     exit_code = 5
+
+
+def combine(errors: Sequence[ConfigError]) -> ConfigError:
+    """Return one error that prints several, each on its own line."""
+    return errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
 
 
 def needs_extra(extra: str) -> str:

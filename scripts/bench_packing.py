@@ -38,7 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
 TRAINED = {
     "unpacked": {},
     "packed, N = 3": {"max_sequences_per_pack": 3},
-    "8 buckets": {"length_bins": 8},
+    "8 buckets": {"length_buckets": 8},
 }
 MODEL = {
     "hidden_size": 256,

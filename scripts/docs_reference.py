@@ -17,17 +17,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.help import LEVELS, in_width
 from bert_cli.config.load import named_configs, read_config
+from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
 from bert_cli.config.options import (
+    LOG_LEVELS,
     Option,
     Section,
     examples_of,
     group_of,
     purpose_of,
     sections_of,
+    wrap_command,
 )
-from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
 
 ROOT = Path(__file__).parents[1]
 # Commands that belong together, in the order of the pages.
@@ -132,8 +133,8 @@ def commands_page() -> str:
             *rows,
             "",
             "`bert --version` tells the versions of the parts that decide its numbers. Every command takes",
-            f"`--help`, and `--log-level` {', '.join(f'`{level}`' for level in LEVELS)}: let through what TensorFlow",
-            "and other libraries say of themselves, from this level on; by default nothing of it.",
+            f"`--help`, and `--log-level` {', '.join(f'`{level}`' for level in LOG_LEVELS)}: show the log messages of",
+            "TensorFlow and other libraries from this level on; by default none.",
             "",
         ]
     )
@@ -182,7 +183,7 @@ def command_page(name: str) -> str:
     lines = [f"# bert {name}", "", *(escaped(text) for text in paragraphs(purpose_of(settings)))]
     lines += ["```text", usage + (" -- COMMAND [options]" if name == "launch" else ""), "```", ""]
     if examples_of(settings):
-        examples = [textwrap.dedent(in_width(line, WIDTH)) for line in examples_of(settings)]
+        examples = [textwrap.dedent(wrap_command(line, WIDTH)) for line in examples_of(settings)]
         lines += ["```bash", *examples, "```", ""]
     if reads_config:
         lines += [

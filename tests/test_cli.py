@@ -14,7 +14,7 @@ import pytest
 
 from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
-from bert_cli.config.help import LEVELS
+from bert_cli.config.options import LOG_LEVELS
 
 
 def bert(*words: str) -> subprocess.CompletedProcess:
@@ -114,8 +114,8 @@ def described(**changes):
 @pytest.mark.parametrize(
     ("place", "make", "words", "told"),
     [
-        ("out", Path.touch, ["download", "--sample"], "out: File exists"),
-        ("out", loop, ["download", "--sample"], "out: "),
+        ("out", Path.touch, ["download", "--sample"], "must be a folder"),
+        ("out", loop, ["download", "--sample"], "out/.done: Too many levels"),
         ("out", Path.touch, ["preprocess", "--sentence-splitter", "lines", str(TEXT)], "out"),
         ("out/.done/lock", loop, ["download", "--sample"], "out/.done/lock: Too many levels of"),
         ("out/.done/settings.json", deep, ["download", "--sample"], "recursion limit"),
@@ -209,7 +209,7 @@ def test_a_log_level_that_there_is_not_is_refused_with_those_that_there_are(word
 
 
 def test_every_level_that_is_told_has_one_of_tensorflows():
-    assert set(TENSORFLOW_LEVELS) == set(LEVELS)
+    assert set(TENSORFLOW_LEVELS) == set(LOG_LEVELS)
 
 
 def test_a_log_level_behind_dashes_is_the_other_commands(monkeypatch, capsys):

@@ -19,9 +19,8 @@ import pytest
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.bench import expand_benchmark
-from bert_cli.config.help import LEVELS
 from bert_cli.config.load import load
-from bert_cli.config.options import Option, sections_of
+from bert_cli.config.options import LOG_LEVELS, Option, sections_of
 from bert_cli.parallel.tensorflow.schedule import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +96,7 @@ def test_the_reference_has_every_setting_of_a_command(site):
                 about = re.sub(r" \((default: .*|required)\)$", "", option.text).replace("`", "")
                 assert " ".join(about.split()) in text, option.name
     index = Page((site / "reference" / "index.html").read_text(encoding="utf-8")).text
-    assert all(level in index for level in LEVELS)
+    assert all(level in index for level in LOG_LEVELS)
 
 
 def options_of(name: str):

@@ -1,18 +1,15 @@
-"""Settings of how a run is spread: stages over devices, replicas, processes, hosts.
+"""The settings that spread a run: stages over devices, replicas, processes and hosts.
 
-What stands here decides where and in which order the work is done, how much memory it takes and
-what is sent, and nothing about the numbers, but for the rounding of gradients that travel in 16 bits:
-a run may go on with other ones. `pipeline_stages` lists blocks by their names, `hid` for one encoder
-layer and `hid*7` for seven; the word table is in the first and in the last stage, so those two share
-a device.
+They decide where and in which order the work is done, its memory and its traffic. They do not change the
+numbers, except that gradients reduced in 16 bits are rounded, so a run may be resumed with other values.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from bert_cli.config.settings import Positive, Settings, is_set
+from bert_cli.config.settings import Positive, SettingError, Settings
 
 BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
 
@@ -20,137 +17,131 @@ BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "tok
 class Parallel(Settings):
     """How the model is laid out over devices, and what it trades for memory."""
 
+    NEEDS: ClassVar = {"recompute_by": "recompute"}
+
     layout: Literal["given", "auto"] = "given"
-    """`auto` chooses replicas and stages for the devices there are: replicas first, stages only when
-    memory demands them; the stages of the config are ignored. It keeps the micro-batch and the product
-    of replicas and accumulation, so examples and numbers stay the same. In a file also
+    """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
+    memory requires them; it ignores the stages of the config. It does not change the micro-batch or the
+    product of replicas and accumulation, so examples and results stay the same. In a file also
     `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None
-    """Blocks of each stage in order, as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on the
-    command line the same in quotes. `hid` is one encoder layer, and every block is in one stage."""
+    """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on
+    the command line the same in quotes. `hid` is one encoder layer, `hid*7` seven. Every block is in one
+    stage."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
     schedule: Literal["1F1B", "GPipe"] = "1F1B"
-    """Order of a pipeline's work: `1F1B` alternates, and stage k of p keeps at most p - k
-    micro-batches; `GPipe` runs all forwards first and keeps every micro-batch."""
+    """Order of a pipeline's work: with `1F1B`, forward and backward alternate, and stage k of p saves the
+    activations of at most p - k micro-batches; `GPipe` runs all forwards first and saves all of them."""
     recompute: bool = False
-    """Keep only the inputs of blocks and run the blocks again in the backward pass, with the same
-    dropout."""
+    """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"
-    """Whose inputs recomputation keeps: those of each `layer` (one layer's activations at a time), or
-    those of each `stage` (fewer inputs, but all activations of the stage at a time)."""
+    """Save the inputs of each `layer` and recompute one layer's activations at a time, or save those of each
+    `stage`: fewer inputs, but all activations of the stage at a time."""
     replicated_tensor_sharding: bool = False
-    """Each replica keeps and updates its share of the optimizer's moments (ZeRO stage 1: Rajbhandari
-    et al. 2020, section 5.1)."""
+    """Shard the optimizer's moments over the replicas; each updates its part (ZeRO stage 1: Rajbhandari et
+    al. 2020, section 5.1)."""
     optimizer_state_offload: bool = False
-    """Keep the optimizer's moments in host memory and update there, to save device memory."""
+    """Hold the optimizer's moments in host memory and update there, to save device memory."""
     embedding_serialization_factor: Positive = 1
-    """Chunks of the vocabulary in the masked-LM loss: the scores of all words, and their gradients, are
-    never in memory as a whole, for one more product with the word table. Pre-training only."""
+    """Number of chunks of the vocabulary in the masked-LM loss. The logits of the complete vocabulary and
+    their gradients are then never in memory at once, for one more product with the word embeddings.
+    Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Number format in which replicas add up their gradients; 16 bits halve what is sent."""
+    """Number format of the gradient all-reduce; 16 bits halve the traffic."""
     reduce_bucket_megabytes: Positive = 64
-    """Gradients are sent in buckets of about this size (MB of 10^6 bytes in float32)."""
+    """Size of the buckets of the gradient all-reduce (MB of 10^6 bytes in float32)."""
     trace: Path | None = None
-    """Write the times of every forward and backward of the first three steps here, as a trace for
+    """Write the times of every forward and backward of the first three steps to this file, as a trace for
     chrome://tracing or Perfetto; of several processes each writes its own, NAME_rank0.json and so on."""
 
     @field_validator("pipeline_stages")
     @classmethod
-    def _write_out_short_forms(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
+    def _expand_repeats(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
+        """Return the stages with `hid*7` written as seven blocks."""
         if stages is None:
             return None
-        written: list[list[str]] = []
+        expanded: list[list[str]] = []
         for number, stage in enumerate(stages):
             blocks: list[str] = []
             for entry in stage:
                 name, star, times = entry.partition("*")
                 if name not in BLOCKS or (star and not (times.isdigit() and int(times))):
-                    raise ValueError(
-                        f"stage {number} names {entry!r}; blocks are {', '.join(BLOCKS)}, "
-                        "and hid*7 stands for seven of hid"
+                    raise SettingError(
+                        "",
+                        f"stage {number} names {entry!r}, which is not a block",
+                        f"blocks are {', '.join(BLOCKS)}, and hid*7 stands for seven of hid",
                     )
                 blocks += [name] * (int(times) if star else 1)
             if not blocks:
-                raise ValueError(f"stage {number} has no block; leave it out, and its device")
-            written.append(blocks)
-        return written
+                problem = f"stage {number} has no block"
+                raise SettingError("", problem, "leave it out, and its device")
+            expanded.append(blocks)
+        return expanded
 
-    @model_validator(mode="after")
-    def _recompute_by_has_an_effect(self) -> "Parallel":
-        if is_set(self, "recompute_by") and not self.recompute:
-            raise ValueError(
-                f"recompute_by ({self.recompute_by}) has no effect without recompute; give both or neither"
+    @field_validator("pipeline_device_mapping")
+    @classmethod
+    def _word_embeddings_are_on_one_device(
+        cls, devices: list[int] | None, info: ValidationInfo
+    ) -> list[int] | None:
+        stages = info.data.get("pipeline_stages")
+        if info.data.get("layout") == "auto" or not stages or not devices:
+            return devices
+        stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
+        first, last = stage_of.get("emb"), stage_of.get("heads")
+        if len(stages) != len(devices) or first is None or last is None:
+            return devices
+        if devices[first] != devices[last]:
+            raise SettingError(
+                "",
+                f'stage {first} "emb" and stage {last} "heads" share the word embeddings, and are on devices '
+                f"{devices[first]} and {devices[last]}",
+                "give both the same device",
             )
-        return self
+        return devices
 
     @model_validator(mode="after")
     def _each_stage_has_a_device(self) -> "Parallel":
         stages, devices = self.pipeline_stages, self.pipeline_device_mapping
-        if self.layout == "auto":
-            return self  # which replaces both
-        if (stages is None) != (devices is None):
-            raise ValueError(
-                "pipeline_stages and pipeline_device_mapping go together; give both or neither"
-            )
+        if self.layout == "auto" or (stages is None and devices is None):
+            return self  # `auto` replaces both
+        name = "pipeline_device_mapping"
         if stages is None or devices is None:
-            return self
+            one, other = ("pipeline_stages", name) if devices is None else (name, "pipeline_stages")
+            raise SettingError(one, f"needs {other}", "give both or neither")
         if not stages or len(stages) != len(devices):
-            raise ValueError(
-                f"pipeline_device_mapping names {len(devices)} devices for {len(stages)} stages; give one each"
+            raise SettingError(
+                name,
+                f"lists {len(devices)} devices for {len(stages)} stages",
+                "give one for each stage",
             )
         if sorted(set(devices)) != list(range(max(devices) + 1)):
-            raise ValueError(
-                f"pipeline_device_mapping {devices} leaves a device out; number them from 0"
-            )
+            raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
         return self
-
-    @field_validator("pipeline_device_mapping")
-    @classmethod
-    def _the_word_table_is_on_one_device(
-        cls, devices: list[int] | None, info: ValidationInfo
-    ) -> list[int] | None:
-        stages = info.data.get("pipeline_stages")
-        if (
-            info.data.get("layout") == "auto"
-            or stages is None
-            or devices is None
-            or len(stages) != len(devices)
-        ):
-            return devices
-        where = {name: number for number, stage in enumerate(stages) for name in stage}
-        first, last = where.get("emb"), where.get("heads")
-        if first is not None and last is not None and devices[first] != devices[last]:
-            raise ValueError(
-                f'stage {first} "emb" and stage {last} "heads" share the word table, so they need one '
-                f"device; got {devices[first]} and {devices[last]}"
-            )
-        return devices
 
 
 class Cluster(Settings):
-    """The processes of a run. By default as TF_CONFIG or SLURM say, else this process alone."""
+    """The processes of a run; by default those of TF_CONFIG or SLURM, or this process alone."""
 
     workers: list[str] = []
-    """host:port of every process in the order of their ranks; `bert launch` fills it in."""
+    """host:port of every process in the order of their ranks; `bert launch` sets it."""
     rank: Annotated[int, Field(ge=0)] | None = None
-    """Number of this process among the workers."""
+    """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
-    """A process that gives no sign of life for so long is lost, and the run ends on all."""
-    say_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
-    """Say which rank the others wait for when they have waited for so long."""
-
+    """A process without heartbeat for this long is lost, and the run ends on all."""
+    report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
+    """Print the rank that the others wait for after this long."""
     bind_address: str | None = None
-    """Network interface on which this process takes connections: its name, or its IPv4 address on this
-    host. By default loopback when all processes are on one host, else every interface. Connections are
-    not authenticated, so the network must be trusted."""
+    """Network interface on which this process listens: its name, or its IPv4 address on this host. By
+    default loopback when all processes are on one host, otherwise every interface. Connections are not
+    authenticated, so the network must be trusted."""
 
     @model_validator(mode="after")
     def _workers_and_rank_go_together(self) -> "Cluster":
         if bool(self.workers) != (self.rank is not None):
-            raise ValueError("workers and rank go together; give both or neither")
+            name, other = ("workers", "rank") if self.workers else ("rank", "workers")
+            raise SettingError(name, f"needs {other}", "give both or neither")
         if self.rank is not None and self.rank >= len(self.workers):
-            raise ValueError(
-                f"rank {self.rank} is not one of {len(self.workers)} workers, which count from 0"
-            )
+            problem = f"{self.rank} is not less than the number of workers, {len(self.workers)}"
+            raise SettingError("rank", problem, "ranks count from 0")
         return self

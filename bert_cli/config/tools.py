@@ -1,4 +1,4 @@
-"""The settings of the commands that inspect, plan, start, compare and use runs."""
+"""The settings of the commands that inspect, plan, start, list, compare and use runs."""
 
 import os
 import re
@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import CliPositionalArg, CliSuppress
 
 from bert_cli.config.data import DataSettings, Masking
-from bert_cli.config.settings import Positive, Settings, is_remote, is_set, parse_bytes
+from bert_cli.config.settings import (
+    Hidden,
+    Positional,
+    Positive,
+    SettingError,
+    Settings,
+    check_size,
+    is_remote,
+    is_set,
+    without_effect,
+)
 from bert_cli.config.training import PretrainSettings
 
 PREDICT_TASKS = (
@@ -22,7 +31,8 @@ PREDICT_TASKS = (
 EXPORT_FORMATS = ("hf", "saved-model", "tflite", "onnx")
 SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
-# What a run is taken for where only the machine is looked at: the least that its settings demand.
+JsonFile = Annotated[Path | None, Field(alias="json")]
+# The required settings of `bert doctor` when it checks only the machine.
 NO_RUN: dict[str, Any] = {
     "generated_dataset": True,
     "max_seq_length": 128,
@@ -34,29 +44,28 @@ NO_RUN: dict[str, Any] = {
 
 
 class InspectSettings(DataSettings):
-    """Show what is in a folder of records, and warn of what will hurt a training.
+    """Show the contents of a folder of records, and warn of problems for training.
 
     Example: bert inspect data/wikipedia/128
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
-    Example: bert inspect data/wikipedia/128 --sample 200000 --json figures.json
+    Example: bert inspect data/wikipedia/128 --sample 200000 --json statistics.json
     """
 
-    folder: CliPositionalArg[str]
-    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` leaves it, or the address of
-    one (s3://...)."""
+    folder: Positional[str]
+    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it, or its address
+    (s3://...)."""
     dataset_cache: Path = Path("~/.cache/bert/records")
-    """Where records from object storage are kept on this machine's disk, as for `bert pretrain`."""
+    """Folder on this machine that caches records from object storage, as for `bert pretrain`."""
     examples: int = Field(3, ge=0)
     """Examples to show as text."""
     sample: int = Field(20_000, ge=1)
-    """Records to read for the figures, spread over the whole folder; all of them where there are
-    fewer."""
+    """Records to read for the statistics, spread over the folder."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Which records are read and shown, and how dynamic ones are masked."""
+    """Seed of the choice of records, and of the masks of dynamic ones."""
     masking: Masking = Masking()
-    """How dynamic records are masked for the figures: give what the run will have."""
-    json_file: Path | None = Field(None, alias="json")
-    """Also write every figure to this file, as JSON; `-` prints that, instead of the text."""
+    """How dynamic records are masked for the statistics: give the settings of the run."""
+    json_file: JsonFile = None
+    """Also write the statistics to this file as JSON; `-` prints the JSON instead of the text."""
 
     @field_validator("folder", mode="before")
     @classmethod
@@ -66,18 +75,16 @@ class InspectSettings(DataSettings):
         return os.path.expanduser(text) if is_path else text
 
     @model_validator(mode="after")
-    def _a_cache_has_something_to_keep(self) -> "InspectSettings":
+    def _a_cache_needs_an_address(self) -> "InspectSettings":
         if is_set(self, "dataset_cache") and not is_remote(self.folder):
-            raise ValueError(
-                f"dataset_cache ({self.dataset_cache}) has no effect on a folder of this machine; leave it out"
-            )
+            raise without_effect(self, "dataset_cache", "on a folder of this machine")
         return self
 
 
 class DoctorSettings(PretrainSettings):
-    """Look at this machine, and at a run before it is started; a line each, and what to do.
+    """Check this machine, and a run before it starts; prints a line for each finding, with a remedy.
 
-    Takes every setting of `bert pretrain`; without any only the machine is looked at.
+    Takes every setting of `bert pretrain`; without any it checks only the machine.
     Example: bert doctor --config pretrain_base_128_phase1 --save-ckpt-path runs/base
     Example: bert doctor
     """
@@ -85,22 +92,22 @@ class DoctorSettings(PretrainSettings):
     OPENS_FILES: ClassVar[bool] = False
 
     build: bool = True
-    """Build the model on the CPU and compare its first losses with what they must be."""
-    json_file: Annotated[Path | None, Field(alias="json")] = None
-    """Also write every finding, with its figures, to this file, as JSON; `-` prints that alone."""
-    machine_only: CliSuppress[bool] = False
-    """There is no run to look at: no setting of one was given."""
+    """Build the model on the CPU and compare its initial losses with the expected ones."""
+    json_file: JsonFile = None
+    """Also write the findings to this file as JSON; `-` prints the JSON alone."""
+    machine_only: Hidden[bool] = False
+    """Whether no setting of a run was given."""
 
     @model_validator(mode="before")
     @classmethod
-    def _a_machine_needs_no_run(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not set(given) - {"json", "build"}:
-            return {**NO_RUN, **given, "machine_only": True}
-        return given
+    def _a_machine_needs_no_run(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not set(values) - {"json", "build"}:
+            return {**NO_RUN, **values, "machine_only": True}
+        return values
 
 
 class PlanSettings(PretrainSettings):
-    """Say what a layout costs in memory, idle time and traffic, and propose one.
+    """Estimate the memory, idle time and traffic of a layout, or propose one.
 
     Takes every setting of `bert pretrain`; needs no data and builds nothing.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
@@ -111,22 +118,18 @@ class PlanSettings(PretrainSettings):
     SAVES: ClassVar[bool] = False
 
     devices: Positive | None = None
-    """Devices that there are, in all; by default what the layout asks for."""
+    """Number of devices; by default that of the layout."""
     memory: str | None = None
-    """Memory of a device, as 80GB, 24GiB, 640MB or 16e9; without it nothing is said about fitting."""
+    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; without it the plan does not check whether the
+    run fits."""
     processes: Positive = 1
-    """Processes that the devices are divided among; a replica lives in one."""
+    """Number of processes that the devices are divided among; a replica is in one process."""
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _is_a_size(cls, given: object) -> str | None:
-        if given is not None:
-            parse_bytes(str(given))
-        return None if given is None else str(given)
+    _check_memory = field_validator("memory", mode="before")(check_size)
 
 
 class LaunchSettings(Settings):
-    """Start a command as several processes that make one run.
+    """Start a command as several processes of one run.
 
     Example: bert launch --processes 2 -- pretrain --config pretrain_demo_128_phase1
     --global-batch.replicas 2
@@ -134,202 +137,203 @@ class LaunchSettings(Settings):
     --parallel.layout auto
     """
 
+    NEEDS: ClassVar = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
+
     processes: Positive = 1
-    """Processes on each host; with GPUs, each gets its share of them, else its share of the cores."""
+    """Processes on each host. The GPUs of the host are divided among them, or its cores if it has none."""
     hosts: list[str] = []
-    """Hosts to start on, by ssh, as a,b or user@a,user@b; by default this one. They need the same
+    """Hosts to start on by ssh, such as a,b or user@a,user@b; by default this one. They need the same
     folder, environment and file system."""
     port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
-    """First port of the processes on a host; by default free ones on this host, else 22300."""
+    """First port of the processes on a host; by default free ones on this host, and 22300 on others."""
     bind_address: str | None = None
-    """Network interface of the hosts on which the processes take connections, as ib0; by default every
-    one. Connections are not authenticated, so the network must be trusted. On this host alone it is
-    always loopback."""
+    """Network interface of the hosts on which the processes listen, such as ib0; by default every one.
+    Connections are not authenticated, so the network must be trusted. On this host alone it is always
+    loopback."""
     remote_shell: str = "ssh"
-    """Program that runs a command on a host, called with the host and the command; may have options
-    of its own, as 'ssh -p 2222'."""
+    """Program that runs a command on a host, called with the host and the command; it may have options, as
+    'ssh -p 2222'."""
     pass_variables: list[str] = []
-    """Variables of this environment that processes on hosts get too, as NCCL_DEBUG,HF_HOME. They can
-    be seen there in the list of processes, so no passwords. DATASETS_DIR always goes along."""
+    """Environment variables to pass to the processes on hosts, such as NCCL_DEBUG,HF_HOME. They are visible
+    there in the list of processes, so pass no passwords. DATASETS_DIR is always passed."""
     grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
-    """After one process has failed the others are asked to end, and killed after so long."""
+    """After a process has failed, the others are asked to stop, and killed after this long."""
     dry_run: bool = False
-    """Print what would be started, and start nothing."""
-    command: CliSuppress[list[str]] = []
-    """The command and its options: what stands after `--`."""
+    """Print the command lines, and start nothing."""
+    command: Hidden[list[str]] = []
+    """The command and its options, after `--`."""
 
     @field_validator("hosts")
     @classmethod
     def _each_host_once(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
             if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
-                raise ValueError(f"{host!r} is no host; give names, as a,b or user@a,user@b")
+                problem = f"{host!r} is not the name of a host"
+                raise SettingError("", problem, "give names, as a,b or user@a,user@b")
         names = [host.rpartition("@")[2] for host in hosts]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{twice} is named twice; give --processes for several on a host")
+            remedy = "give --processes for several on a host"
+            raise SettingError("", f"{twice} is named twice", remedy)
         return hosts
 
     @model_validator(mode="after")
-    def _what_concerns_hosts_has_some(self) -> "LaunchSettings":
-        for name in ("bind_address", "remote_shell", "pass_variables"):
-            if name in self.model_fields_set and not self.hosts:
-                raise ValueError(f"{name} has no effect without hosts; give --hosts too")
+    def _has_enough_ports(self) -> "LaunchSettings":
         if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
-            raise ValueError(
-                f"port {self.port} leaves too few for {self.processes} processes; the last is {LAST_PORT}"
-            )
+            problem = f"{self.port} leaves fewer than {self.processes} ports up to {LAST_PORT}"
+            raise SettingError("port", problem, "lower it")
         return self
 
 
 class RunsSettings(Settings):
-    """List the runs below some folders: how far each is, its losses, whether it is alive.
+    """List the runs below some folders: progress, losses, and whether they are running.
 
-    Reads what a run writes into its folder, and changes nothing there.
+    Reads the files that a run writes into its folder, and changes nothing.
     Example: bert runs
     Example: bert runs runs /shared/runs
     Example: bert runs runs --json -
     """
 
-    folders: CliPositionalArg[list[Path]] = [Path(".")]
-    """Folders to look in, with all below them."""
-    json_file: Path | None = Field(None, alias="json")
-    """Write the list to this file as JSON; `-` prints it, instead of the table."""
+    folders: Positional[list[Path]] = [Path(".")]
+    """Folders to search, with their subfolders."""
+    json_file: JsonFile = None
+    """Write the list to this file as JSON; `-` prints the JSON instead of the table."""
 
 
 class PlotSettings(Settings):
-    """Draw loss, accuracy, learning rate, throughput, gradient norm and held-out scores over the steps.
+    """Plot loss, accuracy, learning rate, throughput, gradient norm and evaluation scores over the steps.
 
-    Writes a PNG file of each, and index.html, one page that holds all of them and needs no network.
+    Writes a PNG file of each, and index.html, a page with all of them that needs no network.
     Example: bert plot runs/base_128_phase1 --output pictures
     Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
     Example: bert plot runs/mrpc --output pictures
     """
 
-    runs: CliPositionalArg[list[Path]]
-    """Folders of runs, drawn over one another; one that holds runs (as of several seeds) gives all."""
+    runs: Positional[list[Path]]
+    """Run folders, plotted together; a folder of runs, such as those of several seeds, adds all of them."""
     output: Path
-    """Folder that receives the pictures and the page; what it has by their names is replaced."""
+    """Folder of the pictures and the page; existing ones are replaced."""
     smoothing: Positive | None = None
-    """Steps that a point of a bold line is the mean of; by default about a fortieth of the longest
-    run. The steps themselves are drawn faintly behind it."""
+    """Steps in the moving average of a bold line; by default about a fortieth of the longest run. The values
+    of single steps are drawn faintly."""
 
 
 class CompareSettings(Settings):
-    """Tell what differs between two runs: in their settings, and in what came of them.
+    """Show the differences between two runs in settings and results.
 
-    A folder of several seeds (seed_1984/, ...) stands for all of them, with mean and deviation.
+    A folder of several seeds (seed_1984/, ...) counts as one run, with mean and deviation.
     Example: bert compare runs/adamw runs/lamb
     Example: bert compare runs/mrpc_2e-5 runs/mrpc_5e-5 --json differences.json
     """
 
-    first: CliPositionalArg[Path]
+    first: Positional[Path]
     """Folder of a run."""
-    second: CliPositionalArg[Path]
-    """Folder of the other."""
+    second: Positional[Path]
+    """Folder of the other run."""
     smoothing: Positive | None = None
-    """Steps whose mean is taken for a figure; by default about a fortieth of the longer run."""
-    json_file: Path | None = Field(None, alias="json")
-    """Write it to this file as JSON; `-` prints it, instead of the tables."""
+    """Steps whose mean is compared; by default about a fortieth of the longer run."""
+    json_file: JsonFile = None
+    """Write the comparison to this file as JSON; `-` prints the JSON instead of the tables."""
 
 
 class PredictSettings(Settings):
-    """What a model says to texts: a JSON object a line on standard output, in the texts' order.
+    """Run a model on texts; prints a JSON object for each, in their order.
 
-    The texts come from TEXT, from --input, or from standard input.
+    The texts are TEXT, or come from --input, or from standard input. The task, the labels and the shape are
+    read from the model.
     Example: bert predict runs/base "The capital of France is [MASK]."
     Example: bert predict runs/mine --input texts.txt
     Example: bert predict runs/squad_base --question "Who was it?" --context "It was Ada."
     """
 
-    model: CliPositionalArg[str]
-    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow checkpoint."""
-    text: CliPositionalArg[str | None] = None
-    """One text, right behind MODEL; more of them go into a file or through standard input."""
+    NEEDS: ClassVar = {
+        "question": "context",
+        "context": "question",
+        "second": "text",
+        "null_score_diff_threshold": "version_2",
+    }
+
+    model: Positional[str]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    text: Positional[str | None] = None
+    """One text; give several in a file or through standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
-    """fill-mask, question-answering, text-classification, token-classification or embed; by default
-    what the model was trained for."""
+    """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
+    that the model was trained for."""
     input: Path | None = None
-    """A file of texts, one a line; one whose name ends in .jsonl has an object a line, with `text` and,
-    for pairs, `second`, or with `question` and `context`. Also .gz of each."""
+    """A file with a text on each line, or .jsonl with an object on each line: `text` and, for pairs,
+    `second`, or `question` and `context`. Also with .gz."""
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None
-    """A question, for question-answering; without it they come as JSON lines."""
+    """A question, for question-answering; otherwise questions come as JSON lines."""
     context: str | None = None
-    """The text that holds the question's answer."""
+    """The text that contains the answer."""
     batch_size: Positive = 32
-    """Texts that the model reads at once; those of like length go together."""
+    """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Most tokens of a text; by default all places that the model has. What is longer is cut, and its
-    answer says so."""
+    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are cut,
+    and their result has a remark."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
-    """Number format of the products."""
+    """Number format of the matrix products."""
     top: Positive = 5
-    """Words for each [MASK], the best first, for fill-mask."""
+    """Number of predictions for each [MASK], the best first, for fill-mask."""
     pooling: Literal["mean", "cls"] = "mean"
-    """What embed takes: the `mean` over all tokens, or the vector of [CLS]."""
+    """The vector of embed: the `mean` over all tokens, or that of [CLS]."""
     normalize: bool = False
     """Scale the vectors of embed to length 1."""
     doc_stride: Positive = 128
-    """Tokens from the start of a window of a long context to that of the next, for
-    question-answering."""
+    """Tokens from the start of a window of a long context to that of the next, for question-answering."""
     max_query_length: Positive = 64
-    """Longest question, in tokens; the rest is cut off."""
+    """Maximum length of a question, in tokens; the rest is cut off."""
     max_answer_length: Positive = 30
-    """Longest answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
     version_2: bool = False
-    """The model may say that the context has no answer, as one trained on SQuAD 2.0 can; the answer is
-    then empty."""
+    """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
     null_score_diff_threshold: float | None = None
-    """With version_2, how much better no answer must score than the best one to be given; by default
-    what `bert squad` chose for this model, or 0."""
+    """With version_2, give no answer if its score exceeds that of the best answer by more than this; by
+    default the threshold that `bert squad` chose for this model, or 0."""
 
     @model_validator(mode="after")
-    def _one_place_for_texts(self) -> "PredictSettings":
+    def _texts_have_one_source(self) -> "PredictSettings":
         given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are both given; give one of them")
-        if (self.question is None) != (self.context is None):
-            raise ValueError("question and context belong together; give both or neither")
-        if self.second is not None and self.text is None:
-            raise ValueError("second has no effect without TEXT; give both, or .jsonl as input")
-        if "null_score_diff_threshold" in self.model_fields_set and not self.version_2:
-            raise ValueError("null_score_diff_threshold has no effect without version_2; give both")
+            raise SettingError(given[1], f"is given beside {given[0]}", "give one of them")
         return self
 
 
 class ExportSettings(Settings):
-    """Write a model in the form of another runtime, and compare what it says there.
+    """Export a model to another runtime, and compare its outputs there.
 
     Example: bert export runs/mrpc exported/mrpc --format onnx
     Example: bert export runs/mine exported/mine --format saved-model
     """
 
-    model: CliPositionalArg[str]
-    """A run's folder, a checkpoint, a Hugging Face folder or name, a TensorFlow checkpoint."""
-    out: CliPositionalArg[Path]
-    """Folder that receives the export; a new one, or one that is empty."""
+    model: Positional[str]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    out: Positional[Path]
+    """Folder of the export; new or empty."""
     format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
-    """hf (config, weights and tokenizer alone), saved-model (TensorFlow), tflite or onnx."""
+    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx."""
     texts: bool = False
-    """Of a saved-model for text-classification or of an encoder: also the signatures `texts` and `pairs`,
-    which take strings. Whoever loads it has to import tensorflow_text first."""
+    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
+    which take strings. A program that loads it must import tensorflow_text first."""
 
     @model_validator(mode="after")
-    def _texts_are_of_saved_models(self) -> "ExportSettings":
+    def _texts_need_a_saved_model(self) -> "ExportSettings":
         if self.texts and self.format != "saved-model":
-            raise ValueError(f"texts has no effect with format {self.format!r}; leave it out")
+            raise without_effect(self, "texts", f"with format {self.format!r}")
         return self
 
 
 class CompletionSettings(Settings):
-    """Print what makes a shell complete commands, options, choices and file names of `bert`.
+    """Print a script that completes commands, options, choices and file names of `bert` in a shell.
 
+    The script holds the options of this version; print it again after an update.
     Example: bert completion bash > ~/.local/share/bash-completion/completions/bert
     Example: bert completion zsh > "${fpath[1]}/_bert"
     Example: bert completion fish > ~/.config/fish/completions/bert.fish
     """
 
-    shell: CliPositionalArg[Literal[SHELLS]]  # type: ignore[valid-type]
-    """The shell that is to read it."""
+    shell: Positional[Literal[SHELLS]]  # type: ignore[valid-type]
+    """The shell that reads the script."""

@@ -1,7 +1,7 @@
 """The settings of a training run, and those of pre-training.
 
-The field docstrings are the text of `--help`; the nesting is that of the JSON file; a flag is the dotted
-path in kebab case (`--global-batch.replicas 4`). The key names are those of Graphcore's BERT example.
+The nesting is that of the JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`).
+The keys are those of Graphcore's BERT example.
 """
 
 from pathlib import Path
@@ -12,31 +12,39 @@ from pydantic import Field, field_validator, model_validator
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.config.model import BertConfig
 from bert_cli.config.parallel import Cluster, Parallel
-from bert_cli.config.settings import Positive, Probability, Settings, is_remote, is_set
+from bert_cli.config.settings import (
+    Positive,
+    Probability,
+    SettingError,
+    Settings,
+    is_remote,
+    is_set,
+    without_effect,
+)
 
 
 class About(Settings):
-    """What a config is, how it is started, and what to expect of it; JSON has no comments."""
+    """The description of a config: JSON has no comments."""
 
     what: str
     """One sentence: the model, the phase, the data."""
     command: str
     """The command line that starts it."""
     expect: str
-    """Time, hardware, or the number one should see."""
+    """Time, hardware, or the expected loss or score."""
 
 
 class Wandb(Settings):
-    """Weights & Biases; WANDB_MODE=offline keeps the figures on this machine."""
+    """Weights & Biases; WANDB_MODE=offline stores the metrics on this machine."""
 
     enabled: bool = False
     """Log the run."""
     project: str = "bert"
-    """Project that receives the run."""
+    """Project of the run."""
     entity: str | None = None
-    """Team or user that the project belongs to; by default that of the login."""
+    """Team or user that owns the project; by default that of the login."""
     name: str | None = None
-    """Name of the run; by default the output folder's."""
+    """Name of the run; by default that of the output folder."""
     tags: list[str] = []
     """Tags of the run."""
 
@@ -45,29 +53,29 @@ class GlobalBatch(Settings):
     """How many examples one step reads: the product of the three numbers."""
 
     micro_batch_size: Positive
-    """Examples that a replica runs at once; they must fit in its memory."""
+    """Examples that a replica processes at once; they must fit in its memory."""
     replicas: Positive = 1
-    """Copies of the model that share a step's examples."""
+    """Model replicas that divide the examples of a step among them."""
     grad_acc_steps_per_replica: Positive = 1
-    """Micro-batches whose gradients a replica adds up before the weights move."""
+    """Micro-batches whose gradients a replica accumulates before an update."""
 
 
 class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
     schedule_name: Literal["up_down", "constant", "cosine"] = "up_down"
-    """`up_down`: linear warm-up, linear decay, with 1e-7 on the last step; `cosine`: the same warm-up,
-    half a cosine; `constant`: the maximum after the warm-up."""
+    """`up_down`: linear warm-up, linear decay to 1e-7 on the last step; `cosine`: the same warm-up, half a
+    cosine; `constant`: the maximum after the warm-up."""
     max_learning_rate: Annotated[float, Field(gt=0.0)]
-    """Highest learning rate; for the batch of `reference_batch_size` when that is given."""
+    """Maximum learning rate; with reference_batch_size, the one for that batch."""
     warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Share of the steps in which the rate climbs from zero."""
+    """Fraction of the steps in which the learning rate rises from zero."""
     reference_batch_size: Positive | None = None
-    """Linear scaling rule: the rate is multiplied by global batch / this number."""
+    """Linear scaling rule: multiply the learning rate by global batch / this number."""
 
 
 class OptimizerOpts(Settings):
-    """How a gradient becomes a move of the weights."""
+    """The optimizer and its hyperparameters."""
 
     name: Literal["LAMB", "AdamW"]
     """LAMB for batches of thousands, AdamW for smaller ones."""
@@ -76,161 +84,161 @@ class OptimizerOpts(Settings):
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     loss_scaling: Annotated[float, Field(gt=0.0)] | Literal["dynamic"] = 1.0
-    """Number that the loss is multiplied by before the backward pass and the gradients divided by
-    after it, so that small float16 gradients survive; `dynamic` finds it."""
+    """Factor of the loss before the backward pass, which the gradients are divided by afterwards, so that
+    small float16 gradients do not underflow; `dynamic` adapts it."""
     beta_1: Probability = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     beta_2: Probability = 0.999
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     """Added to the root of the second moment."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Layer-wise decay: the learning rate of the top encoder layer is multiplied by this number, that of
-    the layer below by its square, and so on down to the embeddings; the heads have the whole rate."""
+    """Layer-wise learning rate decay: multiply the learning rate of the top encoder layer by this number,
+    that of the next layer by its square, and so on down to the embeddings; the heads have the full rate."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
-    """Clip the norm of the whole step's gradient to this; none by default."""
+    """Clip the norm of the whole step's gradient to this; no clipping by default."""
     no_weight_decay: list[str] = ["bias", "beta"]
-    """Weights without decay: the last part of their names."""
+    """Weights without decay, by the last part of their names."""
     no_layer_adaptation: list[str] = ["bias", "beta", "gamma"]
-    """Weights without LAMB's trust ratio: the last part of their names."""
+    """Weights without LAMB's trust ratio, by the last part of their names."""
     stochastic_rounding: bool = False
-    """Round the float32 update to float16 weights up or down at random, without bias; for
-    precision float16 only."""
+    """Round the float32 update to float16 weights up or down at random, without bias; only for precision
+    float16."""
 
 
 class TrainSettings(Settings):
-    """What every run that trains has: model, batch, layout, precision, optimizer, folder, reports."""
+    """Settings of every training run: model, batch, layout, precision, optimizer, folder, reports."""
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]]
     """The blocks after the encoder layers."""
     SAVES: ClassVar[bool] = True
-    """Whether the command needs a run's folder, its own or that of the run that it looks at."""
-
+    """Whether the command has a run folder."""
     about: About | None = None
-    """What this config is; printed when the run starts."""
+    """Description of this config, printed when the run starts."""
     bert_config: BertConfig = BertConfig()
     """The shape of the model."""
     max_seq_length: Annotated[int, Field(ge=8)]
-    """Places S of an example."""
+    """Sequence length S of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
     cluster: Cluster = Cluster()
-    """The processes of a run over several GPUs or hosts."""
+    """The processes of a run on several GPUs or hosts."""
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"] = "float32"
-    """Number format of weights and products; optimizer state, update and losses are always float32."""
+    """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts
-    """How a gradient becomes a move of the weights."""
+    """The optimizer and its hyperparameters."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
-    """Seed of first weights, order of examples, dropout and dynamic masks."""
+    """Seed of initial weights, order of examples, dropout and dynamic masks."""
     save_ckpt_path: Path | None = None
-    """The run's folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command
-    again continues what is there. By default checkpoints/ and the name of the config."""
+    """The run folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command resumes
+    from it. By default checkpoints/ and the name of the config."""
     pretrained_ckpt_path: str | None = None
-    """Weights to start from: a checkpoint of ours or a run's folder, a Hugging Face folder or a name on
-    its hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
+    """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
+    hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
     The optimizer starts fresh."""
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""
     checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
-    """Save when this much time has passed since the last save; null in the config for never."""
+    """Save when this many minutes have passed since the last save; null for never."""
     keep_checkpoints: Positive = 3
-    """The newest N checkpoints are kept."""
+    """Number of newest checkpoints that are not deleted."""
     keep_every_steps: Positive | None = None
-    """Checkpoints of steps that this number divides are kept for ever."""
+    """Never delete checkpoints of steps that this number divides."""
     log_every_steps: Positive = 1
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Positive | None = None
     """Evaluate every N steps and at the end."""
     max_skipped_steps: Positive = 20
-    """So many non-finite gradients in a row stop the run."""
+    """Stop the run after this many non-finite gradients in a row."""
     tensorboard_dir: Path | None = None
-    """Write TensorBoard event files here."""
+    """Write TensorBoard event files to this folder."""
     wandb: Wandb = Wandb()
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
-    """What a run ends with that was asked to stop and has saved; another number than 0, as 75, tells a
-    scheduler that the same command has to be started again."""
+    """Exit code of a run that saved after a request to stop; a number such as 75 tells a scheduler to
+    start the same command again."""
     dry_run: bool = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
-    """What XLA compiles: the update and the element-wise `chains` between the products, or whole
+    """What XLA compiles: the update and the element-wise `chains` between matrix products, or complete
     `stages`; `auto` is chains on CPUs, whose products are faster outside XLA, and stages on GPUs."""
     compile_only: bool = False
-    """Read the weights to start from, trace and compile everything a step needs, print how long it took,
-    and stop."""
+    """Load the initial weights, trace and compile everything that a step needs, print the time, and stop."""
     deterministic: bool = True
-    """Use only operations whose result does not change from run to run, so that a resumed run equals
-    the uninterrupted one bit for bit."""
+    """Use only operations with reproducible results, so that a resumed run equals the uninterrupted one
+    bit for bit."""
 
     @property
     def places_read(self) -> int:
-        """Places of an example, [CLS] among them, that go through the blocks after the encoder."""
+        """Return how many positions of an example, [CLS] among them, the blocks after the encoder read."""
         return self.max_seq_length
 
     @property
     def knows_its_model(self) -> bool:
-        """Whether bert_config is the model's shape already, and not still to be read from one."""
+        """Return whether bert_config is the shape of the model, not one to be read from a checkpoint."""
         return self.pretrained_ckpt_path is None or "bert_config" in self.model_fields_set
 
     @model_validator(mode="after")
-    def _model_and_optimizer_fit(self) -> "TrainSettings":
+    def _check_model_and_optimizer(self) -> "TrainSettings":
         longest = self.bert_config.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:
-            raise ValueError(
-                f"max_seq_length ({self.max_seq_length}) is more than bert_config.max_position_embeddings "
-                f"({self.bert_config.max_position_embeddings}); shorten it or make the model longer"
+            raise SettingError(
+                "max_seq_length",
+                f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})",
+                "shorten it or make the model longer",
             )
         if self.optimizer_opts.stochastic_rounding and self.precision != "float16":
-            raise ValueError(
-                f"optimizer_opts.stochastic_rounding has no effect with precision {self.precision!r}, whose "
-                "weights are float32; leave it out or choose precision float16"
+            raise SettingError(
+                "optimizer_opts.stochastic_rounding",
+                f"has no effect with precision {self.precision!r}, whose weights are float32",
+                "leave it out or choose precision float16",
             )
-        options = self.optimizer_opts
-        if options.name == "AdamW" and is_set(options, "no_layer_adaptation"):
-            raise ValueError(
-                "optimizer_opts.no_layer_adaptation has no effect with AdamW, which adapts no layer; leave it out"
+        if self.optimizer_opts.name == "AdamW" and is_set(
+            self.optimizer_opts, "no_layer_adaptation"
+        ):
+            raise SettingError(
+                "optimizer_opts.no_layer_adaptation", "has no effect with AdamW", "leave it out"
             )
-        self._stages_hold_every_block()
+        self._check_stages()
         return self
 
-    def _stages_hold_every_block(self) -> None:
-        parallel = self.parallel
-        if (
-            parallel.pipeline_stages is None
-            or parallel.layout == "auto"
-            or not self.knows_its_model
-        ):
-            return  # no stages, stages that `auto` replaces, or a model whose number of layers is not read yet
+    def _check_stages(self) -> None:
+        """Check that the stages list every block of the model in order."""
+        stages = self.parallel.pipeline_stages
+        if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
+            return  # no stages, stages that `auto` replaces, or an unknown number of layers
         layers = self.bert_config.num_hidden_layers
-        wanted = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
-        listed = [name for stage in parallel.pipeline_stages for name in stage]
-        if listed != wanted:
+        expected = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
+        listed = [name for stage in stages for name in stage]
+        if listed != expected:
             order = ", ".join(["emb", f"hid*{layers}", *self.LAST_BLOCKS])
-            raise ValueError(
-                f"parallel.pipeline_stages {_difference(listed, wanted)}; give {order}, in this order"
+            raise SettingError(
+                "parallel.pipeline_stages",
+                _difference(listed, expected),
+                f"give {order}, in this order",
             )
 
 
-def _difference(listed: list[str], wanted: list[str]) -> str:
+def _difference(listed: list[str], expected: list[str]) -> str:
     """Describe how the blocks that the stages list differ from those of the model."""
     problems = []
-    for name in dict.fromkeys([*wanted, *listed]):
-        count, expected = listed.count(name), wanted.count(name)
-        if count != expected:
-            what = f"layer{'s' * (count != 1)} (hid)" if name == "hid" else name
-            problems.append(f"lists {count} {what}, the model has {expected}")
-    return "; ".join(problems) or "lists the blocks in another order"
+    for name in dict.fromkeys([*expected, *listed]):
+        count, needed = listed.count(name), expected.count(name)
+        if count != needed:
+            block = f"layer{'s' * (count != 1)} (hid)" if name == "hid" else name
+            problems.append(f"lists {count} {block}, the model has {needed}")
+    return ", ".join(problems) or "lists the blocks in another order"
 
 
 class WeightedCorpus(Settings):
     """One of several corpora that a run reads."""
 
     path: str
-    """Folder of records, or the address of one."""
+    """Folder or address of the records."""
     weight: Annotated[float, Field(gt=0.0)] = 1.0
-    """Its share of the examples, beside the weights of the others."""
+    """Relative weight of the corpus in the mixture."""
 
 
 class PretrainSettings(TrainSettings):
@@ -243,37 +251,41 @@ class PretrainSettings(TrainSettings):
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
+    NEEDS: ClassVar = {
+        "evaluate_every_steps": "validation_dir",
+        "evaluation_examples": "validation_dir",
+    }
 
     dataset_dir: str | list[WeightedCorpus] | None = None
-    """Folder of records with a corpus.json, or the address of one (s3://...); given several times, or in a
-    config as a list of {"path": ..., "weight": ...}, all of them by their weights. `$DATASETS_DIR` and
-    `~` are expanded."""
+    """Folder of records with a corpus.json, or its address (s3://...). Given several times, or in a config
+    as a list of {"path": ..., "weight": ...}, the run mixes them by weight. `$DATASETS_DIR` and `~` are
+    expanded."""
     validation_dir: str | None = None
-    """Folder of records to evaluate on every `evaluate_every_steps`."""
+    """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = Path("~/.cache/bert/records")
-    """Where records from object storage are kept on this machine's disk."""
+    """Folder on this machine that caches records from object storage."""
     generated_dataset: bool = False
-    """Train on made-up examples instead of those in dataset_dir, to try a machine or a layout."""
+    """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
     max_predictions_per_seq: Positive
-    """Most masked places P of an example."""
+    """Maximum number P of masked positions of an example."""
     masking: Masking = Masking()
-    """How the tokens to be predicted are chosen, anew each epoch; for dynamic records."""
+    """How the masked tokens are chosen, anew in each epoch; for dynamic records."""
     max_sequences_per_pack: Positive = 1
-    """Most sequences C of an example: from 2 on short ones are packed together as they are read, from
-    dynamic records. Batches, samples and learning rates are then counted in sequences."""
-    length_bins: Positive | None = None
-    """Read records by length, in at most so many groups, so that a step is only as long as its longest
-    example: the simpler way to less padding; for dynamic records that are not packed."""
+    """Maximum number C of sequences in a pack: from 2 on, short sequences of dynamic records are packed
+    together while reading. Batches, samples and learning rates are then counted in sequences."""
+    length_buckets: Positive | None = None
+    """Read records sorted into at most this many buckets of similar length, so that a step is only as long
+    as its longest example: the simpler way to less padding; for dynamic records without packs."""
     total_num_train_samples: Positive | None = None
-    """Examples that the run reads, rounded up to whole steps; by default those of Graphcore's example:
-    460,849,152 for sequences of at most 128 positions, 34,239,360 for longer ones."""
+    """Examples that the run reads, rounded up to full steps; by default those of Graphcore's example:
+    460,849,152 for sequence lengths up to 128, 34,239,360 for longer ones."""
     evaluation_examples: Positive = 10_000
-    """Examples of an evaluation, from the start of the validation order; at most all there are."""
+    """Examples of an evaluation, from the start of the validation order."""
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
-    def _paths_are_corpora(cls, value: Any) -> Any:
-        """A flag gives a list of paths, mostly of one."""
+    def _paths_become_corpora(cls, value: Any) -> Any:
+        """Return one path as a text, several as weighted corpora; a flag gives a list of paths."""
         if not isinstance(value, list):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):
@@ -282,48 +294,40 @@ class PretrainSettings(TrainSettings):
 
     @property
     def dataset_paths(self) -> list[str]:
-        """The folders or addresses of `dataset_dir`, one or several."""
+        """Return the folders or addresses of `dataset_dir`."""
         named = self.dataset_dir
         return [named] if isinstance(named, str) else [one.path for one in named or ()]
 
     @property
     def places_read(self) -> int:
-        """Each sequence's [CLS] and the masked places: the others end with the encoder."""
-        most, places = self.max_sequences_per_pack, self.max_seq_length
+        """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
+        most, length = self.max_sequences_per_pack, self.max_seq_length
         if most == 1:
             return 1 + self.max_predictions_per_seq
-        return most + packed_predictions(
-            places, most, self.max_predictions_per_seq, self.masking.probability
-        )
+        predictions, probability = self.max_predictions_per_seq, self.masking.probability
+        return most + packed_predictions(length, most, predictions, probability)
 
     @model_validator(mode="after")
-    def _corpus_settings_fit(self) -> "PretrainSettings":
+    def _check_corpus_settings(self) -> "PretrainSettings":
         if self.max_predictions_per_seq > self.max_seq_length - 3:
-            raise ValueError(
-                f"max_predictions_per_seq ({self.max_predictions_per_seq}) is more than the tokens of an "
-                f"example (max_seq_length - 3 = {self.max_seq_length - 3}); lower it"
+            raise SettingError(
+                "max_predictions_per_seq",
+                f"{self.max_predictions_per_seq} is more than the tokens of an example "
+                f"(max_seq_length - 3 = {self.max_seq_length - 3})",
+                "lower it",
             )
-        for name in ("evaluate_every_steps", "evaluation_examples"):
-            if is_set(self, name) and self.validation_dir is None:
-                raise ValueError(
-                    f"{name} has no effect without validation_dir; give both or neither"
-                )
-        if self.generated_dataset and self.length_bins is not None:
-            raise ValueError(
-                f"length_bins ({self.length_bins}) has no effect with generated_dataset, whose examples are of all "
-                "lengths; leave it out"
+        if self.generated_dataset and self.length_buckets is not None:
+            raise without_effect(
+                self, "length_buckets", "with generated_dataset, whose examples are not sorted"
             )
-        self._a_cache_has_something_to_keep()
-        return self
-
-    def _a_cache_has_something_to_keep(self) -> None:
         usual: Path = PretrainSettings.model_fields["dataset_cache"].default
-        given = self.dataset_dir if isinstance(self.dataset_dir, list) else [self.dataset_dir]
-        named = [one.path if isinstance(one, WeightedCorpus) else one for one in given]
-        if self.dataset_cache.expanduser() == usual.expanduser():
-            return
-        if not any(name is not None and is_remote(name) for name in (*named, self.validation_dir)):
-            raise ValueError(
-                f"dataset_cache ({self.dataset_cache}) has no effect without records at an address, as "
-                "s3://bucket/records, in dataset_dir or validation_dir; leave it out"
+        if self.dataset_cache.expanduser() != usual.expanduser() and not any(
+            is_remote(path) for path in (*self.dataset_paths, self.validation_dir or "")
+        ):
+            raise SettingError(
+                "dataset_cache",
+                f"{self.dataset_cache} has no effect without records at an address, such as "
+                "s3://bucket/records, in dataset_dir or validation_dir",
+                "leave it out",
             )
+        return self

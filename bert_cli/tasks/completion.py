@@ -1,7 +1,7 @@
-"""`bert completion`: a script that makes a shell complete commands, options, choices and file names.
+"""`bert completion`: print a script that completes commands, options, choices and file names in a shell.
 
-The script holds every word there is to complete, so a shell need not start Python for a press of the tab
-key. shtab writes it from a parser that is filled with what `--help` tells of each command.
+The script holds everything, so a shell need not start Python for a press of the tab key. shtab writes it
+from a parser with the options of each command.
 """
 
 import argparse
@@ -11,51 +11,49 @@ import shtab
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.bench import benchmarks
-from bert_cli.config.help import fill
 from bert_cli.config.load import named_configs
-from bert_cli.config.options import sections_of
+from bert_cli.config.options import add_help, sections_of
 from bert_cli.config.tools import CompletionSettings
 
 
 def run(settings: CompletionSettings) -> None:
-    """Print the script for the shell that the settings name."""
-    print(shtab.complete(parser_of_all(), settings.shell))
+    """Print the script for a shell."""
+    print(shtab.complete(full_parser(), settings.shell))
 
 
-def parser_of_all() -> argparse.ArgumentParser:
-    """A parser of the whole command line: each command as a subcommand with its options."""
+def full_parser() -> argparse.ArgumentParser:
+    """Return a parser of the whole command line, with a subcommand for each command."""
     parser = argparse.ArgumentParser(prog="bert", add_help=False)
-    parser.add_argument("-h", "--help", action="help", help="tell the commands")
-    parser.add_argument("--version", action="store_true", help="tell versions")
-    below: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
+    parser.add_argument("-h", "--help", action="help", help="list the commands")
+    parser.add_argument("--version", action="store_true", help="print versions")
+    subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
     for name, command in COMMANDS.items():
         settings = command.settings_class()
         first, _, second = name.rpartition(" ")
-        told = fill(
-            below[first].add_parser(second, add_help=False, help=command.help), settings, name
-        )
+        own = subparsers[first].add_parser(second, add_help=False, help=command.help)
+        add_help(own, settings, name)
         if name == "bench":
-            below[name] = told.add_subparsers(dest="what")
+            subparsers[name] = own.add_subparsers(dest="what")
         paths = {
             option.name
             for section in sections_of(settings, name)
             for option in section.options
             if option.is_path
         }
-        for action in told._actions:
+        for action in own._actions:
             if action.dest == "config":
-                _complete_configs(action)
+                action.complete = _config_completion()
             elif action.dest in paths:
-                _complete_files(action)
+                action.complete = shtab.FILE
     for name, one in benchmarks().items():
-        below["bench"].add_parser(name, add_help=False, help=one.about)
+        subparsers["bench"].add_parser(name, add_help=False, help=one.about)
     return parser
 
 
-def _complete_configs(action: Any) -> None:
-    """What stands behind it is the name of a shipped config, or a file."""
+def _config_completion() -> dict[str, Any]:
+    """Return shtab's description of a value that is the name of a shipped config or a file."""
     names = " ".join(named_configs())
-    action.complete = {
+    return {
         "bash": "_bert_configs",
         "zsh": "_bert_configs",
         "fish": f"{names} {shtab.FILE['fish']}",
@@ -64,8 +62,3 @@ def _complete_configs(action: Any) -> None:
             "zsh": f"_bert_configs() {{ _alternative 'configs:shipped config:({names})' 'files:file:_files' }}",
         },
     }
-
-
-def _complete_files(action: Any) -> None:
-    """What stands behind it is a file or a folder: shtab reads this mark."""
-    action.complete = shtab.FILE

@@ -17,8 +17,8 @@ from contextlib import suppress
 from bert_cli.commands import split_command
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings, expand_benchmark
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
-from bert_cli.config.flags import log_level_of
 from bert_cli.config.load import load
+from bert_cli.config.options import split_log_level
 from bert_cli.config.parallel import Cluster
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import PretrainSettings, TrainSettings
@@ -71,7 +71,7 @@ def _check_command(settings: LaunchSettings) -> None:
             f"starts {', '.join(COMMANDS)}",
             "give one of them and its options after --, as `bert launch --processes 2 -- pretrain --config ...`",
         )
-    inner, _ = load(COMMANDS[name], log_level_of(options)[1], f"bert {name}")
+    inner, _ = load(COMMANDS[name], split_log_level(options)[1], f"bert {name}")
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
     if inner.exit_code_when_stopped:

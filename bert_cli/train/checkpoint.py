@@ -55,11 +55,13 @@ FIXED = (
     "max_predictions_per_seq",
     "masking",
     "max_sequences_per_pack",
-    "length_bins",
+    "length_buckets",
     "bert_config",
     "optimizer_opts",
     "generated_dataset",
 )
+# Settings that state.json stores under an earlier name.
+STORED_NAMES = {"length_buckets": "length_bins"}
 # Of those that nobody sets, what they come from.
 MADE_OF = {
     "examples_per_step": " (of global_batch)",
@@ -103,7 +105,7 @@ def fixed_settings(
     The micro-batch is among them, because its dropout is drawn as a whole.
     """
     return {
-        **{name: settings[name] for name in FIXED if name in settings},
+        **{STORED_NAMES.get(name, name): settings[name] for name in FIXED if name in settings},
         "micro_batch_size": settings["global_batch"]["micro_batch_size"],
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,

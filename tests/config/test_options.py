@@ -1,84 +1,78 @@
-"""What people and shells are told of a command is what its command line takes."""
+"""The options of commands: their description, the help, and what the words of a command line mean."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import Field
-from pydantic_settings import BaseSettings, CliSettingsSource
+from pydantic import BaseModel, Field
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.data import PreprocessSettings
-from bert_cli.config.finetune import GlueSettings
-from bert_cli.config.options import examples_of, purpose_of, sections_of
-from bert_cli.config.settings import Settings
-from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.bench import expand_benchmark
+from bert_cli.config.data import IndexSettings, TokenizeSettings
+from bert_cli.config.load import load
+from bert_cli.config.messages import field_paths, members_of
+from bert_cli.config.options import (
+    LOG_LEVELS,
+    MAX_WIDTH,
+    examples_of,
+    help_text,
+    parse_words,
+    purpose_of,
+    sections_of,
+)
+from bert_cli.config.settings import HIDDEN, Settings
+from bert_cli.config.tools import PredictSettings, RunsSettings
 from bert_cli.config.training import PretrainSettings
+from bert_cli.errors import ConfigError
 
 
-def settings_of(name: str) -> type[Settings]:
+def settings_of(name: str) -> type[BaseModel]:
     return COMMANDS[name].settings_class()
 
 
-def told(settings: type[Settings], name: str) -> dict[str, Any]:
-    return {
-        option.name: option for section in sections_of(settings, name) for option in section.options
-    }
+def options(name: str, kind: type[BaseModel] | None = None) -> dict[str, Any]:
+    sections = sections_of(kind or settings_of(name), name)
+    return {option.name: option for section in sections for option in section.options}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_flag_that_is_read_is_told_and_every_flag_that_is_told_is_read(name):
-    settings = settings_of(name)
-    described = type("Described", (settings, BaseSettings), {})
-    parser = CliSettingsSource(
-        described, cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True,
-        cli_avoid_json=True, cli_enforce_required=False, cli_exit_on_error=False,
-    ).root_parser  # fmt: skip
-    # The flag's name of before is read too, and not told.
-    hidden = {"--splitter"}
-    read = {
-        flag
-        for action in parser._actions
-        if action.help != "==SUPPRESS=="
-        for flag in action.option_strings
-    }
-    shown = {flag for option in told(settings, name).values() for flag in option.flags}
-    assert shown - {"--config"} == read - {"-h", "--help"} - hidden
-    places = [action.metavar for action in parser._actions if not action.option_strings]
-    assert [option.takes for option in told(settings, name).values() if not option.flags] == places
+def test_every_setting_is_an_option_and_every_option_is_read():
+    for name in COMMANDS:
+        settings = settings_of(name)
+        hidden = {n for n, one in settings.model_fields.items() if HIDDEN in one.metadata}
+        paths = {path for path in field_paths(settings) if not members_of(settings, path)} - hidden
+        described = options(name)
+        assert set(described) - {"config"} == paths, name
+        for option in described.values():
+            value = "1" if option.takes else "true"
+            for flag in option.flags[:1]:
+                parsed: Any = parse_words(settings, [f"{flag}={value}"], "bert", {})
+                for step in option.name.split("."):
+                    parsed = parsed[step]
+                expected = True if not option.takes else ["1"] if option.is_list else "1"
+                assert parsed == expected, flag
 
 
-def test_a_commands_own_options_come_before_those_that_it_shares():
+def test_options_come_in_the_order_own_shared_groups():
     titles = [section.title for section in sections_of(PretrainSettings, "pretrain")]
-    assert titles[:2] == ["options of bert pretrain", "What every run that trains has"]
+    assert titles[:2] == ["options of bert pretrain", "Settings of every training run"]
     assert titles.index("masking") < titles.index("optimizer-opts")
     first = sections_of(PretrainSettings, "pretrain")[0]
     assert [option.name for option in first.options][:2] == ["config", "dataset_dir"]
-
-
-def test_a_command_that_takes_all_of_anothers_says_whose_they_are():
-    titles = [section.title for section in sections_of(DoctorSettings, "doctor")]
+    titles = [section.title for section in sections_of(settings_of("doctor"), "doctor")]
     assert titles[:2] == ["options of bert doctor", "options of bert pretrain"]
-
-
-def test_what_stands_by_its_place_comes_first():
-    first = sections_of(PreprocessSettings, "preprocess")[0]
+    first = sections_of(settings_of("preprocess"), "preprocess")[0]
     assert [option.takes for option in first.options] == ["INPUT", "OUT"]
     assert all(option.is_path and option.is_required for option in first.options)
 
 
-def test_the_default_of_a_group_is_the_commands_and_not_the_classes():
-    own = told(GlueSettings, "glue")
-    assert own["global_batch.micro_batch_size"].text.endswith("(default: 32)")
-    assert own["optimizer_opts.learning_rate.max_learning_rate"].text.endswith("(default: 2e-05)")
-    pretrain = told(PretrainSettings, "pretrain")
+def test_a_group_has_the_defaults_and_the_required_settings_of_the_command():
+    glue, pretrain = options("glue"), options("pretrain")
+    assert glue["global_batch.micro_batch_size"].text.endswith("(default: 32)")
+    assert glue["optimizer_opts.learning_rate.max_learning_rate"].text.endswith("(default: 2e-05)")
     assert pretrain["global_batch.micro_batch_size"].text.endswith("(required)")
-
-
-def test_what_a_group_demands_is_required_only_where_the_group_is():
-    own = told(PretrainSettings, "pretrain")
-    assert "required" not in own["about.what"].text
-    assert own["optimizer_opts.name"].is_required
+    assert "required" not in pretrain["about.what"].text
+    assert pretrain["optimizer_opts.name"].is_required
 
 
 class Odd(Settings):
@@ -99,26 +93,150 @@ class Odd(Settings):
     files: list[Path] = Field([])
     """Several paths."""
     nothing: str | None = None
-    """No default to tell."""
+    """No default."""
     json_file: Path | None = Field(None, alias="json")
     """Another name than the field's."""
     kind: Literal["a", "b"] = "a"
     """A choice."""
 
 
-def test_an_option_says_what_it_takes_and_what_it_is_without():
-    own = told(Odd, "odd")
+def test_an_option_describes_its_value_and_its_default():
+    own = options("odd", Odd)
     assert own["size"].takes == "INT" and own["size"].text == "A number. (default: 3)"
     assert own["rate"].takes == "NUMBER|auto"
     assert own["on"].flags == ("--on", "--no-on") and own["on"].text.endswith("(default: yes)")
     assert own["files"].takes == "PATH" and own["files"].is_path and own["files"].is_list
-    assert own["nothing"].text == "No default to tell."
+    assert own["nothing"].text == "No default."
     assert own["json"].flags == ("--json",)
     assert own["kind"].choices == ("a", "b") and own["kind"].takes == "{a,b}"
-
-
-def test_examples_and_purpose_are_those_of_the_docstring():
     assert examples_of(Odd) == ["bert odd --size 3 --rate 0.5", "bert odd"]
-    assert (
-        purpose_of(Odd) == "A command with options of every kind.\n\nIt has two lines of purpose."
+    purpose = "A command with options of every kind.\n\nIt has two lines of purpose."
+    assert purpose_of(Odd) == purpose
+
+
+def test_every_command_has_two_or_three_valid_examples():
+    for name in COMMANDS:
+        examples = examples_of(settings_of(name))
+        assert 2 <= len(examples) <= 3, name
+        for example in examples:
+            words = shlex.split(example.partition(" > ")[0])
+            command = name
+            if name == "bench":
+                words = ["bert", *expand_benchmark(words[1:])]
+                if words[2:] != ["--list"]:
+                    command = " ".join(words[1:3])
+            start = ["bert", *command.split()]
+            assert words[: len(start)] == start
+            parse_words(settings_of(command), words[len(start) :], f"bert {command}", {})
+
+
+@pytest.mark.parametrize("columns", ["60", "300"])
+def test_help_is_as_wide_as_the_terminal_and_at_most_100_columns(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = help_text(settings_of("pretrain"), "pretrain").partition("examples:")[0]
+    # A choice of four words is longer than a narrow terminal.
+    lines = [line for line in text.splitlines() if not line.strip().startswith("--")]
+    assert max(map(len, lines)) <= min(int(columns), MAX_WIDTH)
+
+
+def test_help_has_usage_headings_general_options_and_examples():
+    text = help_text(settings_of("tokenize"), "tokenize")
+    assert text.startswith("usage: bert tokenize [options] INPUT OUT\n")
+    parts = (
+        "options of bert tokenize:",
+        "Where the shards of a step run",
+        "--log-level",
+        "\nexamples:\n  bert tok",
     )
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    assert "SUPPRESS" not in text and "{" + ",".join(LOG_LEVELS) + "}" in text
+    for name, usage in (
+        ("runs", "usage: bert runs [options] [FOLDERS ...]"),
+        ("plot", "usage: bert plot [options] RUNS ..."),
+        ("launch", "usage: bert launch [options] -- COMMAND [options]"),
+    ):
+        assert help_text(settings_of(name), name).splitlines()[0] == usage
+    assert "512" in help_text(settings_of("squad"), "squad").partition("--max-seq-length")[2][:400]
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "value"),
+    [
+        ("--seed 1 --seed=2", "seed", 2),
+        ("--dry-run --seed 3", "dry_run", True),
+        ("--dry-run TRUE --seed 3", "dry_run", True),
+        ("--dry-run --dry-run=off", "dry_run", False),
+        ("--dry-run --dry-run no", "dry_run", False),
+        ("--dry-run --no-dry-run", "dry_run", False),
+        ("--wandb.enabled --wandb.enabled=false", "wandb.enabled", False),
+        ("--wandb.tags a,b --wandb.tags c", "wandb.tags", ["a", "b", "c"]),
+        ("""--wandb.tags '["a,b"]'""", "wandb.tags", ["a,b"]),
+        ("""--wandb.tags '"a,b",c'""", "wandb.tags", ["a,b", "c"]),
+        ("--wandb.tags 'a b, c'", "wandb.tags", ["a b", "c"]),
+        ("--wandb.tags []", "wandb.tags", []),
+        ("--checkpoint-every-minutes null", "checkpoint_every_minutes", None),
+        ("--optimizer-opts.loss-scaling dynamic", "optimizer_opts.loss_scaling", "dynamic"),
+        ("--optimizer-opts.loss-scaling 8", "optimizer_opts.loss_scaling", 8.0),
+        ("""--global-batch '{"micro_batch_size": 4}'""", "global_batch.micro_batch_size", 4),
+        ("""--global-batch.replicas 2 --global-batch '{"replicas": 3}'""", "global_batch.replicas", 2),
+        ("--dataset-dir a,b", "dataset_paths", ["a", "b"]),
+        ("--dataset-dir a --dataset-dir b", "dataset_paths", ["a", "b"]),
+        ("""--dataset-dir '[{"path": "a", "weight": 2}, "b"]'""", "dataset_paths", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_flags_are_read(words, path, value):
+    arguments = ["--config", "pretrain_demo_128_phase1", *shlex.split(words)]
+    found: Any = load(PretrainSettings, arguments, "bert pretrain")[0]
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_positional_arguments_are_read_between_flags():
+    settings, _ = load(TokenizeSettings, ["in", "out", "--vocab", "v.txt"], "bert tokenize")
+    assert (settings.input, settings.out, settings.vocab) == (Path("in"), Path("out"), "v.txt")
+    # A word after a switch is an argument, not the value of the switch.
+    words = ["--cased", "true", "out", "--vocab", "v"]
+    settings, _ = load(TokenizeSettings, words, "bert tokenize")
+    assert (settings.cased, settings.input) == (True, Path("true"))
+    settings, _ = load(TokenizeSettings, ["--cased=false", *words[1:]], "bert tokenize")
+    assert not settings.cased
+    assert load(IndexSettings, ["--check", "a"], "bert index")[0].check
+    settings, _ = load(RunsSettings, ["a", "--json", "-", "b"], "bert runs")
+    assert (settings.folders, str(settings.json_file)) == ([Path("a"), Path("b")], "-")
+    assert load(RunsSettings, [], "bert runs")[0].folders == [Path(".")]
+    settings, _ = load(PredictSettings, ["a", "--top", "3", "-5, [MASK]"], "bert predict")
+    assert settings.text == "-5, [MASK]"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--precison", "float16"], "bert pretrain (--precison): no such flag; did you mean '--precision'?"),
+        (["--foo", "x", "--bar=2"], "--foo): no such flag; see bert pretrain --help\nbert pretrain (--bar=2)"),
+        (["a", "b"], "bert pretrain (a b): too many arguments; write a list as A,B"),
+        (["--seed", "1", "a b,c", "d"], "bert pretrain (a b,c d): too many arguments"),
+        (["mine.json"], "a config is given as --config mine.json"),
+        (["--seed"], "--seed: expected one argument"),
+        (["--dry-run", "flase"], "dry_run (--dry-run): got 'flase', not a boolean; give true or false"),
+        (["--dry-run=perhaps"], "dry_run (--dry-run): got 'perhaps', not a boolean; give true or false"),
+        (["--wandb"], "(--wandb): is a group of settings; give one of them, as --wandb.enabled;"),
+        (["--parallel", "auto"], "(--parallel): is a group of settings; give one of them, as --parallel.layout, for"),
+        (["--global-batch", "3"], "(--global-batch): is a group of settings; give one of them"),
+        (["--parallel.pipeline-stages", "[["], "--parallel.pipeline-stages ([[): is not valid JSON"),
+        (["--", "x"], "bert pretrain (--): takes no command; leave out the --"),
+    ],
+)  # fmt: skip
+def test_words_that_cannot_be_read_are_errors(words, message):
+    with pytest.raises(ConfigError) as error:
+        load(PretrainSettings, words, "bert pretrain")
+    assert message in str(error.value)
+
+
+def test_a_positional_argument_too_many_or_missing_is_an_error():
+    with pytest.raises(ConfigError, match=r"\(third\): too many arguments"):
+        load(TokenizeSettings, ["in", "out", "third", "--vocab", "v.txt"], "bert tokenize")
+    with pytest.raises(ConfigError, match="out: is not given; give OUT"):
+        load(TokenizeSettings, ["in", "--vocab", "v.txt"], "bert tokenize")
+    with pytest.raises(ConfigError, match="give several texts in a file"):
+        load(PredictSettings, ["m", "a", "b"], "bert predict")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import bert_cli
 from bert_cli.cli import COMMANDS
-from bert_cli.config.flags import log_level_of
 from bert_cli.config.load import load
+from bert_cli.config.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
 JOBS = ROOT / "scripts" / "slurm"
@@ -191,4 +191,4 @@ def load_command(words: list[str]) -> object:
     own = words[1 : words.index("--")] if words[0] == "launch" else words[1:]
     if words[0] == "launch":
         load_command(words[words.index("--") + 1 :])
-    return load(settings, log_level_of(own)[1], f"bert {words[0]}")[0]
+    return load(settings, split_log_level(own)[1], f"bert {words[0]}")[0]

@@ -109,13 +109,13 @@ def test_wrong_settings_are_errors():
     for words, message in (
         (["--hosts", "a,b,a"], "a is named twice"),
         (["--hosts", "me@a,you@a"], "a is named twice"),
-        (["--hosts", "a:22"], "is no host"),
-        (["--hosts=-oProxyCommand=x"], "is no host"),
-        (["--hosts", "me@-a"], "is no host"),
-        (["--remote-shell", "rsh"], "remote_shell has no effect without hosts"),
-        (["--bind-address", "ib0"], "bind_address has no effect without hosts"),
-        (["--pass-variables", "A"], "pass_variables has no effect without hosts"),
-        (["--port", "65535", "--processes", "2"], "leaves too few"),
+        (["--hosts", "a:22"], "is not the name of a host"),
+        (["--hosts=-oProxyCommand=x"], "is not the name of a host"),
+        (["--hosts", "me@-a"], "is not the name of a host"),
+        (["--remote-shell", "rsh"], "has no effect without hosts"),
+        (["--bind-address", "ib0"], "has no effect without hosts"),
+        (["--pass-variables", "A"], "has no effect without hosts"),
+        (["--port", "65535", "--processes", "2"], "leaves fewer than 2 ports"),
         (["--processes", "0"], "greater than or equal to 1"),
     ):
         with pytest.raises(ConfigError) as error:

@@ -26,7 +26,7 @@ SETTINGS = {
         "learning_rate": {"max_learning_rate": 0.5},
         "no_weight_decay": ["b"],
     },
-    "length_bins": None,
+    "length_buckets": None,
     "save_ckpt_path": "runs/mine",
 }
 TINY = [
@@ -355,7 +355,7 @@ def test_the_hparams_tab_compares_runs_by_their_settings_and_last_figures(tmp_pa
     settings, figures, status = tab["slow"]
     assert settings["optimizer_opts.learning_rate.max_learning_rate"] == 0.1
     assert settings["optimizer_opts.name"] == "LAMB" and settings["deterministic"] is True
-    assert "save_ckpt_path" not in settings and "length_bins" not in settings
+    assert "save_ckpt_path" not in settings and "length_buckets" not in settings
     assert figures["mlm_loss"] == pytest.approx(0.05) and status == api_pb2.STATUS_SUCCESS
     # It has not come to its last step: the same command goes on with it.
     assert tab["fast"][2] == api_pb2.STATUS_UNKNOWN

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.finetune import QUESTION_SPECIALS, lacking_room
+from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import (
     ENCODED_AT_ONCE,
     Arrays,
@@ -151,9 +151,9 @@ def _check_room(max_seq_length: int, doc_stride: int, max_query_length: int) -> 
     for name, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
         if value < 1:
             raise ConfigError(f"{name} ({value}): is below 1; give 1 or more")
-    lacking = lacking_room(max_seq_length, doc_stride, max_query_length)
-    if lacking:
-        raise ConfigError(lacking)
+    error = window_error(max_seq_length, doc_stride, max_query_length)
+    if error:
+        raise ConfigError("max_seq_length", *error)
 
 
 def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool) -> Pieces:

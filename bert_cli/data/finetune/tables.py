@@ -199,7 +199,7 @@ def hold_out(examples: TextExamples, share: float, seed: int) -> tuple[TextExamp
     two examples.
     """
     if not 0 < share < 1:
-        raise ConfigError(f"held_out_share ({share}): give a share between 0 and 1, such as 0.1")
+        raise ConfigError(f"held_out_fraction ({share}): give a share between 0 and 1, such as 0.1")
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
         strata = examples.labels.astype(np.int64)
@@ -210,7 +210,7 @@ def hold_out(examples: TextExamples, share: float, seed: int) -> tuple[TextExamp
         held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
     if not held.any():
         raise DataError(
-            f"held_out_share ({share}): no label has two examples, so none can be spared; give more, or a "
+            f"held_out_fraction ({share}): no label has two examples, so none can be spared; give more, or a "
             "validation file"
         )
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))

@@ -78,21 +78,21 @@ class BucketReader(ExampleStream):
         """Raise ConfigError for packs, DataError for static records or fewer than a step has examples."""
         if source.max_sequences_per_pack > 1:
             raise ConfigError(
-                f"length_bins ({buckets})",
+                f"length_buckets ({buckets})",
                 "are for examples of one sequence, and these are packs of up to "
                 f"{source.max_sequences_per_pack}",
                 "leave out one of the two",
             )
         if not source.is_dynamic:
             raise DataError(
-                f"length_bins ({buckets})",
+                f"length_buckets ({buckets})",
                 f"the records in {source.folder} are static and padded already",
                 "leave them out, or make the records with --masking dynamic",
             )
         records, step = len(source), batching.examples_per_step
         if records < step:
             raise DataError(
-                f"length_bins ({buckets})",
+                f"length_buckets ({buckets})",
                 f"the {records} records in {source.folder} are fewer than a step's {step} examples, so no "
                 "step could be made of them",
                 "leave the length buckets out",

@@ -100,7 +100,7 @@ def open_mesh(
 def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous."""
     processes, interface = find_interface(processes, cluster.bind_address)
-    wait_for_processes(processes, cluster.say_waiting_after_seconds, stop_requested, interface)
+    wait_for_processes(processes, cluster.report_waiting_after_seconds, stop_requested, interface)
     runtime.join_cluster(processes, cluster)
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])

@@ -74,9 +74,9 @@ def _read(
         return train, None
     if settings.validation_file is None:
         say(
-            f"validation: {settings.held_out_share:.0%} of {settings.train_file}, held out by the seed"
+            f"validation: {settings.held_out_fraction:.0%} of {settings.train_file}, held out by the seed"
         )
-        kept, held_out = hold_out(train, settings.held_out_share, settings.seed)
+        kept, held_out = hold_out(train, settings.held_out_fraction, settings.seed)
         return kept if settings.do_training else None, held_out
     found = read_table(settings.validation_file, **columns, label_names=train.label_names)  # type: ignore[arg-type]
     return train, found

@@ -86,9 +86,9 @@ def open_stream(
         )
     named = settings.dataset_dir
     corpora = [WeightedCorpus(path=named)] if isinstance(named, str) else named
-    if settings.length_bins is not None and len(corpora) > 1:
+    if settings.length_buckets is not None and len(corpora) > 1:
         raise ConfigError(
-            "length_bins",
+            "length_buckets",
             "has no effect on several corpora, whose steps have examples of all lengths",
             "leave it out, or pack with --max-sequences-per-pack",
         )
@@ -99,7 +99,7 @@ def open_stream(
     ]
     _refuse_masking_without_effect(settings, sources)
     if len(sources) == 1:
-        return _in_order(sources[0], batching, settings.length_bins)
+        return _in_order(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]
     return Mixture(list(zip(sources, weights, strict=True)), batching, settings.seed)
 
@@ -113,7 +113,7 @@ def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
     corpus = read_corpus(folder)
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     most = _pack_size(settings) if is_plain else None
-    buckets = settings.length_bins if is_plain and corpus["records"] >= size else None
+    buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
     source = _open_source(folder, settings, most, VALIDATION)
     return _in_order(source, Batching(size, size), buckets)
 

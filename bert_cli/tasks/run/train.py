@@ -84,7 +84,7 @@ def walk(
     say(f"plan:\n{describe(plan)}\n{_where(settings, mesh)}")
     model, engine, state, step = build.build_run(settings, mesh, plan, stop, job.labels)
     group = engine.group
-    claims.enter_context(Watchdog(group, settings.cluster.say_waiting_after_seconds))
+    claims.enter_context(Watchdog(group, settings.cluster.report_waiting_after_seconds))
     form = job.form(model)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),

@@ -244,10 +244,10 @@ def test_a_context_without_pieces_still_makes_a_window(tokenizer):
 
 
 def test_settings_that_leave_no_room_are_refused(tokenizer):
-    with pytest.raises(ConfigError, match=r"max_seq_length \(24\) leaves 13 .* raise it to 25"):
+    with pytest.raises(ConfigError, match=r"24 leaves 13 .* raise it to 25"):
         windows_for([asked("the")], tokenizer, doc_stride=14)
     assert len(windows_for([asked("the")], tokenizer, training=False, doc_stride=13).question) == 1
-    with pytest.raises(ConfigError, match="leaves 0 places"):
+    with pytest.raises(ConfigError, match="leaves 0 tokens"):
         windows_for([asked("the")], tokenizer, max_query_length=64)
     with pytest.raises(ConfigError, match=r"doc_stride \(0\)"):
         windows_for([asked("the")], tokenizer, doc_stride=0)

@@ -179,7 +179,7 @@ def test_scores_are_held_out_as_one_label():
 def test_a_share_that_is_none_and_too_few_examples_are_refused():
     for share in (0, 1, -0.1, 10):
         with pytest.raises(
-            ConfigError, match=r"held_out_share \(.*\): give a share between 0 and 1"
+            ConfigError, match=r"held_out_fraction \(.*\): give a share between 0 and 1"
         ):
             hold_out(examples([0, 1] * 5), share, 1)
     with pytest.raises(DataError, match="no label has two examples"):

@@ -211,10 +211,10 @@ def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
 def test_streams_that_the_records_do_not_allow_are_refused(corpora):
     static, dynamic = corpora["static"], corpora["dynamic"]
     for folder, settings, kind, message in (
-        (dynamic, {"buckets": 2, "max_sequences_per_pack": 2}, ConfigError, r"length_bins \(2\): .* leave out one of"),
-        (dynamic, {"buckets": 2, "examples": 256}, DataError, r"length_bins \(2\): the 250 records .* step's 256"),
+        (dynamic, {"buckets": 2, "max_sequences_per_pack": 2}, ConfigError, r"length_buckets \(2\): .* leave out one"),
+        (dynamic, {"buckets": 2, "examples": 256}, DataError, r"length_buckets \(2\): the 250 records .* step's 256"),
         (dynamic, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* 16 positions"),
-        (static, {"buckets": 2}, DataError, r"length_bins \(2\): .* static and padded"),
+        (static, {"buckets": 2}, DataError, r"length_buckets \(2\): .* static and padded"),
         (static, {"max_sequences_per_pack": 2}, DataError, r"\(2\): .* static and not packed; .*`bert pack"),
         (static, {"sequence_length": S + 8}, DataError, r"max_seq_length \(24\).* 16 positions"),
         (static, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* 16 positions"),

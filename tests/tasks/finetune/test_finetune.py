@@ -368,7 +368,7 @@ def test_new_weights_need_a_tokenizer_and_a_shape(place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--no-do-training", "--no-do-validation"], 2, "are both off"),
+        (["--no-do-training", "--no-do-validation"], 2, "is off, and so is do_validation"),
         (["--label-column", "lable"], 3, "label"),
         (["--text-column", "txt"], 3, "text"),
         (["--train-file", "absent.csv"], 3, "absent.csv"),

@@ -183,7 +183,7 @@ def test_a_packed_run_counts_sequences_and_continues(home, capsys):
 
 def test_length_buckets_continue(home, tmp_path):
     run = home / "buckets"
-    words = arguments(home, run, "--dataset-dir", str(home / "one"), "--length-bins", "3")
+    words = arguments(home, run, "--dataset-dir", str(home / "one"), "--length-buckets", "3")
     assert main(words) == 0
     assert_continues(home, run, words)
 
@@ -317,7 +317,7 @@ def test_records_of_another_case_than_the_models_are_refused(home, tmp_path, cap
 def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, static, tmp_path):
     size = json.loads((home / "one" / "corpus.json").read_text())["vocab_size"]
     usual = {"dataset_dir": str(home / "one"), "bert_config": {"vocab_size": size}}
-    for changes in ({"masking": {"unit": "word"}}, {"length_bins": 3}):
+    for changes in ({"masking": {"unit": "word"}}, {"length_buckets": 3}):
         settings = settings_of(**usual, validation_dir=str(static), **changes)
         assert corpora.open_stream(settings, 8)[0]["input_ids"].shape[:2] == (2, 4)
         assert corpora.open_held_out(settings).rows(range(9))["input_ids"].shape == (9, 48)

@@ -277,7 +277,7 @@ def addresses_outside() -> list[str]:
 
 def test_one_host_listens_on_loopback_and_the_watchdog_says_for_whom_the_others_wait(tmp_path):
     folder = tmp_path / "run"
-    flags = {"cluster__say_waiting_after_seconds": 2, "cluster__lost_after_seconds": 60}
+    flags = {"cluster__report_waiting_after_seconds": 2, "cluster__lost_after_seconds": 60}
     processes = start([words(folder, 2, 2, steps=100_000, **flags)] * 2)
     wait_for(folder / "metrics.jsonl", processes)
     for process in processes:
@@ -315,7 +315,7 @@ def test_replicas_that_cannot_be_divided_are_refused_before_anyone_waits(tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_whose_peers_never_come_says_so_and_can_be_stopped(number, tmp_path):
-    folder, waits = tmp_path / "run", {"cluster__say_waiting_after_seconds": 1}
+    folder, waits = tmp_path / "run", {"cluster__report_waiting_after_seconds": 1}
     alone, other = start([words(folder, 2, 2, **waits), ["--version"]])
     other.wait(60)
     until = time.monotonic() + 60

@@ -259,7 +259,7 @@ def test_strings_are_refused_where_they_say_nothing(models, tmp_path):
             "saved-model",
             "--texts",
         )
-    with pytest.raises(ConfigError, match="texts has no effect with format 'tflite'"):
+    with pytest.raises(ConfigError, match="has no effect with format 'tflite'"):
         bert_export(models / "BertModel", tmp_path / "out", "--format", "tflite", "--texts")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.finetune import GlueSettings, SquadSettings
+from bert_cli.config.data import PreprocessSettings
+from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettings
 from bert_cli.config.load import leaves, load
-from bert_cli.config.original import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
 from bert_cli.config.plan import plan_of
 from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings
@@ -87,7 +88,7 @@ def loaded(tmp_path: Path, name: str, *flags: str, **more):
     return load(KINDS[command], ["--config", str(path), *flags], f"bert {command}")
 
 
-def refusal(tmp_path: Path, name: str, *flags: str, **more) -> str:
+def rejection(tmp_path: Path, name: str, *flags: str, **more) -> str:
     with pytest.raises(ConfigError) as caught:
         loaded(tmp_path, name, *flags, **more)
     return str(caught.value)
@@ -115,10 +116,10 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     assert sum("the default of Graphcore's example is" in line for line in found.notes) == 5
 
 
-def test_what_a_task_cannot_use_of_a_config_of_the_original_is_said(tmp_path):
+def test_keys_that_a_task_cannot_use_are_reported(tmp_path):
     assert loaded(tmp_path, "squad")[1].no_effect["enc_out and pool in parallel.pipeline_stages"]
     _, found = loaded(tmp_path, "squad with a checkpoint")
-    assert found.no_effect["max_predictions_per_seq"] == "fine-tuning masks no words"
+    assert found.no_effect["max_predictions_per_seq"] == "fine-tuning masks no tokens"
     for flag in ("--max-predictions-per-seq", "--bert-config.max-predictions-per-seq"):
         assert loaded(tmp_path, "squad", flag, "20")[1].no_effect[flag].startswith("fine-tuning")
 
@@ -145,12 +146,24 @@ VALUES = {
     "wandb_project_name": ("TF2", "wandb.project", "TF2"),
     "wandb_name": ("TF2", "wandb.project", "TF2"),
     "name": ("first", "wandb.name", "first"),
+    "length_bins": (4, "length_buckets", 4),
+    "cluster.say_waiting_after_seconds": (5.0, "cluster.report_waiting_after_seconds", 5.0),
 }
 
 
 def test_every_old_name_of_the_table_is_tried():
     tried = {old.replace("ipu_config", "parallel") for old in VALUES}
-    assert {old for old in RENAMES if old != "ipu_config"} <= tried | set(VALUES)
+    other_commands = {"ipu_config", "splitter", "held_out_share"}
+    assert set(RENAMES) - other_commands <= tried | set(VALUES)
+
+
+def test_earlier_names_of_other_commands_still_load(tmp_path):
+    words = ["a", "b", "--splitter", "lines"]
+    assert load(PreprocessSettings, words, "bert preprocess")[0].sentence_splitter == "lines"
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"held_out_share": 0.3}), encoding="utf-8")
+    for words in (["--config", str(path)], ["--held-out-share", "0.3"]):
+        assert load(ClassifySettings, words, "bert classify")[0].held_out_fraction == 0.3
 
 
 @pytest.mark.parametrize("old", VALUES)
@@ -175,8 +188,8 @@ def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(old, tmp_path):
     assert found.origins.get(where, words[0]) == words[0]
 
 
-def test_an_old_name_and_ours_together_are_refused(tmp_path):
-    text = refusal(tmp_path, "pretrain", log_every_steps=3)
+def test_an_old_name_together_with_ours_is_rejected(tmp_path):
+    text = rejection(tmp_path, "pretrain", log_every_steps=3)
     assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
 
 
@@ -189,8 +202,8 @@ def test_an_old_name_and_ours_together_are_refused(tmp_path):
         (["--no-wandb.enabled", "--enable-wandb"], "--enable-wandb: is the old name of --wandb.enabled, which"),
     ],
 )  # fmt: skip
-def test_two_names_for_a_setting_are_refused_as_flags_too(flags, told, tmp_path):
-    assert told in refusal(tmp_path, "pretrain", *flags)
+def test_two_names_of_a_setting_are_rejected_as_flags_too(flags, told, tmp_path):
+    assert told in rejection(tmp_path, "pretrain", *flags)
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
@@ -220,13 +233,13 @@ def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(
     assert (settings.checkpoint_every_steps, settings.log_every_steps) == expected
 
 
-def test_executions_of_no_number_of_steps_are_refused(tmp_path):
+def test_executions_that_are_not_a_number_are_rejected(tmp_path):
     for more in ({EXECUTIONS: 20, STEPS: None}, {EXECUTIONS: "x", STEPS: 2}):
-        assert "mine.json): got " in refusal(tmp_path, "pretrain", **more)
+        assert "mine.json): got " in rejection(tmp_path, "pretrain", **more)
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_a_key_without_effect_is_said_in_a_file_and_as_a_flag(name, tmp_path):
+def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(name, tmp_path):
     assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == NO_EFFECT[name]
     flag = f"--{name.replace('_', '-')}"
     settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
@@ -235,20 +248,20 @@ def test_a_key_without_effect_is_said_in_a_file_and_as_a_flag(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODEL_HAS)
-def test_a_variant_of_the_layers_is_accepted_where_it_is_our_model(name, tmp_path):
+def test_a_variant_of_the_layers_is_accepted_if_it_is_our_model(name, tmp_path):
     told = loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name]
     assert told == f"the model always has {MODEL_HAS[name]}"
     flag = f"--{name.replace('_', '-')}"
     assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == told
     for text in (
-        refusal(tmp_path, "pretrain", **{name: False}),
-        refusal(tmp_path, "pretrain", flag, "false"),
-        refusal(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+        rejection(tmp_path, "pretrain", **{name: False}),
+        rejection(tmp_path, "pretrain", flag, "false"),
+        rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
     ):
         assert f"): {told}; leave it out" in text
 
 
-def test_rounding_at_random_is_taken_over_where_weights_are_of_16_bits(tmp_path):
+def test_stochastic_rounding_is_adopted_for_float16_weights(tmp_path):
     _, found = loaded(tmp_path, "pretrain", enable_stochastic_rounding=True)
     assert "weights are float32" in found.no_effect["enable_stochastic_rounding"]
     flags = ["--precision", "float16"]
@@ -257,7 +270,7 @@ def test_rounding_at_random_is_taken_over_where_weights_are_of_16_bits(tmp_path)
     assert "enable_stochastic_rounding" not in found.no_effect
 
 
-def test_another_default_of_the_original_is_said_unless_the_setting_is_given(tmp_path):
+def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
     _, found = loaded(tmp_path, "pretrain", "--precision", "float16", enable_recomputation=False)
     keys = [line.split()[0] for line in found.notes]
     assert keys == [
@@ -296,14 +309,14 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("name", "flags", "told"), COMMANDS)
-def test_a_command_line_of_the_original_works_or_says_what_to_type(name, flags, told, tmp_path):
+def test_a_command_line_of_the_original_works_or_has_a_remedy(name, flags, told, tmp_path):
     if isinstance(told, str):
-        assert told in refusal(tmp_path, name, *flags)
+        assert told in rejection(tmp_path, name, *flags)
     else:
         assert str(at(loaded(tmp_path, name, *flags)[0], told[0])) == str(told[1])
 
 
-def test_the_plan_says_what_a_config_of_the_original_has_in_vain(tmp_path, capsys):
+def test_the_plan_reports_the_keys_without_effect(tmp_path, capsys):
     path = tmp_path / "c.json"
     path.write_text(json.dumps(CONFIGS["pretrain"]), encoding="utf-8")
     assert main(["plan", "--config", str(path), "--logging", "INFO"]) == 0

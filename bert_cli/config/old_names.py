@@ -1,0 +1,215 @@
+"""Old names of settings: those of Graphcore's example, called "the original", and earlier ones of our own.
+
+`RENAMES` turns a key into ours. `NO_EFFECT` and `MODEL_HAS` list keys that are accepted and do nothing,
+`INSTEAD` those that have no equivalent, `DEFAULTS` the settings whose default differs from the original's.
+A flag is a key in kebab case, so the same tables serve config files and command lines.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from bert_cli.errors import ConfigError
+
+# Old dotted key -> ours. A rename of a group renames everything in it.
+RENAMES = {
+    "ipu_config": "parallel",
+    "enable_recomputation": "parallel.recompute",
+    "parallel.enable_recomputation": "parallel.recompute",
+    "optimizer_state_offchip": "parallel.optimizer_state_offload",
+    "parallel.optimizer_state_offchip": "parallel.optimizer_state_offload",
+    "replicated_tensor_sharding": "parallel.replicated_tensor_sharding",
+    "embedding_serialization_factor": "parallel.embedding_serialization_factor",
+    "enable_stochastic_rounding": "optimizer_opts.stochastic_rounding",
+    "bert_config.max_seq_length": "max_seq_length",
+    "bert_config.max_predictions_per_seq": "max_predictions_per_seq",
+    "bert_model_name": "pretrained_ckpt_path",
+    "ckpt_every_n_steps_per_execution": "checkpoint_every_steps",
+    "global_batches_per_log": "log_every_steps",
+    "enable_wandb": "wandb.enabled",
+    "log_to_wandb": "wandb.enabled",
+    "wandb_tags": "wandb.tags",
+    "wandb_entity_name": "wandb.entity",
+    "wandb_project_name": "wandb.project",
+    "wandb_name": "wandb.project",
+    "name": "wandb.name",
+    # Earlier names of our own.
+    "splitter": "sentence_splitter",
+    "length_bins": "length_buckets",
+    "held_out_share": "held_out_fraction",
+    "cluster.say_waiting_after_seconds": "cluster.report_waiting_after_seconds",
+}
+# Last part of a key -> why it is accepted and does nothing.
+IPU_ONLY = "it configures Graphcore's IPUs"
+NO_EFFECT = {
+    "matmul_available_memory_proportion_per_pipeline_stage": IPU_ONLY,
+    "matmul_partials_type": IPU_ONLY,
+    "min_remote_tensor_size": IPU_ONLY,
+    "use_outlining": IPU_ONLY,
+    "replace_layers": IPU_ONLY,
+    "fp_exceptions": IPU_ONLY,
+    "show_accuracy": "accuracy is always shown",
+    "logging": "a run always prints its lines; --log-level sets the level of the libraries",
+}
+# Last part of a key -> the part of the model that the original can switch off.
+MODEL_HAS = {
+    "use_cls_layer": "the transform of the masked-LM head",
+    "use_prediction_bias": "the output bias of the masked-LM head",
+    "use_qkv_bias": "the biases of queries, keys and values",
+    "use_qkv_split": "queries, keys and values as three weights",
+    "use_projection_bias": "the bias of the attention's output",
+}
+# Last part of a key or flag without an equivalent -> the remedy.
+INSTEAD = {
+    "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
+    "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",
+    "input_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
+    "output_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
+}
+# Our dotted key -> the original's default, where ours differs.
+DEFAULTS = {
+    "precision": "float16",
+    "parallel.recompute": True,
+    "parallel.optimizer_state_offload": True,
+    "parallel.embedding_serialization_factor": 2,
+    "optimizer_opts.stochastic_rounding": True,
+}
+# The original counts checkpoints in executions of `global_batches_per_log` steps.
+EXECUTIONS = "ckpt_every_n_steps_per_execution"
+PREDICTIONS, NO_MASKS = "max_predictions_per_seq", "fine-tuning masks no tokens"
+ROUNDING = "stochastic_rounding"
+NOT_IN_EVERY_TASK = ("enc_out", "pool")
+TRUE = ("true", "t", "1", "yes", "y", "on")
+FALSE = ("false", "f", "0", "no", "n", "off")
+
+
+def our_name(path: str) -> str:
+    """Return our dotted key for an old one; any other key unchanged."""
+    for old, new in RENAMES.items():
+        if path == old or path.startswith(f"{old}."):
+            return our_name(new + path.removeprefix(old))
+    return path
+
+
+def why_no_effect(path: str, value: Any) -> str | None:
+    """Return why a key with this value is accepted and does nothing; None for any other key."""
+    name = path.rpartition(".")[2]
+    if name in MODEL_HAS and str(value).lower() in TRUE:
+        return f"the model always has {MODEL_HAS[name]}"
+    return NO_EFFECT.get(name)
+
+
+def instead_of(path: str) -> tuple[str, str] | None:
+    """Return problem and remedy for an old key or flag without an equivalent; None for any other."""
+    name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
+    if name in MODEL_HAS:
+        return f"the model always has {MODEL_HAS[name]}", "leave it out"
+    return ("no such setting", INSTEAD[name]) if name in INSTEAD else None
+
+
+def both_names(old: str, new: str, other: str) -> ConfigError:
+    """Return the error for a setting that is given under an old name and under another one."""
+    return ConfigError(
+        old, f"is the old name of {new}, which is given too ({other})", "give one of them"
+    )
+
+
+@dataclass
+class Translated:
+    """A command line in our names."""
+
+    words: list[str] = field(default_factory=list)
+    no_effect: dict[str, str] = field(default_factory=dict)
+    """Flag without effect -> why; its values are left out too."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Our key -> the old key that was typed."""
+
+
+def translate_words(words: Sequence[str], settings: type[BaseModel]) -> Translated:
+    """Return a command line with our flags; `--no-OLD` becomes the `--no-` form of ours.
+
+    Raises ConfigError for a setting under two names.
+    """
+    result = Translated()
+    typed: dict[str, str] = {}  # our key -> the key of the flag
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            result.words += [word, *rest]
+            break
+        if not word.startswith("--"):
+            result.words.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        old = flag.removeprefix("--").replace("-", "_")
+        is_off, old = old.startswith("no_"), old.removeprefix("no_")
+        new = our_name(old)
+        end = next((n for n, one in enumerate(rest) if one.startswith("--")), len(rest))
+        text = "false" if is_off else value if equals else " ".join(rest[:end]) or "true"
+        reason = _flag_without_effect(new, text, settings)
+        if reason is not None:
+            result.no_effect[flag] = reason
+            rest = rest if equals else rest[end:]
+            continue
+        if new.partition(".")[0] not in settings.model_fields:
+            new = old
+        other = typed.setdefault(new, old)
+        if other != old:
+            pair = (old, new, other) if old != new else (other, new, old)
+            raise both_names(*(f"--{one.replace('_', '-')}" for one in pair))
+        if new != old:
+            result.renamed[new] = old
+            word = f"--{'no-' if is_off else ''}{new.replace('_', '-')}{equals}{value}"
+        result.words.append(word)
+    return result
+
+
+def _flag_without_effect(path: str, value: str, settings: type[BaseModel]) -> str | None:
+    if "about" not in settings.model_fields:  # a command that the original does not have
+        return None
+    if path == PREDICTIONS and PREDICTIONS not in settings.model_fields:
+        return NO_MASKS
+    return why_no_effect(path, value)
+
+
+def adapt(
+    values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values without those that a command cannot use, and why each of them was left out.
+
+    Executions between checkpoints become steps.
+    """
+    adapted, no_effect = dict(values), {}
+    every = our_name(EXECUTIONS)
+    counts = [str(one) for one in (adapted.get(every), adapted.get("log_every_steps") or 1)]
+    # Flags are texts; validation rejects what is not a number.
+    if renamed.get(every) == EXECUTIONS and all(re.fullmatch(r"\d+", one) for one in counts):
+        adapted[every] = math.prod(map(int, counts))
+    if PREDICTIONS in adapted and PREDICTIONS not in settings.model_fields:
+        del adapted[PREDICTIONS]
+        no_effect[PREDICTIONS] = NO_MASKS
+    options = adapted.get("optimizer_opts")
+    old = renamed.get(f"optimizer_opts.{ROUNDING}")
+    if old and isinstance(options, Mapping) and adapted.get("precision", "float32") != "float16":
+        adapted["optimizer_opts"] = {k: one for k, one in options.items() if k != ROUNDING}
+        if str(options[ROUNDING]).lower() in TRUE:
+            no_effect[old] = "weights are float32; it has one with --precision float16"
+    given = adapted.get("parallel")
+    layout: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    stages = layout.get("pipeline_stages")
+    if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
+        absent = [n for n in NOT_IN_EVERY_TASK if n not in getattr(settings, "LAST_BLOCKS", ())]
+        without = [
+            [name for name in stage if name not in absent] if isinstance(stage, list) else stage
+            for stage in stages
+        ]
+        if without != stages:
+            adapted["parallel"] = {**layout, "pipeline_stages": without}
+            names = " and ".join(absent)
+            no_effect[f"{names} in parallel.pipeline_stages"] = "the model of this task has none"
+    return adapted, no_effect

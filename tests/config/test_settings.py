@@ -1,0 +1,258 @@
+"""What settings derive, what they reject, and the standard benchmarks."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from bert_cli.cli import main
+from bert_cli.commands import COMMANDS, split_command
+from bert_cli.config import data, finetune, tools
+from bert_cli.config.bench import (
+    KINDS,
+    BenchDataSettings,
+    BenchPretrainSettings,
+    BenchSquadSettings,
+    benchmarks,
+    expand_benchmark,
+)
+from bert_cli.config.layout import propose
+from bert_cli.config.load import find_config, load
+from bert_cli.config.training import PretrainSettings
+from bert_cli.errors import ConfigError
+
+SMALL = {
+    "max_seq_length": 32,
+    "max_predictions_per_seq": 5,
+    "bert_config": {"num_hidden_layers": 2, "max_position_embeddings": 64},
+    "global_batch": {"micro_batch_size": 2},
+    "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.006}},
+}
+TINY = ["--config", "pretrain_tiny_128_phase1"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a config and return the words that name it."""
+
+    def write(values: dict) -> list[str]:
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(values))
+        return ["--config", str(path)]
+
+    return write
+
+
+def rejection(kind, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(kind, words, "bert command")
+    return str(caught.value)
+
+
+def layout(stages: list[list[str]], devices: list[int]) -> dict:
+    return {"parallel": {"pipeline_stages": stages, "pipeline_device_mapping": devices}}
+
+
+LAST = ["enc_out", "pool", "heads"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_length": 65}, "max_seq_length (c.json): 65 is more than bert_config.max_position_embeddings (64)"),
+        ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the tokens"),
+        ({"optimizer_opts": {**SMALL["optimizer_opts"], "stochastic_rounding": True}}, "has no effect with precision"),
+        ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with AdamW"),
+        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
+        ({"evaluation_examples": 5}, "evaluation_examples (c.json): has no effect without validation_dir"),
+        ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
+        (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]),
+         'stage 0 "emb" and stage 2 "heads" share the word embeddings, and are on devices 0 and 2'),
+        (layout([["emb", "hid*3", *LAST]], [0]), "lists 3 layers (hid), the model has 2; give emb, hid*2, enc_out"),
+        (layout([["emb", "hid", *LAST]], [0]), "lists 1 layer (hid), the model has 2;"),
+        (layout([["emb", "hid*2", "pool", "heads"]], [0]), "lists 0 enc_out, the model has 1;"),
+        (layout([["emb", "hid*2", *LAST, "pool"]], [0]), "lists 2 pool, the model has 1;"),
+        (layout([["emb", "hid*2", "qa_head"]], [0]), "the model has 1, lists 0 pool, the model"),
+        (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
+        (layout([["emb", "hid*0", *LAST]], [0]), "stage 0 names 'hid*0', which is not a block"),
+        (layout([["emb", "hid*2", *LAST], []], [0, 0]), "stage 1 has no block"),
+        (layout([["hid*2", "emb", *LAST]], [0]), "lists the blocks in another order; give"),
+        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stages; give one for each stage"),
+        (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
+        ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
+        ({"parallel": {"recompute_by": "stage"}}, "parallel.recompute_by (c.json): has no effect without recompute"),
+        ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
+        ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): b has no effect without records"),
+        ({"masking": {"longest_span": 3}}, "3 has no effect with unit 'token'"),
+        ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
+        ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
+    ],
+)  # fmt: skip
+def test_training_settings_that_contradict_one_another_are_rejected(changes, message, config):
+    text = rejection(PretrainSettings, *config({**SMALL, **changes}))
+    assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
+
+
+def test_small_settings_are_valid_and_frozen():
+    settings = PretrainSettings.model_validate(SMALL)
+    assert settings.precision == "float32"
+    with pytest.raises(ValidationError):
+        settings.seed = 3
+
+
+@pytest.mark.parametrize("where", ["--dataset-dir", "--validation-dir"])
+def test_a_cache_is_for_records_at_an_address(where, config):
+    flags = [*config(SMALL | {"dataset_dir": "a"}), where, "s3://bucket/a", "--dataset-cache", "b"]
+    assert load(PretrainSettings, flags, "bert pretrain")[0].dataset_cache == Path("b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (data.TokenizeSettings, "a b --vocab v --masking dynamic --duplication-factor 5", "has no effect with masking"),
+        (data.TokenizeSettings, "a b --vocab v --masking dynamic --whole-word-masking", "give it to the run"),
+        (data.DataChainSettings, "a b --vocab v --mask-tokens 200", "mask_tokens (--mask-tokens): 200 is more than"),
+        (data.PreprocessSettings, "a b --sentence-splitter lines --language xyz", "(--language): xyz has no"),
+        (data.DataChainSettings, "a b --vocab v --sentence-splitter lines --language xyz", "xyz has no effect with"),
+        (data.PackSettings, "s3://bucket/a out", "input: s3://bucket/a is an address, and this command works on"),
+        (data.PackSettings, "a gs://bucket/out", "out: gs://bucket/out is an address"),
+        (data.IndexSettings, "file:///a", "folder: file:///a is an address"),
+        (data.ExtractSettings, "a b --executor dask", "dask needs the address of the scheduler"),
+        (data.ExtractSettings, "a b --scheduler tcp://a:1", "has no effect with executor 'local'"),
+        (data.ExtractSettings, "a b --executor dask --scheduler s --processes 2", "processes (--processes): has no"),
+        (finetune.GlueSettings, "--do-test", "do_test (--do-test): writes a file and has no folder for it"),
+        (finetune.GlueSettings, "--do-test --no-do-validation --output-dir a", "has no effect without do_validation"),
+        (finetune.SquadSettings, "--null-score-diff-threshold 1", "has no effect without version_2"),
+        (finetune.SquadSettings, "--max-seq-length 150", "leaves 83 tokens of a paragraph"),
+        (finetune.SquadSettings, "--no-do-training --no-do-validation", "is off, and so is do_validation"),
+        (finetune.ClassifySettings, "--held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
+        (finetune.ClassifySettings, "--seeds 3 --no-do-training", "seeds (--seeds): has no effect without do_training"),
+        (finetune.ClassifySettings, "--text-column a,b,c", "names 3 columns; give one or two"),
+        (finetune.SquadScoreSettings, "a b --na-prob-thresh 0.5", "has no effect without na_prob_file"),
+        (tools.DoctorSettings, "--seed 3", "max_seq_length: is not given"),
+        (tools.InspectSettings, "folder --sample 0", "sample (--sample): got '0'"),
+        (tools.InspectSettings, "folder --examples=-1", "examples (--examples): got '-1'"),
+        (tools.InspectSettings, "folder --dataset-cache a", "has no effect on a folder of this machine"),
+        (BenchPretrainSettings, "--from 4", "from (--from): has no effect without sweep"),
+        (BenchPretrainSettings, "--most 4", "most (--most): has no effect without sweep"),
+        (BenchPretrainSettings, "--memory 4GB", "memory (--memory): has no effect without sweep"),
+        (BenchPretrainSettings, "--sweep micro-batch --from 8 --most 4", "4 is less than from (8)"),
+        (BenchPretrainSettings, "--sweep micro-batch --memory apples", "'apples' is not a memory size"),
+        (BenchPretrainSettings, "--no-checkpoint --checkpoint-dir x", "has no effect if no checkpoint is saved"),
+        (BenchPretrainSettings, "--dry-run", "dry_run (--dry-run): has no effect on a measurement"),
+        (BenchPretrainSettings, "--steps 0", "steps (--steps): got '0'"),
+        (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect on given text"),
+    ],
+)  # fmt: skip
+def test_flags_that_contradict_one_another_are_rejected(kind, words, message):
+    start = TINY if kind is BenchPretrainSettings else []
+    text = rejection(kind, *start, *words.split())
+    assert message in text
+    assert len(text.splitlines()) == 1 or kind is tools.DoctorSettings
+
+
+@pytest.mark.parametrize(
+    ("in_config", "flags", "samples", "epochs"),
+    [
+        ({}, [], None, 2.0),
+        ({"num_epochs": 5}, [], None, 5.0),
+        # A flag overrides the config, whichever of the two lengths it gives.
+        ({"num_epochs": 5}, ["--total-num-train-samples", "40"], 40, 2.0),
+        ({"total_num_train_samples": 40}, ["--num-epochs", "5"], None, 5.0),
+        ({"total_num_train_samples": 40}, ["--total-num-train-samples", "50"], 50, 2.0),
+        # As in the settings.json of a run: the default of the other.
+        ({"total_num_train_samples": 40, "num_epochs": 2.0}, [], 40, 2.0),
+    ],
+)
+def test_a_run_has_a_number_of_epochs_or_of_samples(config, in_config, flags, samples, epochs):
+    settings, _ = load(finetune.SquadSettings, [*config(in_config), *flags], "bert squad")
+    assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
+
+
+def test_two_lengths_from_one_origin_are_rejected(config):
+    both = {"total_num_train_samples": 40, "num_epochs": 5}
+    message = "40 and num_epochs (5) both give the length"
+    assert message in rejection(finetune.SquadSettings, *config(both))
+    flags = ["--total-num-train-samples", "40", "--num-epochs", "5"]
+    assert message in rejection(finetune.SquadSettings, *flags)
+
+
+def test_the_sequence_length_defaults_to_that_of_the_model():
+    shape = ["--bert-config.max-position-embeddings", "300"]
+    assert load(finetune.SquadSettings, shape, "bert squad")[0].max_seq_length == 300
+    assert load(finetune.ClassifySettings, [], "bert classify")[0].max_seq_length == 512
+    flags = [*shape, "--max-seq-length", "200"]
+    assert load(finetune.SquadSettings, flags, "bert squad")[0].max_seq_length == 200
+    assert load(finetune.GlueSettings, [], "bert glue")[0].glue_task == "mrpc"
+
+
+def test_the_doctor_checks_a_run_with_its_flags_or_the_machine_alone(tmp_path, monkeypatch):
+    def doctor(*words: str) -> tools.DoctorSettings:
+        return load(tools.DoctorSettings, words, "bert doctor")[0]
+
+    for words in ([], ["--json", str(tmp_path / "x.json")], ["--no-build"]):
+        assert doctor(*words).machine_only
+    words = [*TINY, "--generated-dataset", "--seed", "7"]
+    settings = doctor(*words, "--json", "x.json")
+    run = load(PretrainSettings, words, "bert pretrain")[0]
+    fields = set(run.model_fields_set)
+    assert not settings.machine_only and str(settings.json_file) == "x.json"
+    assert settings.model_dump(include=fields) == run.model_dump(include=fields)
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    folder = doctor("--config", "pretrain_base_128_phase1").dataset_dir
+    assert "$DATASETS_DIR" in str(folder)
+
+
+def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkeypatch, tmp_path):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    for kind, flags, synthetic in (
+        (BenchPretrainSettings, TINY, True),
+        (BenchPretrainSettings, [*TINY, "--no-generated-dataset"], False),
+        (BenchPretrainSettings, [*TINY, "--dataset-dir", "data/128"], False),
+        (BenchSquadSettings, ["--dataset-dir", "data/squad"], False),
+        (BenchSquadSettings, ["--config", "squad_base", "--train-file", "train.json"], False),
+    ):
+        assert load(kind, flags, "bert bench")[0].generated_dataset == synthetic, flags
+    flags = [*TINY, "--parallel.layout", "auto", "--json", str(tmp_path / "x.json")]
+    chosen = propose(load(BenchPretrainSettings, flags, "bert bench")[0], 1, 10**11, 1)
+    assert chosen.json_file == tmp_path / "x.json" and chosen.generated_dataset
+    assert json.loads(chosen.model_dump_json())["steps"] == 20
+
+
+def test_a_standard_benchmark_is_a_named_command_line(capsys):
+    for name, one in benchmarks().items():
+        assert one.kind in KINDS and one.about.endswith(".")
+        assert one.config is None or find_config(one.config).is_file()
+        command, rest = split_command(expand_benchmark(["bench", name]))
+        assert command == f"bench {one.kind}"
+        settings, _ = load(COMMANDS[command].settings_class(), rest, f"bert {command}")
+        assert one.kind == "data" or settings.generated_dataset
+    assert main(["bench", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, one in benchmarks().items():
+        (line,) = [line for line in lines if line.split()[0] == name]
+        assert one.about in line and f"bert bench {one.kind}" in line
+
+
+def test_flags_after_the_name_of_a_benchmark_override_its_own():
+    words = expand_benchmark(["bench", "base_128", "--global-batch.replicas=2", "--steps", "3"])
+    assert words.count("--global-batch.replicas") == 0
+    settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
+    assert (settings.global_batch.replicas, settings.steps) == (2, 3)
+    assert settings.parallel.layout == "auto"
+
+
+def test_an_unknown_benchmark_is_answered_with_the_nearest_one(capsys):
+    assert main(["bench", "tiny_129"]) == 2
+    assert "did you mean 'tiny_128'?" in capsys.readouterr().err
+    assert main(["bench"]) == 2
+    assert "bert bench --list" in capsys.readouterr().err
+    assert "no such file" in rejection(BenchPretrainSettings, "--config", "benchmarks")
+
+
+def test_a_command_may_have_two_words():
+    assert split_command(["bench", "data", "a"]) == ("bench data", ["a"])
+    assert split_command(["bench", "--list"]) == ("bench", ["--list"])
+    assert split_command(["data", "a", "b"]) == ("data", ["a", "b"])
