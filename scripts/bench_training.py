@@ -246,12 +246,12 @@ def growth_by_scores(given: argparse.Namespace) -> int:
     """Bytes that this process grows by, at most, over the loss and its gradients."""
     import tensorflow as tf
 
-    from bert_cli.model.chunked import summed_by_chunks
-    from bert_cli.model.fused import compile_chains
-    from bert_cli.model.heads import summed
+    from bert_cli.model.chunked_loss import chunked_loss
+    from bert_cli.model.fused import compile_fused
+    from bert_cli.model.heads import loss_sums
     from bert_cli.tasks.bench.timing import resident_bytes
 
-    compile_chains(given.compile != "nothing")
+    compile_fused(given.compile != "nothing")
     rows, width, words = given.examples * masked_of(given.places), 768, 30522
     x, table, bias = tf.ones([rows, width]), tf.ones([words, width]), tf.zeros([words])
     labels, weights = tf.zeros([rows], tf.int32), tf.ones([rows])
@@ -262,9 +262,9 @@ def growth_by_scores(given: argparse.Namespace) -> int:
             tape.watch([x, table, bias])
             if given.chunks == 1:
                 scores = tf.matmul(x, table, transpose_b=True) + bias
-                loss, _ = summed(scores, labels, weights)
+                loss, _ = loss_sums(scores, labels, weights)
             else:
-                loss, _ = summed_by_chunks(x, table, bias, labels, weights, given.chunks)
+                loss, _ = chunked_loss(x, table, bias, labels, weights, given.chunks)
         return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
 
     before = resident_bytes()[1]

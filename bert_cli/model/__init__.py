@@ -1,1 +1,1 @@
-"""Floor 2: BERT as an ordered list of blocks."""
+"""Layer 2: BERT as an ordered list of blocks."""

@@ -1,9 +1,8 @@
 """BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), and the last ones of a task.
 
-The list is the model: running it is calling the blocks in order, cutting it is slicing it. A block
-can be built alone, on whatever device is current, because nothing about it depends on the blocks
-built before: its weights' names are its own, their first values are f(seed, name), its dropout sites
-follow from its number. Only `heads` needs something from another block, the word table of `emb`.
+Running the model is calling the blocks in order; a pipeline stage is a slice of the list. A block can be
+built alone, on the current device: its weights' names and first values follow from the seed and its name,
+its dropout ids from its number. Only `heads` needs something from another block, the word table of `emb`.
 """
 
 import hashlib
@@ -14,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.model import BertConfig
-from bert_cli.model.heads import PretrainingHeads
-from bert_cli.model.layers import Embeddings, EncoderLayer, MaskedPlaces, Pooler
-from bert_cli.model.task_heads import (
+from bert_cli.model.heads import (
+    PretrainingHeads,
     QuestionAnswering,
     SequenceClassification,
     TokenClassification,
 )
+from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Layer, Pooler
 
-# Policy of each precision: dtype of the variables / of the matrix products.
+# Keras policies: the dtypes of variables and of matrix products.
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = ("enc_out", "pool", "heads")
-TASK_HEADS: dict[str, Callable[..., keras.layers.Layer]] = {
+TASK_HEADS: dict[str, Callable[..., Layer]] = {
     "qa_head": QuestionAnswering,
     "glue_head": SequenceClassification,
     "token_head": TokenClassification,
@@ -34,7 +33,7 @@ TASK_HEADS: dict[str, Callable[..., keras.layers.Layer]] = {
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
-    """The names of the blocks in the order in which they run."""
+    """Return the names of the blocks in the order in which they run."""
     layers = [f"hid_{layer}" for layer in range(config.num_hidden_layers)]
     return ["emb", *layers, *last_blocks]
 
@@ -49,33 +48,37 @@ def build_block(
     labels: int = 2,
     chunks: int = 1,
 ) -> keras.layers.Layer:
-    """Build one block, with its first weights, on the device that is current.
+    """Build one block, with its first weights, on the current device.
 
-    `policy` is one of `POLICIES`. `word_table` is that of `emb` (see `word_table`); only `heads`
-    takes it. The heads' weights then include it, but its value is left as it is. `labels` are the
-    outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss.
+    `policy` is one of `POLICIES`. Only `heads` takes the `word_table` of `emb`: its weights then include
+    it, with its value unchanged. `labels` are the outputs of a task's head, `chunks` those of the
+    vocabulary in the masked-LM loss.
     """
     known = block_names(config, (*PRETRAINING, *TASK_HEADS))
     if name not in known:
         raise ValueError(f"block ({name}): none of {', '.join(known)}")
     if (name == "heads") != (word_table is not None):
-        raise ValueError(f"block ({name}): the word table goes to heads, and only there")
+        raise ValueError(f"block ({name}): the block heads takes the word table, no other does")
     dtype = keras.DTypePolicy(policy)
-    block: keras.layers.Layer
+    after_layers = 1 + EncoderLayer.DROPOUT_IDS * config.num_hidden_layers
+    block: Layer
     if name == "emb":
-        block = Embeddings(config, name=name, policy=dtype, site=0)
+        block = Embeddings(name=name, policy=dtype, config=config, dropout_id=0)
     elif name == "enc_out":
-        block = MaskedPlaces(name=name, policy=dtype)
+        block = GatherPositions(name=name, policy=dtype)
     elif name == "pool":
-        block = Pooler(config, name=name, policy=dtype)
+        block = Pooler(name=name, policy=dtype, config=config)
     elif name == "heads":
-        block = PretrainingHeads(config, word_table, name=name, policy=dtype, chunks=chunks)
+        block = PretrainingHeads(
+            name=name, policy=dtype, config=config, word_table=word_table, chunks=chunks
+        )
     elif name in TASK_HEADS:
-        site = 1 + EncoderLayer.SITES * config.num_hidden_layers
-        block = TASK_HEADS[name](config, name=name, policy=dtype, site=site, labels=labels)
+        block = TASK_HEADS[name](
+            name=name, policy=dtype, config=config, labels=labels, dropout_id=after_layers
+        )
     else:
-        site = 1 + EncoderLayer.SITES * int(name.removeprefix("hid_"))
-        block = EncoderLayer(config, name=name, policy=dtype, site=site)
+        first = 1 + EncoderLayer.DROPOUT_IDS * int(name.removeprefix("hid_"))
+        block = EncoderLayer(name=name, policy=dtype, config=config, dropout_id=first)
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
             weight.assign(initial_value(seed, path, weight.shape, config.initializer_range))
@@ -90,7 +93,7 @@ def build_blocks(
     last_blocks: Sequence[str] = PRETRAINING,
     labels: int = 2,
 ) -> list[tuple[str, keras.layers.Layer]]:
-    """Build a whole model on the current device: (name, block) in running order."""
+    """Build a complete model on the current device: (name, block) in running order."""
     blocks: list[tuple[str, keras.layers.Layer]] = []
     for name in block_names(config, last_blocks):
         table = word_table(blocks[0][1]) if name == "heads" else None
@@ -100,14 +103,14 @@ def build_blocks(
 
 
 def word_table(emb: keras.layers.Layer) -> keras.Variable:
-    """The weight that block `emb` shares with `heads`."""
+    """Return the weight that block `emb` shares with `heads`."""
     return emb.word.embeddings
 
 
 def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:
-    """Every weight of the blocks once, by its path, in running order.
+    """Return every weight of the blocks once, by its path, in running order.
 
-    The word table stands under `emb/word/embeddings`, also in a list that has `heads` alone.
+    The word table has the path `emb/word/embeddings`, also in a list that has `heads` alone.
     """
     named: dict[str, keras.Variable] = {}
     for _, block in blocks:
@@ -120,10 +123,10 @@ def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str,
 def initial_value(
     seed: int, name: str, shape: tuple[int, ...], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """First value of a weight: a function of the run's seed and the weight's name alone.
+    """Return the first value of a weight: a function of the run's seed and the weight's name.
 
-    Kernels and tables are drawn from a normal distribution of standard deviation `deviation`, cut
-    off at two of them (as Devlin et al. 2019 did); biases and betas are 0, gammas 1.
+    Kernels and tables are drawn from a normal distribution of standard deviation `deviation`, truncated
+    at two of them (as in Devlin et al. 2019); biases and betas are 0, gammas 1.
     """
     kind = name.rpartition("/")[2]
     if kind in ("bias", "beta"):
@@ -131,7 +134,7 @@ def initial_value(
     if kind == "gamma":
         return np.ones(shape, np.float32)
     if kind not in ("kernel", "embeddings"):
-        raise ValueError(f"weight ({name}): no first value is known for a {kind}")
+        raise ValueError(f"weight ({name}): there is no first value for a {kind}")
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
     values = generator.standard_normal(int(np.prod(shape)), dtype=np.float32)

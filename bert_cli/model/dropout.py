@@ -1,11 +1,10 @@
-"""Dropout as a function: which places are kept is f(run seed, position of the micro-batch, site, place).
+"""Dropout as a function: a mask is f(run seed, sample index of the micro-batch, dropout id, position).
 
-Integer bits from a hash of the place, compared with a threshold: no generator, no state, nothing to be
-kept for the backward pass, and the same in eager mode, in a graph, under XLA and on every backend of
-Keras. Running a block again, for recomputation or for its gradient, draws the same mask. A hash is a
-few integer operations an element, which XLA puts into the kernel that reads the mask: 15 times faster
-than drawing Philox bits beforehand (0.5 ms and 7.7 for the attention of 8 examples of 128 places, one
-core).
+Integer bits from a hash of the position are compared with a threshold: no generator and no state, nothing
+to save for the backward pass, and the same mask in eager mode, in a graph, under XLA and on every backend
+of Keras, also when a block is recomputed. A hash is a few integer operations an element, which XLA
+fuses into the kernel that uses the mask: 15 times faster than drawing Philox bits before it (0.5 ms and
+7.7 for the attention of 8 examples of 128 positions, one core).
 """
 
 from typing import Any
@@ -15,91 +14,91 @@ from keras import ops
 Tensor = Any
 """A tensor of Keras' backend; Keras carries no types."""
 
-# Odd, so that site -> site * constant is one to one in 32 bits; large, so that neighbouring run
-# seeds do not meet one another's sites.
-_SITE_STRIDE = 0x9E3779B1
+# Odd, so that id -> id * constant is one to one in 32 bits; large, so that the dropouts of neighbouring
+# run seeds get different seeds.
+_ID_STRIDE = 0x9E3779B1
 _MIX_1 = 0x7FEB352D
 _MIX_2 = 0x846CA68B
 
 
-def stream_of(key: Tensor | None, site: int) -> Tensor | None:
-    """int32 scalar: what the places of one dropout are hashed with; None, for no dropout, without a key.
+def dropout_seed(key: Tensor | None, dropout_id: int) -> Tensor | None:
+    """Return the int32 seed of one dropout; None, for no dropout, without a key.
 
-    `key` is int32 [2], (run seed, position of the micro-batch in the stream); `site` is a number no
-    other dropout of the model has.
+    `key` is int32 [2], (run seed, sample index of the micro-batch); no other dropout of the model has the
+    same `dropout_id`.
     """
     if key is None:
         return None
-    return _mix(_mix(key[0] + _signed(site * _SITE_STRIDE)) ^ key[1])
+    return _mix(_mix(key[0] + _signed(dropout_id * _ID_STRIDE)) ^ key[1])
 
 
-def moved_key(key: Tensor | None, sites: int) -> Tensor | None:
-    """The key with which each site draws what the site so many further on draws with this one."""
+def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
+    """Return the key with which each dropout id has the seed that the id plus `ids` has with this one."""
     if key is None:
         return None
-    return ops.stack([key[0] + _signed(sites * _SITE_STRIDE), key[1]])
+    return ops.stack([key[0] + _signed(ids * _ID_STRIDE), key[1]])
 
 
-def keep_mask(shape: tuple[Any, ...], rate: float, stream: Tensor) -> Tensor:
-    """Bool tensor, False with probability `rate`: a function of its arguments and nothing else.
+def keep_mask(shape: tuple[Any, ...], rate: float, seed: Tensor) -> Tensor:
+    """Return a boolean tensor, False with probability `rate`: a function of its arguments.
 
     Signed arithmetic that wraps, because not every backend multiplies unsigned integers. The two
-    rounds are those of Wellons' lowbias32, in which every input bit reaches every output bit.
+    rounds are those of Wellons' lowbias32, in which every input bit changes every output bit.
     """
-    bits = _mix(_mix(_places_from(stream, shape)) ^ stream)
+    bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= _threshold(rate) - 2**31
 
 
-def _places_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
-    """Number of each place, counted row by row from `first`, int32 that wraps.
-
-    Raises ValueError for a shape that is not known before: a mask would be that of other places.
-
-    A sum of one short range an axis, the first of which is not known beforehand: a range of all places
-    is written out as numbers before XLA sees it, 6 MB in a kernel for the attention of 8 examples of
-    128 places, and 100 MB for 512.
-    """
-    if not all(isinstance(size, int) for size in shape):
-        raise ValueError(f"dropout of shape {shape}: has to be known when the graph is made")
-    places, stride = ops.reshape(first, [1] * len(shape)), 1
-    for axis in reversed(range(len(shape))):
-        along = ops.arange(shape[axis], dtype="int32") * _signed(stride)
-        # Not in place, which PyTorch does with the tensor that is too small.
-        places = places + ops.reshape(along, [-1 if n == axis else 1 for n in range(len(shape))])
-        stride *= shape[axis]
-    return places
-
-
-def dropout(x: Tensor, rate: float, stream: Tensor | None) -> Tensor:
+def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
     """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
 
-    Float32 in and out. No `stream` or a rate of 0 is no dropout.
+    Float32 in and out. Without a seed, or with a rate of 0, `x` is returned.
     """
-    if stream is None or rate == 0.0:
+    if seed is None or rate == 0.0:
         return x
-    keep = ops.cast(keep_mask(ops.shape(x), rate, stream), "float32")
+    keep = ops.cast(keep_mask(ops.shape(x), rate, seed), "float32")
     return x * (keep * (1.0 / (1.0 - rate)))
 
 
+def _indices_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    """Return the index of each element, counted row by row from `first`, int32 that wraps.
+
+    Raises ValueError for a shape that is not known when the graph is made: the mask would be wrong.
+
+    A sum of one short range for each axis, of which `first` is known only at run time: a range of all
+    elements would be stored as constants, 6 MB in a kernel for the attention of 8 examples of 128
+    positions, and 100 MB for 512.
+    """
+    if not all(isinstance(size, int) for size in shape):
+        raise ValueError(f"dropout of shape {shape}: must be known when the graph is made")
+    indices, stride = ops.reshape(first, [1] * len(shape)), 1
+    for axis in reversed(range(len(shape))):
+        steps = ops.arange(shape[axis], dtype="int32") * _signed(stride)
+        # Not `+=`: PyTorch would add in place, into a tensor that is too small.
+        indices = indices + ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
+        stride *= shape[axis]
+    return indices
+
+
 def _mix(x: Tensor) -> Tensor:
-    """Two multiply-xorshift rounds: every input bit reaches every output bit."""
+    """Two multiply-xorshift rounds: every input bit changes every output bit."""
     x = ops.bitwise_xor(x, _shift_right(x, 16)) * _signed(_MIX_1)
     x = ops.bitwise_xor(x, _shift_right(x, 15)) * _signed(_MIX_2)
     return ops.bitwise_xor(x, _shift_right(x, 16))
 
 
-def _shift_right(x: Tensor, places: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Shift in zeros; the shift of signed integers alone would copy the sign."""
-    return ops.bitwise_and(ops.right_shift(x, places), (1 << (32 - places)) - 1)
+    return ops.bitwise_and(ops.right_shift(x, bits), (1 << (32 - bits)) - 1)
 
 
 def _signed(number: int) -> int:
-    """The low 32 bits of a number, read as a signed 32-bit integer."""
+    """Return the low 32 bits of a number as a signed 32-bit integer."""
     return (number + 2**31) % 2**32 - 2**31
 
 
 def _threshold(rate: float) -> int:
-    """How many of the 2^32 draws are dropped."""
+    """Return how many of the 2^32 draws are dropped."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout rate ({rate}): not in [0, 1)")
     return round(rate * 2**32)

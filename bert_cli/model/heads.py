@@ -1,12 +1,12 @@
-"""The two heads of pre-training and their losses, summed over examples and divided by whole-step counts.
+"""The last blocks of a model: the heads of pre-training and fine-tuning, and their losses.
 
-A loss here is a sum over this micro-batch divided by a count of the *whole step* (masked tokens,
-examples). Micro-batches, replicas and accumulation then only add, and the gradient is that of the
-one big batch however the padding falls. The masked-LM head reads only the P masked places, and its
-output matrix is the word table of block `emb`, the same variable.
+`head(hidden, labels, counts, key) -> loss, sums`. The sums are those of metrics over this micro-batch, in
+float32; the loss is a sum divided by a count of the complete step (masked positions, examples).
+Micro-batches, replicas and accumulation then only add, and the gradient is that of the one big batch,
+however the padding falls.
 
-Shapes: B examples, P masked places, M = B * P, C sequences of a pack (1 without packing), D model width,
-V words.
+Shapes: B examples, S sequence length, P masked positions, M = B * P, C sequences of a pack (1 without
+packing), D hidden size, V vocabulary size, L labels.
 """
 
 from collections.abc import Mapping
@@ -15,59 +15,60 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from bert_cli.config.model import BertConfig
-from bert_cli.model.chunked import summed_by_chunks
-from bert_cli.model.dropout import Tensor
-from bert_cli.model.fused import gelu, largest, product_with_table, value_of
-from bert_cli.model.layers import Dense, LayerNorm, add_weight
+from bert_cli.model.chunked_loss import chunked_loss
+from bert_cli.model.dropout import Tensor, dropout, dropout_seed
+from bert_cli.model.fused import argmax, gelu, matmul_with_transpose, value_of
+from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer
+
+Sums = dict[str, Tensor]
 
 
-class MaskedLM(keras.layers.Layer):
-    """Transform (dense, GELU, LayerNorm), then a score for every word from the tied table."""
+class Head(ConfiguredLayer):
+    """The last block of a model."""
 
-    def __init__(
-        self, config: BertConfig, word_table: keras.Variable, *, name: str, policy: str
-    ) -> None:
-        super().__init__(name=name, dtype=policy, autocast=False)
-        self.config = config
-        self.word_table = word_table
-        self.build()
+    READS: ClassVar[tuple[str, ...]]
+    COUNTS: ClassVar[Mapping[str, str]] = {}
+    """Counts that the loss is divided by, besides `examples` -> the column whose sum they are."""
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]]
+    """Metric -> the sum and the count that it is the ratio of."""
+
+
+class MaskedLM(ConfiguredLayer):
+    """Transform (dense, GELU, LayerNorm), then a score for every token from the tied word embeddings."""
+
+    word_table: keras.Variable
 
     def build(self) -> None:
-        """Create the weights, inside this layer's name scope."""
-        width, policy = self.config.hidden_size, self.dtype_policy
-        self.transform = Dense(width, width, name="transform", policy=policy)
-        self.layer_norm = LayerNorm(
-            width, self.config.layer_norm_eps, name="layer_norm", policy=policy
-        )
-        self.bias = add_weight(self, "bias", (self.config.vocab_size,))
+        """Create the weights."""
+        self.transform = self.dense("transform", self.config.hidden_size, self.config.hidden_size)
+        self.layer_norm = self.norm()
+        self.bias = self.add_zeros("bias", self.config.vocab_size)
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        scores_MV = product_with_table(*self._factors(x_BPD))
-        scores_MV = ops.cast(scores_MV, "float32") + ops.cast(self.bias, "float32")
+        scores_MV = ops.cast(matmul_with_transpose(*self._factors(x_BPD)), "float32")
+        scores_MV = scores_MV + ops.cast(self.bias, "float32")
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
-    def summed(
+    def loss_sums(
         self, x_BPD: Tensor, labels: Tensor, weights: Tensor, chunks: int
     ) -> tuple[Tensor, Tensor]:
-        """What `summed` says of the scores [B, P, V], which in several chunks are never there as a whole."""
+        """Return `loss_sums` of the scores [B, P, V]; with several chunks they are not computed at once."""
         if chunks == 1:
-            return summed(self(x_BPD), labels, weights)
+            return loss_sums(self(x_BPD), labels, weights)
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        return summed_by_chunks(x_MD, table_VD, value_of(self.bias), labels_M, weights, chunks)
+        return chunked_loss(x_MD, table_VD, value_of(self.bias), labels_M, weights, chunks)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
-        """The transformed places [M, D] and the word table [V, D], in the compute dtype."""
+        """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
         x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
         x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
-        table_VD = ops.cast(value_of(self.word_table), self.compute_dtype)
-        return x_MD, table_VD
+        return x_MD, ops.cast(value_of(self.word_table), self.compute_dtype)
 
 
-class PretrainingHeads(keras.layers.Layer):
-    """Block `heads`, the last piece: hidden -> loss and the sums that are reported."""
+class PretrainingHeads(Head):
+    """Block `heads`: masked-LM and next-sentence prediction (Devlin et al. 2019, section 3.1)."""
 
     READS = (
         "masked_lm_ids",
@@ -79,36 +80,25 @@ class PretrainingHeads(keras.layers.Layer):
         "masked": "masked_lm_weights",
         "pairs": "next_sentence_weights",
     }
-    """What the loss is divided by, beside the examples -> the column that it is the sum of."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "mlm_loss": ("mlm_loss", "masked"),
         "nsp_loss": ("nsp_loss", "pairs"),
         "mlm_accuracy": ("mlm_correct", "masked"),
         "nsp_accuracy": ("nsp_correct", "pairs"),
     }
-    """Figure -> the sum and the count it is the ratio of."""
-
-    def __init__(
-        self,
-        config: BertConfig,
-        word_table: keras.Variable,
-        *,
-        name: str,
-        policy: str,
-        chunks: int = 1,
-    ) -> None:
-        """`chunks` are those of the vocabulary that the masked-LM loss is computed in."""
-        super().__init__(name=name, dtype=policy, autocast=False)
-        self.config = config
-        self.word_table = word_table
-        self.chunks = chunks
-        self.build()
+    word_table: keras.Variable
+    chunks: int = 1
+    """Chunks of the vocabulary in which the masked-LM loss is computed."""
 
     def build(self) -> None:
-        """Create the weights, inside this block's name scope."""
-        policy = self.dtype_policy
-        self.masked_lm = MaskedLM(self.config, self.word_table, name="masked_lm", policy=policy)
-        self.next_sentence = Dense(self.config.hidden_size, 2, name="next_sentence", policy=policy)
+        """Create the weights."""
+        self.masked_lm = MaskedLM(
+            name="masked_lm",
+            policy=self.dtype_policy,
+            config=self.config,
+            word_table=self.word_table,
+        )
+        self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
 
     def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
@@ -125,25 +115,22 @@ class PretrainingHeads(keras.layers.Layer):
         labels: Mapping[str, Tensor],
         counts: Mapping[str, Tensor],
         key: Tensor | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses of Devlin et al. 2019 (section 3.1) as sums over the whole step's counts.
+    ) -> tuple[Tensor, Sums]:
+        """Return the sum of both losses.
 
-        `labels`: `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` and, where not
-        every sequence has one, `next_sentence_weights` [B], of packs [B, C]. `counts`: float32 scalars,
-        `masked` and `pairs`, the sums of both weights over the whole step.
-        Returns this micro-batch's share of the loss, and the float32 sums `mlm_loss`,
-        `mlm_correct`, `nsp_loss`, `nsp_correct`. There is no dropout here; `key` is not read.
+        `labels` are `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` and, where not
+        every sequence has one, `next_sentence_weights` [B], of packs [B, C].
         """
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
-        mlm_loss, mlm_correct = self.masked_lm.summed(
+        mlm_loss, mlm_correct = self.masked_lm.loss_sums(
             hidden[:, sequences:], labels["masked_lm_ids"], weights, self.chunks
         )
         nsp_BC2 = self.next_sentence(hidden[:, :sequences])
-        known = labels.get("next_sentence_weights")
-        known = None if known is None else ops.reshape(known, (-1,))
-        nsp_loss, nsp_correct = summed(nsp_BC2, next_sentence, known)
+        nsp_weights = labels.get("next_sentence_weights")
+        nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
+        nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
         sums = {
             "mlm_loss": mlm_loss,
@@ -154,13 +141,130 @@ class PretrainingHeads(keras.layers.Layer):
         return loss, sums
 
 
-def summed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weighted sums over all rows [..., L] of the cross entropy and of the right answers, in float32."""
+class TaskHead(Head):
+    """A head of fine-tuning: one dense layer, whose `logits(hidden, key)` prediction and export use."""
+
+    labels: int
+    dropout_id: int
+
+
+class QuestionAnswering(TaskHead):
+    """Block `qa_head`: scores of each position as the start and the end of an answer.
+
+    Devlin et al. 2019, section 4.2. Padding has the scores of a masked position of attention.
+    """
+
+    READS = ("input_mask", "start_positions", "end_positions")
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "examples"),
+        "start_accuracy": ("start_correct", "examples"),
+        "end_accuracy": ("end_correct", "examples"),
+    }
+
+    def build(self) -> None:
+        """Create the weights."""
+        self.span = self.dense("span", self.config.hidden_size, 2)
+
+    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] -> [B, S, 2]: scores of start and end, float32."""
+        return self.span(hidden)
+
+    def call(
+        self,
+        hidden: Tensor,
+        labels: Mapping[str, Tensor],
+        counts: Mapping[str, Tensor],
+        key: Tensor | None,
+    ) -> tuple[Tensor, Sums]:
+        """Half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
+        padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
+        logits_BS2 = self.logits(hidden, key) + padding_BS1
+        start, start_correct = loss_sums(logits_BS2[:, :, 0], labels["start_positions"], None)
+        end, end_correct = loss_sums(logits_BS2[:, :, 1], labels["end_positions"], None)
+        loss = (start + end) / 2.0
+        sums = {"loss": loss, "start_correct": start_correct, "end_correct": end_correct}
+        return loss / counts["examples"], sums
+
+
+class Classifier(TaskHead):
+    """Dropout and a dense layer."""
+
+    def build(self) -> None:
+        """Create the weights."""
+        self.classifier = self.dense("classifier", self.config.hidden_size, self.labels)
+
+    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+        """[..., D] -> [..., L] in float32."""
+        seed = dropout_seed(key, self.dropout_id)
+        hidden = dropout(ops.cast(hidden, "float32"), self.config.hidden_dropout_prob, seed)
+        return self.classifier(ops.cast(hidden, self.compute_dtype))
+
+
+class SequenceClassification(Classifier):
+    """Block `glue_head`: a classifier of the pooled [CLS]; with one output, regression.
+
+    Devlin et al. 2019, section 4.1. A regression has no accuracy.
+    """
+
+    READS = ("labels",)
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "examples"),
+        "accuracy": ("correct", "examples"),
+    }
+
+    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D], pooled in position 0 -> [B, L] in float32."""
+        return super().logits(hidden[:, 0], key)
+
+    def call(
+        self,
+        hidden: Tensor,
+        labels: Mapping[str, Tensor],
+        counts: Mapping[str, Tensor],
+        key: Tensor | None,
+    ) -> tuple[Tensor, Sums]:
+        """Cross entropy with `labels` [B], or with one output the squared error."""
+        logits_BL = self.logits(hidden, key)
+        if self.labels == 1:
+            error_B = logits_BL[:, 0] - ops.cast(labels["labels"], "float32")
+            loss = ops.sum(ops.square(error_B))
+            return loss / counts["examples"], {"loss": loss}
+        loss, correct = loss_sums(logits_BL, labels["labels"], None)
+        return loss / counts["examples"], {"loss": loss, "correct": correct}
+
+
+class TokenClassification(Classifier):
+    """Block `token_head`: a classifier of every position; only weighted positions count.
+
+    Devlin et al. 2019, section 5.3: a word is labelled at its first piece.
+    """
+
+    READS = ("labels", "label_weights")
+    COUNTS: ClassVar[Mapping[str, str]] = {"words": "label_weights"}
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "words"),
+        "accuracy": ("correct", "words"),
+    }
+
+    def call(
+        self,
+        hidden: Tensor,
+        labels: Mapping[str, Tensor],
+        counts: Mapping[str, Tensor],
+        key: Tensor | None,
+    ) -> tuple[Tensor, Sums]:
+        """Cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
+        weights = ops.reshape(ops.cast(labels["label_weights"], "float32"), (-1,))
+        loss, correct = loss_sums(self.logits(hidden, key), labels["labels"], weights)
+        return loss / counts["words"], {"loss": loss, "correct": correct}
+
+
+def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the weighted float32 sums over rows [..., L] of the cross entropy and of the right predictions."""
     logits = ops.reshape(logits, (-1, logits.shape[-1]))
     labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-    best = largest(logits)
-    correct = ops.cast(ops.equal(best, labels), "float32")
+    correct = ops.cast(ops.equal(argmax(logits), labels), "float32")
     if weights is not None:
         losses, correct = losses * weights, correct * weights
     return ops.sum(losses), ops.sum(correct)

@@ -1,11 +1,9 @@
 """Our weights under Hugging Face's names and back: one table of names, read both ways.
 
-A row of the table is a layer of ours and the same layer in `BertForPreTraining`. What differs beside
-the name is one thing: PyTorch keeps kernels as [outputs, inputs]. Nothing is converted, so the bytes
-come back exactly; nothing is left over on either side without an error that names it.
-
-The exception is what the world's files have too much or too little: buffers of position numbers,
-copies of tied weights, `gamma` and `beta`, encoders saved without `bert.` or without heads.
+A row of the table is a layer of ours and the same layer in `BertForPreTraining`. Besides the names, PyTorch
+stores kernels as [outputs, inputs]. Dtypes are not converted, so the bytes come back exactly. A tensor
+without a counterpart on either side is an error that names it, except for buffers of position numbers,
+copies of tied weights, and heads that a published encoder does not have.
 """
 
 import re
@@ -45,7 +43,7 @@ LAYERS = {
     "token_head/classifier": "classifier",
 }
 
-# Last word of a name of ours -> of theirs. Kernels are transposed, and only they.
+# Last part of a name of ours -> of theirs. Only kernels are transposed.
 LEAVES = {
     "kernel": "weight",
     "bias": "bias",
@@ -54,16 +52,16 @@ LEAVES = {
     "beta": "bias",
 }
 
-# Copies that some files hold of a weight that has a name of its own.
+# Copies of tied weights in some files -> the weight.
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Parts that a file may lack as a whole, as published encoders do. They then start new.
+# Parts that a file may lack completely, as published encoders do. They then have first values.
 OPTIONAL = ("pool", "heads/masked_lm", "heads/next_sentence", "qa_head", "glue_head", "token_head")
 
-# The same parts as a model for another task has them, which are left out where they have no place.
+# Their names of the same parts, which are left out where the model has no such part.
 THEIR_PARTS = (
     "bert.pooler",
     "pooler",
@@ -86,7 +84,7 @@ OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a weight of ours; ValueError if the table has none."""
+    """Return Hugging Face's name of a weight of ours; ValueError if the table has none."""
     layer, _, leaf = name.rpartition("/")
     number = re.match(r"hid_(\d+)/", layer)
     row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
@@ -96,57 +94,57 @@ def hf_name(name: str) -> str:
 
 
 def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Our weights under Hugging Face's names and in its layout, in the same dtype."""
-    return {hf_name(name): _turned(name, value) for name, value in weights.items()}
+    """Return our weights under Hugging Face's names and in its layout, in the same dtype."""
+    return {hf_name(name): _transposed(name, value) for name, value in weights.items()}
 
 
 def from_hf(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
 ) -> tuple[dict[str, Array], list[str]]:
-    """Find the weights `wanted` (our name -> shape) among tensors under Hugging Face's names.
+    """Return the weights `wanted` (our name -> shape) from tensors under Hugging Face's names.
 
     Returns (values by our names, in the dtype of the file; the parts of `OPTIONAL` that the file
-    lacks as a whole). Raises CheckpointError, naming all of them and `where` they were read, for
-    tensors that nobody wants, weights that are missing, shapes that differ, tied copies that differ.
+    lacks completely). Raises CheckpointError, naming all of them and `where` they were read, for
+    tensors without a weight, weights that are missing, shapes that differ, and tied copies that differ.
     """
-    found = _tidied(tensors, where)
-    missing_parts = [part for part in OPTIONAL if _lacks(part, wanted, found)]
+    theirs = _current_names(tensors, where)
+    missing_parts = [part for part in OPTIONAL if _lacks(part, wanted, theirs)]
     values: dict[str, Array] = {}
     missing: list[str] = []
     other_shape: list[str] = []
     for name, shape in wanted.items():
         if any(_within(name, part) for part in missing_parts):
             continue
-        theirs = hf_name(name)
-        if theirs not in found:
-            missing.append(theirs)
+        their_name = hf_name(name)
+        if their_name not in theirs:
+            missing.append(their_name)
             continue
-        values[name] = _turned(name, found.pop(theirs))
+        values[name] = _transposed(name, theirs.pop(their_name))
         if values[name].shape != tuple(shape):
             other_shape.append(
-                f"{theirs} ({values[name].shape} there, {tuple(shape)} here as {name})"
+                f"{their_name} ({values[name].shape} there, {tuple(shape)} here as {name})"
             )
     problems = {
         "have another shape": other_shape,
         "are missing": missing,
-        "fit no weight of the model": list(found),
+        "fit no weight of the model": list(theirs),
     }
     if any(problems.values()):
-        told = "; ".join(
+        listed = "; ".join(
             f"{len(names)} tensors {what}: {_listed(names)}"
             for what, names in problems.items()
             if names
         )
-        raise CheckpointError(f"{where}: {told}; use the bert_config these weights were made with")
+        raise CheckpointError(where, listed, "use the bert_config these weights were made with")
     return values, missing_parts
 
 
 def fitting(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Array], list[str]]:
-    """The tensors without those of heads that this model does not have, or has for other labels.
+    """Return the tensors without heads that this model does not have, or has for other labels.
 
-    Also the names of the parts that were left out.
+    Returns (these tensors; the names of the parts that were left out).
     """
     theirs = {
         hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
@@ -158,12 +156,12 @@ def fitting(
         full = {name: f"bert.{name}" if part == "pooler" else name for name in within}
         if any(theirs.get(full[name]) != tensors[name].shape for name in within):
             left_out.append(part)
-    kept = {
+    rest = {
         name: value
         for name, value in tensors.items()
         if not any(name.startswith(f"{part}.") for part in left_out)
     }
-    return kept, left_out
+    return rest, left_out
 
 
 def hf_config(
@@ -173,10 +171,10 @@ def hf_config(
     head: str = "heads",
     label_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The contents of `config.json`, with which transformers' Auto classes open the directory.
+    """Return the contents of `config.json`, with which transformers' Auto classes open the directory.
 
-    `head` is the model's last block. `label_names` are those of a classifier; None with its head
-    stands for regression.
+    `head` is the model's last block. `label_names` are those of a classifier; None with a classifier
+    means regression.
     """
     described = {
         "architectures": [ARCHITECTURES[head]],
@@ -195,87 +193,92 @@ def hf_config(
     return described
 
 
-def config_of(found: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
-    """The shape of the model that a `config.json` describes.
+def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
+    """Return the shape of the model that a `config.json` describes.
 
-    A key that it lacks has Hugging Face's default, which is also ours. Raises CheckpointError for a
-    model that is not this one: no BERT, another activation, relative positions.
+    A missing key has Hugging Face's default, which is also ours. Raises CheckpointError for a model that
+    cannot be built: no BERT, another activation, relative positions.
     """
-    if found.get("model_type", "bert") != "bert":
+    if described.get("model_type", "bert") != "bert":
         raise CheckpointError(
-            f"{where} (model_type {found['model_type']}): is no BERT; give a BERT model"
+            f"{where} (model_type {described['model_type']})", "is no BERT", "give a BERT model"
         )
-    own = {name: found[name] for name in BertConfig.model_fields if name in found}
+    own = {name: described[name] for name in BertConfig.model_fields if name in described}
     try:
         return BertConfig.model_validate(own)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        place = f"{where} ({name} {first['input']!r})" if name else where
+        where = f"{where} ({name} {first['input']!r})" if name else where
         message = first["msg"].removeprefix("Value error, ")
-        raise CheckpointError(f"{place}: {message}; this model cannot be run here") from error
+        raise CheckpointError(where, message, "give a model without it") from error
 
 
 def check_hf_config(
-    found: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
+    described: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
 ) -> None:
-    """Refuse weights made for another model, also where their shapes would not show it.
+    """Raise CheckpointError for weights of another model, also where their shapes would not show it.
 
-    A key that the file lacks has Hugging Face's default, which is also ours. Dropout rates and
-    `initializer_range` say how a model was trained, not what it computes, and may differ.
+    A missing key has Hugging Face's default, which is also ours. Dropout rates and `initializer_range`
+    may differ: they change how a model is trained, not its output.
     """
     free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     defaults = BertConfig().model_dump()
     differing = [
-        f"{key} is {found.get(key, defaults[key])!r} there and {ours!r} here"
+        f"{key} is {described.get(key, defaults[key])!r} there and {ours!r} here"
         for key, ours in config.model_dump().items()
-        if key not in free and found.get(key, defaults[key]) != ours
+        if key not in free and described.get(key, defaults[key]) != ours
     ]
     if differing:
         raise CheckpointError(
-            f"{where}: another model: {'; '.join(differing)}; make bert_config agree with it"
+            where,
+            f"describes another model: {'; '.join(differing)}",
+            "make bert_config equal to it",
         )
 
 
-def _tidied(tensors: Mapping[str, Array], where: str) -> dict[str, Array]:
-    """The tensors under today's full names, without buffers and without copies of tied weights."""
-    found: dict[str, Array] = {}
+def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]:
+    """Return the tensors under their full current names, without buffers and copies of tied weights."""
+    renamed: dict[str, Array] = {}
     for name, value in tensors.items():
         if name.endswith("embeddings.position_ids"):
             continue
         stem, _, leaf = name.rpartition(".")
-        today = f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
-        if today.startswith(("embeddings.", "encoder.", "pooler.")):
-            today = f"bert.{today}"
-        if today in found:
+        current = f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
+        if current.startswith(("embeddings.", "encoder.", "pooler.")):
+            current = f"bert.{current}"
+        if current in renamed:
             raise CheckpointError(
-                f"{name} ({where}): there is a second tensor for {today}; keep one of the two"
+                f"{name} ({where})",
+                f"there is a second tensor for {current}",
+                "remove one of the two",
             )
-        found[today] = value
+        renamed[current] = value
     for copy, original in TIED.items():
-        if copy not in found:
+        if copy not in renamed:
             continue
-        value = found.pop(copy)
-        if not np.array_equal(found.setdefault(original, value), value):
+        value = renamed.pop(copy)
+        if not np.array_equal(renamed.setdefault(original, value), value):
             raise CheckpointError(
-                f"{copy} ({where}): differs from {original}, which is the same weight in this model; "
-                "weights that are not tied cannot be read"
+                f"{copy} ({where})",
+                f"differs from {original}, which is the same weight in this model",
+                "give a model with tied weights",
             )
-    return found
+    return renamed
 
 
-def _lacks(part: str, wanted: Iterable[str], found: Mapping[str, Array]) -> bool:
-    """Whether a part is wanted and not one tensor of it is there."""
+def _lacks(part: str, wanted: Iterable[str], tensors: Mapping[str, Array]) -> bool:
+    """Return whether a part is wanted and the file has no tensor of it."""
     names = [hf_name(name) for name in wanted if _within(name, part)]
-    return bool(names) and not any(name in found for name in names)
+    return bool(names) and not any(name in tensors for name in names)
 
 
 def _within(name: str, part: str) -> bool:
     return name.startswith(f"{part}/")
 
 
-def _turned(name: str, value: Array) -> Array:
-    """A kernel transposed, and laid out in memory as its shape says; anything else as it is."""
+def _transposed(name: str, value: Array) -> Array:
+    """Return a kernel transposed and contiguous; other weights unchanged."""
     return np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
 
 

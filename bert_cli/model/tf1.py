@@ -1,9 +1,8 @@
-"""Google's TensorFlow 1 checkpoints under Hugging Face's names: one table, and what is left behind.
+"""Google's TensorFlow 1 checkpoints under Hugging Face's names.
 
-The names are those of google-research/bert: the models published in 2018, what its scripts pre-train,
-and what they fine-tune. Kernels lie there as [inputs, outputs], so they are turned; the output
-weights of its classifiers as [outputs, inputs] already. The optimizer's moments and the step stay
-behind, as a run that starts from weights has a fresh optimizer.
+The names are those of google-research/bert: the models published in 2018 and those that its scripts
+pre-train and fine-tune. Kernels are [inputs, outputs] there, so they are transposed; the output weights
+of its classifiers are [outputs, inputs] already. The optimizer's moments and the step are not read.
 """
 
 import re
@@ -18,7 +17,7 @@ from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-# Name there -> name in `BertForPreTraining` and its like; {} is the number of an encoder layer.
+# Name there -> name in `BertForPreTraining` and similar classes; {} is the number of an encoder layer.
 TENSORS = {
     "bert/embeddings/word_embeddings": "bert.embeddings.word_embeddings.weight",
     "bert/embeddings/position_embeddings": "bert.embeddings.position_embeddings.weight",
@@ -50,19 +49,19 @@ NORMS = {
 }
 NAMES = {
     **TENSORS,
-    **{f"{there}/kernel": f"{here}.weight" for there, here in DENSE.items()},
-    **{f"{there}/bias": f"{here}.bias" for there, here in DENSE.items()},
-    **{f"{there}/gamma": f"{here}.weight" for there, here in NORMS.items()},
-    **{f"{there}/beta": f"{here}.bias" for there, here in NORMS.items()},
+    **{f"{google}/kernel": f"{hf}.weight" for google, hf in DENSE.items()},
+    **{f"{google}/bias": f"{hf}.bias" for google, hf in DENSE.items()},
+    **{f"{google}/gamma": f"{hf}.weight" for google, hf in NORMS.items()},
+    **{f"{google}/beta": f"{hf}.bias" for google, hf in NORMS.items()},
 }
-# What training needs and a model does not: moments, the step, the loss scale of NVIDIA's script.
-BESIDE = re.compile(
+# Variables of training: moments, the step, the loss scale of NVIDIA's script.
+TRAINING = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|global_step|beta[12]_power|"
     r"(current_)?loss_scale|good_steps|bad_steps|signature_digest|_CHECKPOINTABLE_OBJECT_GRAPH)"
 )
-# Keys of a bert_config.json that do not change what is computed here: the pooler of the multilingual
-# and Chinese models is described there as if it could be another one.
-NO_MATTER = (
+# Keys of a bert_config.json without an effect on the model: those of the multilingual and Chinese models
+# describe the usual pooler.
+IGNORED = (
     "directionality",
     "pooler_fc_size",
     "pooler_num_attention_heads",
@@ -73,59 +72,60 @@ NO_MATTER = (
 
 
 def to_hf_names(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict[str, Array]:
-    """The weights of a TensorFlow 1 checkpoint as a Hugging Face model has them.
+    """Return the weights of a TensorFlow 1 checkpoint as a Hugging Face model has them.
 
     Raises CheckpointError, naming all of them, for variables that no BERT of Google's has.
     """
-    found: dict[str, Array] = {}
+    renamed: dict[str, Array] = {}
     unknown: list[str] = []
     for name, value in tensors.items():
-        if BESIDE.fullmatch(name):
+        if TRAINING.fullmatch(name):
             continue
-        theirs = _their_name(name)
-        if theirs is None:
+        hf_name = _hf_name(name)
+        if hf_name is None:
             unknown.append(name)
             continue
-        turned = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
-        found[theirs] = turned
-    if unknown or not found:
-        told = f"{len(unknown)} variables are not BERT's: {', '.join(sorted(unknown))}"
+        renamed[hf_name] = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
+    if unknown or not renamed:
+        listed = f"{len(unknown)} variables are not BERT's: {', '.join(sorted(unknown))}"
         raise CheckpointError(
-            f"{where}: {told if unknown else 'holds no variables of BERT'}; give a checkpoint of "
-            "google-research/bert"
+            where,
+            listed if unknown else "holds no variables of BERT",
+            "give a checkpoint of google-research/bert",
         )
-    return found
+    return renamed
 
 
-def _their_name(name: str) -> str | None:
+def _hf_name(name: str) -> str | None:
     number = re.search(r"/layer_(\d+)/", name)
     row = re.sub(r"/layer_\d+/", "/layer_{}/", name)
     return NAMES[row].format(number[1] if number else "") if row in NAMES else None
 
 
-def config_of(found: Any) -> dict[str, Any]:
-    """The contents of a bert_config.json as those of a Hugging Face config.json.
+def config_of(content: Any) -> dict[str, Any]:
+    """Return the contents of a bert_config.json as those of a Hugging Face config.json.
 
-    The names are the same. Raises CheckpointError for a file that is no JSON object, and for a key
-    that is neither BERT's nor known to be of no matter.
+    The names are the same. Raises CheckpointError for a file that is no JSON object, and for unknown keys.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(content, Mapping):
         raise CheckpointError(
-            f"bert_config.json ({type(found).__name__}): is no JSON object; give Google's file"
+            f"bert_config.json ({type(content).__name__})",
+            "is no JSON object",
+            "give Google's file",
         )
-    described = {name: value for name, value in found.items() if name not in NO_MATTER}
+    described = {name: value for name, value in content.items() if name not in IGNORED}
     unknown = sorted({*described} - {*BertConfig.model_fields, "model_type"})
     if unknown:
         raise CheckpointError(
-            f"bert_config.json ({', '.join(unknown)}): no settings of BERT; give Google's file"
+            f"bert_config.json ({', '.join(unknown)})", "no settings of BERT", "give Google's file"
         )
     return {"model_type": "bert", **described}
 
 
 def architecture_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """What a config.json says of the class of a model, from the shapes of a checkpoint's variables.
+    """Return the entries of a config.json about the class of a model, from the shapes of its variables.
 
-    Google's own config says nothing of it. Labels have no names there.
+    Google's bert_config.json has neither these nor names of labels.
     """
     if "cls/squad/output_weights" in shapes:
         return {"architectures": ["BertForQuestionAnswering"]}
@@ -133,5 +133,5 @@ def architecture_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         names = [f"LABEL_{number}" for number in range(shapes["output_weights"][0])]
         named = {str(number): name for number, name in enumerate(names)}
         return {"architectures": ["BertForSequenceClassification"], "id2label": named}
-    is_whole = "cls/predictions/output_bias" in shapes
-    return {"architectures": ["BertForPreTraining" if is_whole else "BertModel"]}
+    has_heads = "cls/predictions/output_bias" in shapes
+    return {"architectures": ["BertForPreTraining" if has_heads else "BertModel"]}

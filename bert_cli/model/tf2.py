@@ -1,12 +1,12 @@
 """TensorFlow 2 checkpoints of transformers' TFBert models and of the original, under Hugging Face's names.
 
-Such a checkpoint holds a graph of objects: a variable is found by the attributes that lead to it, not by
-its name. Layers are told apart by their attributes, so that transformers' classes (`bert.encoder.layer`)
-and the original's functional models (`layer_with_weights-3`) are read by one rule.
+Such a checkpoint has a graph of objects: a variable is identified by the attributes that lead to it.
+Layers are recognised by their attributes, so one rule reads transformers' classes (`bert.encoder.layer`)
+and the original's functional models (`layer_with_weights-3`).
 
-The original can drop weights. Biases that are not there are zeros, which is the same model; query, key
-and value in one kernel are cut apart. A masked-LM head without its transform is another head and is left
-out. Source: the attributes of transformers 4's modeling_tf_bert.py.
+The original can omit weights. Missing biases are zeros, which is the same model; query, key and value in
+one kernel are split. A masked-LM head without its transform is another head and is left out.
+Source: the attributes of transformers 4's modeling_tf_bert.py.
 """
 
 import re
@@ -22,8 +22,8 @@ from bert_cli.errors import CheckpointError
 Array = npt.NDArray[Any]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Beside the weights: the optimizer, metrics and counters.
-BESIDE = re.compile(
+# Variables that are no weights: the optimizer, metrics and counters.
+TRAINING = re.compile(
     r"(optimizer|keras_api|.*/?\.OPTIMIZER_SLOT|save_counter|step|iterations)(/.*)?"
 )
 
@@ -52,7 +52,7 @@ TABLES = {
     "token_type_embeddings": "token_type_embeddings.weight",
     "position_embeddings": "position_embeddings.weight",
 }
-# Word in the name of a Dense layer's variables -> the layer.
+# Part of the name of a Dense layer's variables -> the layer.
 DENSE = {"pooler": "bert.pooler.dense", "qa_outputs": "qa_outputs", "classifier": "classifier"}
 # The original's query, key and value side by side.
 QKV = "attention.self.qkv"
@@ -65,11 +65,11 @@ class Node:
     """An object of a checkpoint."""
 
     children: Mapping[str, int]
-    """Attribute -> number of the object."""
+    """Attribute -> index of the object."""
     key: str | None
-    """Of a variable: its name in the file."""
+    """Name of a variable in the file."""
     full_name: str
-    """Of a variable: the name that TensorFlow gave it."""
+    """Name of a variable in TensorFlow."""
 
 
 def is_object_based(names: Mapping[str, Any]) -> bool:
@@ -87,33 +87,34 @@ def to_hf_names(
     """
     names = {key: name for key, name in _names(nodes) if key is not None}
     keys = {node.key for node in nodes if node.key is not None}
-    unknown = sorted(key for key in keys - {*names} if not BESIDE.fullmatch(key))
+    unknown = sorted(key for key in keys - {*names} if not TRAINING.fullmatch(key))
     if unknown or not names:
         listed = ", ".join(key.removesuffix(VARIABLE) for key in unknown[:8])
         raise CheckpointError(
-            f"{where}: is a TensorFlow 2 checkpoint that "
-            f"{f'has variables at other attributes than BERT: {listed}' if unknown else 'holds no BERT'}; give one "
-            "of transformers' TFBert models or of Graphcore's example, or save the model with "
-            "transformers' save_pretrained"
+            where,
+            "is a TensorFlow 2 checkpoint that "
+            f"{f'has variables at other attributes than BERT: {listed}' if unknown else 'holds no BERT'}",
+            "give one of transformers' TFBert models or of Graphcore's example, or save the model with "
+            "transformers' save_pretrained",
         )
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for key, name in names.items():
-        # PyTorch keeps kernels as [outputs, inputs].
-        turned = name.endswith(".kernel")
-        value = np.ascontiguousarray(value_of(key).T) if turned else value_of(key)
-        found[f"{name.removesuffix('.kernel')}.weight" if turned else name] = value
-    for name in [name for name in found if name.endswith(f"{QKV}.weight")]:
-        for part, value in zip(SELF, np.split(found.pop(name), 3), strict=True):
-            found[name.replace(QKV, part)] = value
-    for name in [name for name in found if name.endswith(BIASED)]:
-        zeros = np.zeros(len(found[name]), found[name].dtype)
-        found.setdefault(f"{name.removesuffix('weight')}bias", zeros)
-    if "cls.predictions.transform.dense.weight" not in found:
-        found.pop("cls.predictions.bias", None)
-    elif "cls.predictions.bias" not in found:
-        table = found["bert.embeddings.word_embeddings.weight"]
-        found["cls.predictions.bias"] = np.zeros(len(table), table.dtype)
-    return found
+        # PyTorch stores kernels as [outputs, inputs].
+        is_kernel = name.endswith(".kernel")
+        value = np.ascontiguousarray(value_of(key).T) if is_kernel else value_of(key)
+        tensors[f"{name.removesuffix('.kernel')}.weight" if is_kernel else name] = value
+    for name in [name for name in tensors if name.endswith(f"{QKV}.weight")]:
+        for part, value in zip(SELF, np.split(tensors.pop(name), 3), strict=True):
+            tensors[name.replace(QKV, part)] = value
+    for name in [name for name in tensors if name.endswith(BIASED)]:
+        zeros = np.zeros(len(tensors[name]), tensors[name].dtype)
+        tensors.setdefault(f"{name.removesuffix('weight')}bias", zeros)
+    if "cls.predictions.transform.dense.weight" not in tensors:
+        tensors.pop("cls.predictions.bias", None)
+    elif "cls.predictions.bias" not in tensors:
+        table = tensors["bert.embeddings.word_embeddings.weight"]
+        tensors["cls.predictions.bias"] = np.zeros(len(table), table.dtype)
+    return tensors
 
 
 def _names(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
@@ -146,19 +147,19 @@ def _names(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
             yield nodes[bias].key, "cls.predictions.bias"
     for number in _with(nodes, "seq_relationship"):
         yield from layers(number, {"seq_relationship": "seq_relationship"}, "cls.")
-    # A Dense layer may be the model's own; the name of its variable says which.
+    # Dense layers of the model itself are known by the names of their variables.
     for node in nodes:
         kernel = nodes[node.children["kernel"]] if "kernel" in node.children else None
-        words = kernel.full_name.split("/") if kernel is not None else []
-        for word, theirs in DENSE.items():
-            if word in words:
+        parts = kernel.full_name.split("/") if kernel is not None else []
+        for part, theirs in DENSE.items():
+            if part in parts:
                 for leaf in ("kernel", "bias"):
                     if leaf in node.children:
                         yield nodes[node.children[leaf]].key, f"{theirs}.{leaf}"
 
 
 def _follow(nodes: Sequence[Node], number: int | None, path: str) -> int | None:
-    """Return the object that attributes lead to, None where one of them is absent."""
+    """Return the object that attributes lead to, None where one of them is missing."""
     for attribute in path.split("/"):
         number = None if number is None else nodes[number].children.get(attribute)
     return number
@@ -169,7 +170,7 @@ def _with(nodes: Sequence[Node], attribute: str) -> Iterator[int]:
 
 
 def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
-    """Return the encoder layers in order: by the number in the attribute of the object that holds them."""
+    """Return the encoder layers in order: by the number in the attribute that leads to them."""
     wanted = {
         number
         for number in _with(nodes, "attention")
@@ -177,9 +178,9 @@ def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
     }
     for node in nodes:
         layers = {
-            int(found[1]): child
+            int(match[1]): child
             for name, child in node.children.items()
-            if child in wanted and (found := NUMBERED.fullmatch(name))
+            if child in wanted and (match := NUMBERED.fullmatch(name))
         }
         if {*layers.values()} == wanted:
             return [layers[index] for index in sorted(layers)]

@@ -1,1 +1,1 @@
-"""Floor 2: how a gradient becomes a move of the weights."""
+"""Layer 2: the optimizer, the loss scale and the learning rate."""

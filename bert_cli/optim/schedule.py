@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bert_cli.errors import ConfigError, nearest
 
-FLOOR = 1e-7
+MINIMUM = 1e-7
 """Smallest learning rate."""
 
 FALLS: dict[str, Callable[[int, int], float]] = {
@@ -37,10 +37,10 @@ def learning_rate(
             "there is no such schedule",
             f"did you mean '{near}'?" if near else f"choose one of {', '.join(FALLS)}",
         )
-    if not FLOOR <= max_learning_rate < math.inf:
+    if not MINIMUM <= max_learning_rate < math.inf:
         raise ConfigError(
             f"learning_rate.max_learning_rate ({max_learning_rate})",
-            f"is not a number of at least {FLOOR}, the smallest learning rate",
+            f"is not a number of at least {MINIMUM}, the smallest learning rate",
             "raise it",
         )
     if total_steps < 1:
@@ -57,8 +57,8 @@ def learning_rate(
 
     def value(step: int) -> float:
         if step < warmup_steps:
-            return max(FLOOR, max_learning_rate * step / warmup_steps)
+            return max(MINIMUM, max_learning_rate * step / warmup_steps)
         fallen, steps = step - warmup_steps, max(1, total_steps - warmup_steps)
-        return max(FLOOR, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
+        return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
 
     return value

@@ -1,4 +1,4 @@
-"""A small model, made-up micro-batches with padding, and one way to run forward and backward."""
+"""A small model, synthetic micro-batches with padding, and one way to run forward and backward."""
 
 import numpy as np
 import pytest
@@ -22,12 +22,12 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def make_examples():
-    def make(config, examples=4, places=16, predictions=5, seed=0):
-        """Columns of a micro-batch with padding of every kind: places, and predictions."""
+    def make(config, examples=4, length=16, predictions=5, seed=0):
+        """Columns of a micro-batch with padding of positions and of predictions."""
         draw = np.random.default_rng(seed)
-        lengths = draw.integers(places // 2, places + 1, examples)
-        lengths[0] = places
-        real = np.arange(places) < lengths[:, None]
+        lengths = draw.integers(length // 2, length + 1, examples)
+        lengths[0] = length
+        real = np.arange(length) < lengths[:, None]
         predicted = draw.integers(1, predictions + 1, examples)
         weights = (np.arange(predictions) < predicted[:, None]).astype(np.float32)
         positions = np.stack(
@@ -38,7 +38,7 @@ def make_examples():
                 np.int32
             ),
             "input_mask": real.astype(np.int32),
-            "segment_ids": (real & (np.arange(places) >= places // 3)).astype(np.int32),
+            "segment_ids": (real & (np.arange(length) >= length // 3)).astype(np.int32),
             "masked_lm_positions": (positions * weights).astype(np.int32),
             "masked_lm_ids": (draw.integers(0, config.vocab_size, weights.shape) * weights).astype(
                 np.int32

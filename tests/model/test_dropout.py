@@ -1,4 +1,4 @@
-"""Dropout is a function of (seed, position, site) and nothing else, the same however it is run."""
+"""Dropout is a function of (run seed, sample index, dropout id), however it is run."""
 
 import math
 
@@ -11,14 +11,14 @@ from bert_cli.model import dropout
 SHAPE = (64, 4, 32)
 
 
-def mask(shape=SHAPE, rate=0.1, seed=7, position=3, site=5):
-    stream = dropout.stream_of(tf.constant([seed, position], tf.int32), site)
-    return np.asarray(dropout.keep_mask(shape, rate, stream))
+def mask(shape=SHAPE, rate=0.1, seed=7, index=3, dropout_id=5):
+    mask_seed = dropout.dropout_seed(tf.constant([seed, index], tf.int32), dropout_id)
+    return np.asarray(dropout.keep_mask(shape, rate, mask_seed))
 
 
 def test_the_mask_is_the_same_in_eager_mode_in_a_graph_and_under_xla():
     def draw(key):
-        return dropout.keep_mask(SHAPE, 0.1, dropout.stream_of(key, 5))
+        return dropout.keep_mask(SHAPE, 0.1, dropout.dropout_seed(key, 5))
 
     key = tf.constant([7, 3], tf.int32)
     eager = draw(key).numpy()
@@ -27,28 +27,28 @@ def test_the_mask_is_the_same_in_eager_mode_in_a_graph_and_under_xla():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_the_share_of_kept_elements_is_one_minus_the_rate(rate):
-    kept = mask((1000, 1000), rate).mean()
-    assert abs(kept - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / 1e6)
+def test_the_fraction_of_elements_that_stay_is_one_minus_the_rate(rate):
+    fraction = mask((1000, 1000), rate).mean()
+    assert abs(fraction - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / 1e6)
 
 
-def test_another_seed_position_or_site_gives_an_unrelated_mask():
+def test_another_seed_index_or_id_gives_an_unrelated_mask():
     shape = (500, 500)
     masks = [
         mask(shape),
         mask(shape, seed=8),
-        mask(shape, position=4),
-        mask(shape, site=6),
-        mask(shape, seed=3, position=7),
+        mask(shape, index=4),
+        mask(shape, dropout_id=6),
+        mask(shape, seed=3, index=7),
         mask(shape, seed=-7),
     ]
     for number, one in enumerate(masks):
         for other in masks[:number]:
-            # Independent masks agree in 0.9^2 + 0.1^2 = 82 % of the places, give or take 0.08 %.
+            # Independent masks agree in 0.9^2 + 0.1^2 = 82 % of the positions, give or take 0.08 %.
             assert abs((one == other).mean() - 0.82) < 0.005
 
 
-def test_neighbouring_places_are_independent():
+def test_neighbouring_positions_are_independent():
     flat = mask((1000, 1000)).ravel()
     for distance in (1, 2, 1000):
         assert abs((flat[distance:] == flat[:-distance]).mean() - 0.82) < 0.003
@@ -56,7 +56,7 @@ def test_neighbouring_places_are_independent():
 
 def test_the_mask_does_not_depend_on_what_was_drawn_before():
     first = mask()
-    mask(site=1), mask(site=2), mask(position=9)
+    mask(dropout_id=1), mask(dropout_id=2), mask(index=9)
     np.testing.assert_array_equal(first, mask())
 
 
@@ -66,9 +66,9 @@ def test_pinned_bits():
     assert np.packbits(mask((64,), 0.5)).tobytes().hex() == "672132167f6530c8"
 
 
-def test_kept_elements_are_scaled_and_others_are_zero():
+def test_elements_that_stay_are_scaled_and_others_are_zero():
     x = tf.random.stateless_normal(SHAPE, [1, 2])
-    y = dropout.dropout(x, 0.25, dropout.stream_of(tf.constant([7, 3], tf.int32), 5)).numpy()
+    y = dropout.dropout(x, 0.25, dropout.dropout_seed(tf.constant([7, 3], tf.int32), 5)).numpy()
     np.testing.assert_allclose(y, np.where(mask(rate=0.25), x.numpy() / 0.75, 0.0), rtol=1e-6)
 
 
@@ -83,19 +83,21 @@ def test_a_rate_of_one_is_refused():
         mask(rate=1.0)
 
 
-def test_a_moved_key_gives_the_masks_of_the_sites_so_many_further_on():
+def test_a_shifted_key_gives_the_masks_of_shifted_ids():
     key = tf.constant([7, 3], tf.int32)
-    for sites in (1, 6, 69, -3):
-        moved = dropout.moved_key(key, sites)
-        for site in (5, 100):
-            assert int(dropout.stream_of(moved, site)) == int(dropout.stream_of(key, site + sites))
-    assert dropout.moved_key(None, 3) is None
+    for ids in (1, 6, 69, -3):
+        shifted = dropout.shifted_key(key, ids)
+        for dropout_id in (5, 100):
+            assert int(dropout.dropout_seed(shifted, dropout_id)) == int(
+                dropout.dropout_seed(key, dropout_id + ids)
+            )
+    assert dropout.shifted_key(None, 3) is None
 
 
-def test_a_shape_that_is_not_known_beforehand_is_refused():
+def test_a_shape_that_is_not_known_in_the_graph_is_refused():
     @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
     def dropped(x):
-        return dropout.dropout(x, 0.1, dropout.stream_of(tf.constant([7, 3]), 5))
+        return dropout.dropout(x, 0.1, dropout.dropout_seed(tf.constant([7, 3]), 5))
 
     with pytest.raises(ValueError, match="dropout of shape"):
         dropped(tf.ones([2, 4]))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.model import fused
-from bert_cli.model.dropout import stream_of
+from bert_cli.model.dropout import dropout_seed
 
 # (largest difference of a value, of a gradient), relative to the largest of either: a few roundings
 # of the dtype that the chain's inputs and results have.
@@ -24,12 +24,12 @@ def normal(shape, seed, dtype="float32"):
 
 
 def drawn(drops):
-    return stream_of(tf.constant([7, 3], tf.int32), 5) if drops else None
+    return dropout_seed(tf.constant([7, 3], tf.int32), 5) if drops else None
 
 
 def run(chain, inputs, above, compiles):
     """Values and gradients of a chain in its plain or its compiled form, as float32."""
-    fused.compile_chains(compiles)
+    fused.compile_fused(compiles)
     try:
 
         @tf.function(autograph=False)
@@ -41,7 +41,7 @@ def run(chain, inputs, above, compiles):
 
         return [tf.cast(found, tf.float32).numpy() for found in both(*inputs)]
     finally:
-        fused.compile_chains(False)
+        fused.compile_fused(False)
 
 
 def same_in_both_forms(chain, inputs, above):
@@ -59,7 +59,7 @@ WEIGHTS = {"float32": "float32", "bfloat16": "float32", "float16": "float16"}
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_compiled_gelu_is_the_plain_one(dtype):
     inputs = normal((4, 16, 96), 1, dtype), normal((96,), 2, WEIGHTS[dtype])
-    same_in_both_forms(fused.biased_gelu, inputs, normal((4, 16, 96), 3, dtype))
+    same_in_both_forms(fused.bias_gelu, inputs, normal((4, 16, 96), 3, dtype))
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -75,7 +75,7 @@ def test_the_compiled_end_of_a_sublayer_is_the_plain_one(dtype, drops):
     )
 
     def chain(rows, bias, residual, gamma, beta):
-        return fused.added_and_normalized(
+        return fused.add_and_normalize(
             rows, bias, residual, (gamma, beta), 1e-12, 0.3, drawn(drops)
         )
 
@@ -89,7 +89,7 @@ def test_compiled_shares_are_the_plain_ones_and_padding_has_none(dtype, drops):
     unread = tf.constant(np.where(np.arange(16) < 12, 0.0, -1e9), tf.float32)[None, None, None]
 
     def chain(scores):
-        return fused.shares_of(scores, unread, 0.3, drawn(drops))
+        return fused.attention_probabilities(scores, unread, 0.3, drawn(drops))
 
     same_in_both_forms(chain, (normal(shape, 1, dtype),), normal(shape, 2, dtype))
     assert not np.any(
@@ -102,7 +102,7 @@ def test_a_chain_is_compiled_once_for_all_layers(monkeypatch):
     rows, bias = normal((4, 8), 1), [normal((8,), seed) for seed in (2, 3)]
     kernel = fused._kernel(fused._gelu_forward)
     before = kernel.experimental_get_tracing_count()
-    tf.function(lambda: fused.biased_gelu(fused.biased_gelu(rows, bias[0]), bias[1]))()
+    tf.function(lambda: fused.bias_gelu(fused.bias_gelu(rows, bias[0]), bias[1]))()
     assert kernel.experimental_get_tracing_count() == before + 1
 
 
@@ -110,10 +110,10 @@ def test_a_chain_for_batches_of_any_shape_is_left_plain(monkeypatch):
     monkeypatch.setattr(fused, "_compiles", True)
     bias, rows = normal((8,), 2), normal((4, 8), 1)
     free = tf.function(
-        fused.biased_gelu, input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([8])]
+        fused.bias_gelu, input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([8])]
     )
     found = free(rows, bias).numpy()
-    plain = run(fused.biased_gelu, (rows, bias), rows, False)[0]
+    plain = run(fused.bias_gelu, (rows, bias), rows, False)[0]
     np.testing.assert_allclose(found, plain, rtol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_small_chains_are_not_worth_compiling(monkeypatch):
     monkeypatch.setattr(fused, "WORTH_COMPILING", 33)
     kernel = fused._kernel(fused._gelu_forward)
     before = kernel.experimental_get_tracing_count()
-    fused.biased_gelu(normal((4, 8), 1), normal((8,), 2))
+    fused.bias_gelu(normal((4, 8), 1), normal((8,), 2))
     assert kernel.experimental_get_tracing_count() == before
 
 
@@ -147,6 +147,6 @@ def test_the_product_with_the_table_is_the_same_in_both_forms(monkeypatch):
         tf.random.stateless_normal((6, 8), [1, 2]),
         tf.random.stateless_normal((11, 8), [3, 4]),
     )
-    tensorflow = fused.product_with_table(x, table).numpy()
+    tensorflow = fused.matmul_with_transpose(x, table).numpy()
     monkeypatch.setattr(fused, "tf", None)
-    np.testing.assert_allclose(fused.product_with_table(x, table).numpy(), tensorflow, atol=1e-6)
+    np.testing.assert_allclose(fused.matmul_with_transpose(x, table).numpy(), tensorflow, atol=1e-6)

@@ -153,7 +153,7 @@ def test_a_config_made_for_another_model_is_refused(tiny):
             tiny,
             where="x/config.json",
         )
-    assert str(refusal.value).startswith("x/config.json: another model: ")
+    assert str(refusal.value).startswith("x/config.json: describes another model: ")
     assert "num_attention_heads is 2 there and 4 here" in str(refusal.value)
     assert "hidden_act is 'gelu_new' there and 'gelu' here" in str(refusal.value)
 

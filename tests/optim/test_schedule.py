@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.optim.schedule import FALLS, FLOOR, learning_rate
+from bert_cli.optim.schedule import FALLS, MINIMUM, learning_rate
 
 
 def test_every_schedule_has_its_maximum_on_the_step_after_the_warm_up():
@@ -21,17 +21,17 @@ def test_no_step_has_a_learning_rate_of_zero(name):
     for warmup_frac in (0.0, 0.1, 1.0):
         for total_steps in (1, 2, 10, 999):
             value = learning_rate(name, 0.01, int(warmup_frac * total_steps), total_steps)
-            assert all(FLOOR <= value(step) <= 0.01 for step in range(total_steps + 5))
+            assert all(MINIMUM <= value(step) <= 0.01 for step in range(total_steps + 5))
 
 
 def test_up_down_falls_as_the_original_does_and_its_last_step_has_the_minimum():
     # From (total - step - 1) / (total - warmup), the schedule of the original's configs: the step after
     # the maximum is two eighths below it, and step 9 of 10 is the last.
     value = learning_rate("up_down", 1.0, 2, 10)
-    expected = [FLOOR, 0.5, 1.0, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, FLOOR, FLOOR]
+    expected = [MINIMUM, 0.5, 1.0, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, MINIMUM, MINIMUM]
     assert [value(step) for step in range(11)] == pytest.approx(expected)
     phase_1 = learning_rate("up_down", 0.006, 1976, 7059)
-    assert phase_1(7058) == FLOOR
+    assert phase_1(7058) == MINIMUM
     assert phase_1(7057) == pytest.approx(0.006 / (7059 - 1976))
     # Without a warm-up the first update has the maximum.
     assert learning_rate("up_down", 0.5, 0, 100)(0) == 0.5

@@ -71,7 +71,7 @@ def _seed_key(seed: int) -> Bits:
 
 
 def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
-    """Permute the numbers below 2**bits: each half in turn is changed by a hash of the other."""
+    """Permute the numbers below 2**bits: the halves are changed alternately by a hash of the other."""
     one = np.uint64(1)
     low = bits >> one
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from bert_cli.model.dropout import moved_key
+from bert_cli.model.dropout import shifted_key
 from bert_cli.parallel.engine import Batch
 from bert_cli.parallel.tensorflow.runtime import traced
 
@@ -63,7 +63,7 @@ class SharedTraces:
             self.functions[function] = traced(partial(_call_with, first))
         weights = [weight.value for weight in block.weights]
         # The first block's dropout ids, applied to a key shifted by the distance to this block's.
-        key = moved_key(key, block.site - first.site)
+        key = shifted_key(key, block.dropout_id - first.dropout_id)
         return self.functions[function](weights, hidden, read, key)
 
 

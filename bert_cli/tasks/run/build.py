@@ -16,7 +16,7 @@ from bert_cli.config.training import OptimizerOpts, TrainSettings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
-from bert_cli.model.fused import compile_chains
+from bert_cli.model.fused import compile_fused
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.optim.schedule import learning_rate
@@ -92,7 +92,7 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
 
     `labels` are the outputs of a classifier.
     """
-    compile_chains(settings.compile != "nothing")
+    compile_fused(settings.compile != "nothing")
     replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
     return Model(replicas, replicated_weights(replicas))
 

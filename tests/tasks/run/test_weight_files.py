@@ -339,7 +339,7 @@ def test_an_error_without_words_is_named_by_its_kind(in_torch, monkeypatch):
         raise EOFError
 
     monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(CheckpointError, match=r"as weights alone \(EOFError\); convert"):
+    with pytest.raises(CheckpointError, match=r"as weights only \(EOFError\); convert"):
         find_source(str(in_torch)).tensors()
 
 
