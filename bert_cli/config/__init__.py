@@ -1,1 +1,1 @@
-"""Floor 1: what was asked, in whole numbers."""
+"""Settings of commands, and the plan of a run."""

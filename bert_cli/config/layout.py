@@ -1,4 +1,4 @@
-"""What a layout costs beside memory, and which one to take: replicas first, then stages.
+"""The idle time and traffic of a layout, and the choice of one: replicas first, then stages.
 
 Pure arithmetic on the settings, answered before anything is built. Replicas share no work but the sum
 of gradients, while stages wait for one another: so a layout is proposed by trying one device a replica
@@ -106,7 +106,7 @@ def propose(settings: Asked, devices: int, memory: int, processes: int = 1) -> A
         laid = _laid_out(settings, replicas, stretch, USABLE * memory)
         if fits(laid, memory):
             return laid
-    raise ConfigError(_nothing_fits(settings, shapes, devices, memory))
+    raise _nothing_fits(settings, shapes, devices, memory)
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
@@ -115,13 +115,13 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     here = devices // processes
     if not here:
-        raise ConfigError(
-            f"devices ({devices}): are fewer than the {processes} processes; start at most {devices}"
-        )
+        problem = f"are fewer than the {processes} processes"
+        raise ConfigError(f"devices ({devices})", problem, f"start at most {devices}")
     if micro_batches % processes:
         raise ConfigError(
-            f"global_batch ({micro_batches} micro-batches a step): cannot be divided among {processes} "
-            "processes; change the number of processes, or replicas x grad_acc_steps_per_replica"
+            f"global_batch ({micro_batches} micro-batches a step)",
+            f"cannot be divided among {processes} processes",
+            "change the number of processes, or replicas x grad_acc_steps_per_replica",
         )
     shapes = []
     for stretch in range(1, min(here, settings.bert_config.num_hidden_layers + 1) + 1):
@@ -182,13 +182,15 @@ def _changed(settings: Asked, **groups: Mapping[str, object]) -> Asked:
 
 def _nothing_fits(
     settings: TrainSettings, shapes: Sequence[tuple[int, int]], devices: int, memory: int
-) -> str:
+) -> ConfigError:
+    """Return the error with the least memory that is enough, and the settings that save memory."""
+
     def least(tried: TrainSettings) -> int:
         return min(fullest(_laid_out(tried, *shape, 0.0))[1].total for shape in shapes)
 
     at_best = least(settings)
-    text = (
-        f"parallel.layout ({devices} devices of {size(memory)}): nothing fits; at best the fullest device needs "
+    problem = (
+        f"nothing fits, at best the fullest device needs "
         f"{size(at_best)}, and {USABLE:.0%} of its memory can be filled, so it takes devices of "
         f"{size(at_best / USABLE)}"
     )
@@ -204,7 +206,8 @@ def _nothing_fits(
     remedies.append(
         "a smaller global_batch.micro_batch_size with more accumulation, which draws other dropout masks"
     )
-    return f"{text}; give {', or '.join(remedies)}"
+    where = f"parallel.layout ({devices} devices of {size(memory)})"
+    return ConfigError(where, problem, f"give {', or '.join(remedies)}")
 
 
 def describe_layout(settings: TrainSettings) -> list[str]:

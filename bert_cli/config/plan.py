@@ -1,8 +1,7 @@
-"""Settings and the number of examples, turned once into the whole numbers of a run.
+"""The plan of a run: its integers, computed from the settings and the number of examples.
 
-Whatever is counted in steps is decided here and nowhere else: how many steps, how many of them warm
-up, which micro-batches a step has. The rest of the tool reads a plan and does no arithmetic of its
-own. A plan is also what a run prints first, so that a person sees what will happen before it does.
+Steps, warm-up steps and micro-batches are computed only here; the rest of the tool reads the plan. A run
+prints it before the first step.
 """
 
 import math
@@ -12,48 +11,48 @@ from bert_cli.config.layout import count
 from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 
-# Examples of a run that says nothing else, by the longest sequence they hold for: Graphcore's example's.
+# Default number of examples by the maximum sequence length, from Graphcore's example.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The whole numbers of a run."""
+    """The integers of a run."""
 
     total_steps: int
-    """Moves of the weights."""
+    """Updates of the weights."""
     warmup_steps: int
-    """Steps in which the learning rate climbs."""
+    """Steps in which the learning rate rises."""
     examples_per_step: int
     """Global batch: micro-batch x replicas x accumulation."""
     micro_batch_size: int
-    """Examples that run at once."""
+    """Examples that a replica processes at once."""
     micro_batches_per_step: int
     """Micro-batches of all replicas together."""
     examples: int
-    """Examples the whole run reads."""
+    """Examples that the run reads."""
     corpus_examples: int | None
-    """Records in the corpus; None for made-up examples."""
+    """Records in the corpus; None for synthetic examples."""
     peak_learning_rate: float
     """Highest learning rate, after the linear scaling rule."""
     sequences_per_example: float = 1.0
-    """More than 1 where examples are packs; on average over an epoch."""
+    """Mean number of sequences in a pack over an epoch; 1 without packs."""
     rate_follows_batch: bool = False
     """The peak learning rate was scaled by the sequences of a step."""
 
     @property
     def epochs(self) -> float | None:
-        """How often the run goes through the corpus."""
+        """Return the number of epochs; None for synthetic examples."""
         return None if self.corpus_examples is None else self.examples / self.corpus_examples
 
     @property
     def sequences_per_step(self) -> int:
-        """The global batch as it counts for the learning rate: packs are several sequences each."""
+        """Return the global batch in sequences, which the learning rate depends on."""
         return round(self.examples_per_step * self.sequences_per_example)
 
     @property
     def step_in_words(self) -> str:
-        """What a step has: examples, or packs and the sequences in them."""
+        """Return the size of a step as text: examples, or packs and their sequences."""
         if self.sequences_per_example > 1:
             return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
         return f"{self.examples_per_step:,} examples"
@@ -62,12 +61,12 @@ class Plan:
 def make_plan(
     settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
-    """The plan of a pre-training run over a corpus of so many examples (None: made-up ones).
+    """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
 
     Raises ConfigError for a sequence length that has no default number of examples.
     """
-    asked = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
-    return plan_of(settings, asked, corpus_examples, sequences_per_example)
+    examples = settings.total_num_train_samples or _default_examples(settings.max_seq_length)
+    return plan_of(settings, examples, corpus_examples, sequences_per_example)
 
 
 def plan_of(
@@ -76,10 +75,10 @@ def plan_of(
     corpus_examples: int | None,
     sequences_per_example: float = 1.0,
 ) -> Plan:
-    """The plan of a run that reads so many examples, rounded up to whole steps.
+    """Return the plan of a run that reads this many examples, rounded up to full steps.
 
-    Where they are packs, what is asked for is counted in sequences, as the learning rate's batch is
-    (Krell et al. 2021, section 3.3): a run of so many samples sees as many, in fewer steps.
+    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
+    section 3.3), so a run of packs sees as many samples in fewer steps.
     """
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
@@ -106,14 +105,12 @@ def _default_examples(sequence_length: int) -> int:
     for longest, examples in DEFAULT_EXAMPLES.items():
         if sequence_length <= longest:
             return examples
-    raise ConfigError(
-        f"total_num_train_samples: is not given, and there is no default for sequences of {sequence_length}; "
-        "give --total-num-train-samples"
-    )
+    problem = f"is not given, and there is no default for sequence length {sequence_length}"
+    raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
 
 
 def describe(plan: Plan) -> str:
-    """The plan in the words of a person, a fact a line."""
+    """Return the plan as text, one fact on each line."""
     packed = plan.sequences_per_example > 1
     lines = [
         f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
@@ -121,7 +118,7 @@ def describe(plan: Plan) -> str:
         f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]
     if packed and not plan.rate_follows_batch:
-        # Not by itself: how long the packs are is known only now, and a step is what was asked for.
+        # Not changed automatically: the length of packs is known only now, and the settings fix the step.
         lines.append(
             f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
             "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
