@@ -1,1 +1,1 @@
-"""Floor 4: what every run walks."""
+"""Layer 4: the loop of a run, a step, checkpoints and metrics."""

@@ -1,13 +1,13 @@
-"""What a run left in its folder, read without TensorFlow and without touching it.
+"""Runs as their folders describe them, read without TensorFlow, and the numbers that summarize them.
 
-settings.json says what the run is, metrics.jsonl how each step went, best.json and scores.json what held-out
-examples said, step_* what can be continued; a lock that someone holds says that it is alive. A line of
-metrics.jsonl that goes back to an earlier step is the run starting again from there: what the file told
-beyond that step before has not happened.
+A line of metrics.jsonl with an earlier step than the line before means that the run started again from
+there: the lines beyond that step are ignored. The loss of a single step is noisy, so last and best
+values are means over a window of steps. Values that are not finite are left out of means and counted.
 """
 
+import json
 import os
-import re
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,56 +15,69 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import is_locked, read_json
-from bert_cli.train.report import METRICS, read_line
+from bert_cli.train.folder import (
+    BEST,
+    CHECKPOINT,
+    LOCK,
+    METRICS,
+    SCORES,
+    SETTINGS,
+    STATE,
+    checkpoint_name,
+    complete_checkpoints,
+    step_of,
+)
+from bert_cli.train.metrics import format_duration, read_line
 
-Figures = dict[str, float | None]
+Metrics = dict[str, float | None]
+Array = npt.NDArray[np.float64]
 HELD_OUT = "validation_"
-SETTINGS, SCORES, BEST, LOCK, STATE = (
-    "settings.json", "scores.json", "best.json", "lock", "state.json",
-)  # fmt: skip
-CHECKPOINT = re.compile(r"step_\d{8,}")
+LOSS, ACCURACY = "loss", "accuracy"
 TAIL = 64 * 1024
 """Bytes at the end of metrics.jsonl that hold the last steps."""
 EVALUATED_TAIL = 4 * 1024 * 1024
-"""Bytes at its end that hold one that was evaluated: some ten thousand steps."""
-# A setting that only one kind of run has -> the command; the first that is there.
-MARKS = {
+"""Bytes at its end that hold an evaluated step: some ten thousand steps."""
+WINDOWS_OF_A_RUN = 40
+# A setting that only one kind of run has -> the command; the first that is present.
+COMMAND_BY_SETTING = {
     "max_predictions_per_seq": "pretrain",
     "glue_task": "glue",
     "max_query_length": "squad",
     "text_column": "classify",
     "num_epochs": "ner",
 }
-
-
-def name_of(step: int) -> str:
-    """Return the name of the folder of a step's checkpoint."""
-    return f"step_{step:08d}"
+# Settings that name or describe a run: they differ always and mean nothing.
+NAMES_ONLY = ("save_ckpt_path", "about")
+ABSENT = "not set"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder. Everything is read when it is first asked for, and not again."""
+    """A run's folder. Everything is read once, when it is first used."""
 
     folder: Path
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What settings.json says; empty where there is none."""
+        """Return settings.json, empty if there is none."""
         return _read_object(self.folder / SETTINGS)
 
     @cached_property
     def flat_settings(self) -> dict[str, Any]:
-        """Every setting by its dotted name."""
+        """Return every setting by its dotted name."""
         return dict(leaves(self.settings))
 
     @property
     def kind(self) -> str:
-        """The command, with the task where it has several: `pretrain`, `glue mrpc`."""
-        command = next((name for mark, name in MARKS.items() if mark in self.settings), "?")
+        """Return the command, with the task if it has several: `pretrain`, `glue mrpc`."""
+        commands = (name for key, name in COMMAND_BY_SETTING.items() if key in self.settings)
+        command = next(commands, "?")
         if command == "glue" and self.settings["glue_task"]:
             return f"glue {self.settings['glue_task']}"
         if command == "squad" and self.settings.get("version_2"):
@@ -72,152 +85,147 @@ class Run:
         return command
 
     @cached_property
-    def steps(self) -> dict[int, Figures]:
-        """Step -> its figures, all of them in order; what is not finite is None."""
-        found: dict[int, Figures] = {}
+    def steps(self) -> dict[int, Metrics]:
+        """Return step -> its metrics, in order; a value that is not finite is None."""
+        found: dict[int, Metrics] = {}
         last = 0
-        for line in _lines(self.folder / METRICS):
-            step, figures = line
+        for step, metrics in _lines(self.folder / METRICS):
             if step <= last:
                 found = {number: old for number, old in found.items() if number < step}
-            found[step], last = figures, step
+            found[step], last = metrics, step
         return found
 
     @cached_property
-    def last(self) -> tuple[int, Figures]:
-        """The last step and its figures, from the end of metrics.jsonl alone; (0, {}) where there is none."""
+    def last(self) -> tuple[int, Metrics]:
+        """Return the last step and its metrics from the end of metrics.jsonl, (0, {}) if there is none."""
         return next(_lines(self.folder / METRICS, TAIL), (0, {}))
 
+    @property
+    def step(self) -> int:
+        """Return the last step in metrics.jsonl."""
+        return self.last[0]
+
     @cached_property
-    def last_evaluated(self) -> Figures:
-        """The figures of the last step that was evaluated, as far back as the end of metrics.jsonl tells."""
-        path = self.folder / METRICS
-        rows = (figures for _, figures in _lines(path, EVALUATED_TAIL))
+    def last_evaluated(self) -> Metrics:
+        """Return the metrics of the last evaluated step within the end of metrics.jsonl."""
+        rows = (metrics for _, metrics in _lines(self.folder / METRICS, EVALUATED_TAIL))
         return next((row for row in rows if any(name.startswith(HELD_OUT) for name in row)), {})
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        """The steps of which there is a whole checkpoint."""
-        there = (path for path in _entries(self.folder) if CHECKPOINT.fullmatch(path.name))
-        return sorted(int(path.name[5:]) for path in there if (path / STATE).is_file())
+        """Return the steps of the complete checkpoints."""
+        return [step_of(path) for path in complete_checkpoints(self.folder)]
 
     @cached_property
     def total_steps(self) -> int | None:
-        """The steps that the run is to have, where one can know: from a checkpoint, else from its first line."""
+        """Return the planned number of steps from a checkpoint, else from the first line; None if unknown."""
         for step in reversed(self.checkpoints):
-            told = _read_object(self.folder / name_of(step) / STATE).get("fixed")
-            if isinstance(told, Mapping) and isinstance(told.get("total_steps"), int):
-                return int(told["total_steps"])
-        for step, figures in _lines(self.folder / METRICS):
-            # On its first line a run takes that step for the pace of all that follow.
-            left, pace = figures.get("seconds_left"), figures.get("seconds_per_step")
-            return step + round(left / pace) if left is not None and pace else None
+            fixed = _read_object(self.folder / checkpoint_name(step) / STATE).get("fixed")
+            if isinstance(fixed, Mapping) and isinstance(fixed.get("total_steps"), int):
+                return int(fixed["total_steps"])
+        for step, metrics in _lines(self.folder / METRICS):
+            # The first line takes the duration of its step for that of all others.
+            left, seconds = metrics.get("seconds_left"), metrics.get("seconds_per_step")
+            return step + round(left / seconds) if left is not None and seconds else None
         return None
 
     @property
     def state(self) -> str:
-        """`running`, `done`, `stopped`, `killed` or `empty`.
+        """Return `running`, `done`, `stopped`, `killed` or `empty`.
 
-        Stopped is who saved where it ended; killed, by whatever, who had steps after its last checkpoint.
+        A stopped run has a checkpoint of its last step, a killed one has steps after its last checkpoint.
         """
         if is_locked(self.folder / LOCK):
             return "running"
-        step = self.last[0]
         saved = self.checkpoints[-1] if self.checkpoints else 0
-        if not step and not saved:
+        if not self.step and not saved:
             return "empty"
         if self.total_steps is not None and saved >= self.total_steps:
             return "done"
-        return "stopped" if saved >= step else "killed"
-
-    @property
-    def step(self) -> int:
-        """Steps done, as far as metrics.jsonl tells."""
-        return self.last[0]
+        return "stopped" if saved >= self.step else "killed"
 
     @property
     def written(self) -> float:
-        """When something was last written, in seconds since 1970."""
-        names = (METRICS, SETTINGS, SCORES, BEST)
-        there = [self.folder / name for name in names]
-        there += [self.folder / name_of(step) for step in self.checkpoints[-1:]]
-        return max((path.stat().st_mtime for path in there if path.exists()), default=0.0)
+        """Return when a file was last written, in seconds since 1970."""
+        paths = [self.folder / name for name in (METRICS, SETTINGS, SCORES, BEST)]
+        paths += [self.folder / checkpoint_name(step) for step in self.checkpoints[-1:]]
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """The held-out scores of the kept checkpoint: scores.json, else the best one of best.json."""
-        told = _read_object(self.folder / SCORES)
-        found = {name: float(value) for name, value in told.items() if _finite(value) is not None}
-        if found:
-            return found
+        """Return the held-out scores: those of scores.json, else the best one of best.json."""
+        scores = _read_object(self.folder / SCORES)
+        finite = {
+            name: float(value) for name, value in scores.items() if _finite(value) is not None
+        }
+        if finite:
+            return finite
         best = _read_object(self.folder / BEST)
         value = _finite(best.get("value"))
         return {} if value is None else {str(best.get("figure", "score")): value}
 
 
 def runs_below(folder: Path) -> Iterator[Run]:
-    """The runs in a folder and in those below it, by their names; a run's own checkpoints are passed over.
-
-    Links and folders whose names begin with a dot are passed over too.
-    """
+    """Yield the runs in a folder and below it by their names, without hidden folders and links."""
     if is_run(folder):
         yield Run(folder)
     for path in _entries(folder):
-        hidden = path.name.startswith(".") or CHECKPOINT.fullmatch(path.name)
-        if not hidden and path.is_dir() and not path.is_symlink():
+        is_hidden = path.name.startswith(".") or CHECKPOINT.fullmatch(path.name)
+        if not is_hidden and path.is_dir() and not path.is_symlink():
             yield from runs_below(path)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: it has figures, or settings and a lock."""
+    """Return whether a folder is a run's: it has metrics, or settings and a lock."""
     has_settings = (folder / SETTINGS).is_file() and (folder / LOCK).is_file()
     return has_settings or (folder / METRICS).is_file()
 
 
 def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
-    """The runs of folders that were asked for; one that holds runs, as those of several seeds, gives all.
+    """Return the runs of folders, or all runs below a folder that is none, as for several seeds.
 
-    Raises DataError for a folder that is not there or holds none, and for a run that is given twice.
+    Raises DataError for a folder that is absent or has no run, and for a run that is given twice.
     """
-    found: list[Run] = []
+    runs: list[Run] = []
     for folder in folders:
         if not folder.is_dir():
             raise DataError(
-                f"{where} ({folder}): is no folder; give a run's, which `bert runs` lists"
+                f"{where} ({folder})", "is no folder", "give a run's, which `bert runs` lists"
             )
-        here = [Run(folder)] if is_run(folder) else list(runs_below(folder))
-        if not here:
+        below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
+        if not below:
             raise DataError(
-                f"{where} ({folder}): is no run's folder, it has no {METRICS}, nor has any below it; give the "
-                "--save-ckpt-path of a run, which `bert runs` lists"
+                f"{where} ({folder})",
+                f"is no run's folder: neither it nor a folder below it has {METRICS}",
+                "give the --save-ckpt-path of a run, which `bert runs` lists",
             )
-        found += here
-    places = [run.folder.resolve() for run in found]
-    for run, place in zip(found, places, strict=True):
-        if places.count(place) > 1:
-            raise DataError(f"{where} ({run.folder}): is given twice; give each run once")
-    return found
+        runs += below
+    resolved = [run.folder.resolve() for run in runs]
+    for run, path in zip(runs, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise DataError(f"{where} ({run.folder})", "is given twice", "give each run once")
+    return runs
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """What tells runs apart: as many of the last parts of their paths as that takes, the same for all."""
+    """Return as many of the last parts of the runs' paths as tell them apart, the same number for all."""
     parts = [run.folder.resolve().parts[1:] for run in runs]
     for number in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(own[-number:]) for own in parts]
-        # The folder of a seed says nothing without the one above it.
+        names = ["/".join(path[-number:]) for path in parts]
+        # The folder of a seed says nothing without its parent.
         if len(set(names)) == len(names) and not all(name.startswith("seed_") for name in names):
             return names
     return [str(run.folder) for run in runs]
 
 
-def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Figures]]:
-    """Step and figures of each line; with `tail` of that many bytes at the end, the last one first."""
+def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:
+    """Yield step and metrics of each line; with `tail`, those in so many bytes at the end, the last first."""
     try:
         file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); mend that") from error
+        raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
     with file:
         if tail is not None and os.fstat(file.fileno()).st_size > tail:
             file.seek(-tail, os.SEEK_END)
@@ -229,22 +237,175 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Figures]]
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if _is_number(value) and abs(value) <= sys.float_info.max else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
-        return []  # not ours to read, or gone meanwhile
+        return []  # not readable, or removed meanwhile
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none. Raises DataError where it cannot be read."""
+    """Return a JSON object, empty if the file is absent."""
     if not path.is_file():
         return {}
     return read_json(path, dict[str, Any], DataError, "fix it or remove it")
+
+
+# --- summaries
+
+
+def series(run: Run, name: str) -> tuple[Array, Array]:
+    """Return the steps that have a metric, and its values; NaN where it was not finite."""
+    found = [(step, metrics[name]) for step, metrics in run.steps.items() if name in metrics]
+    steps = np.array([step for step, _ in found], np.float64)
+    values = np.array([np.nan if value is None else value for _, value in found], np.float64)
+    return steps, values
+
+
+def smoothed(values: Array, window: int) -> Array:
+    """Return the mean of each value and the `window - 1` before it, of those that are finite."""
+    is_finite = np.isfinite(values)
+    sums = np.cumsum(np.concatenate([[0.0], np.where(is_finite, values, 0.0)]))
+    counts = np.cumsum(np.concatenate([[0], is_finite]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    number = counts[ends] - counts[starts]
+    means = (sums[ends] - sums[starts]) / np.maximum(number, 1)
+    return np.where(number > 0, means, np.nan)
+
+
+def window_for(runs: Sequence[Run], window: int | None) -> int:
+    """Return `window`, or by default 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
+    if window is not None:
+        return window
+    limit = max((len(run.steps) for run in runs), default=0) / WINDOWS_OF_A_RUN
+    return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
+
+
+def metric_names(runs: Sequence[Run], ending: str = "") -> list[str]:
+    """Return the metrics of runs whose names end so, without held-out ones, in their order."""
+    return [
+        name
+        for name in _all_names(runs)
+        if (name.endswith(f"_{ending}") or ending in ("", name)) and not name.startswith(HELD_OUT)
+    ]
+
+
+def held_out_names(runs: Sequence[Run]) -> list[str]:
+    """Return the held-out metrics of runs, with their prefix, in their order."""
+    return [name for name in _all_names(runs) if name.startswith(HELD_OUT)]
+
+
+def _all_names(runs: Sequence[Run]) -> dict[str, None]:
+    rows = (metrics for run in runs for metrics in run.steps.values())
+    return dict.fromkeys(name for metrics in rows for name in metrics)
+
+
+def summary_of(run: Run, window: int) -> dict[str, float]:
+    """Return last and best of each loss and accuracy, held-out scores, speed and duration, by name.
+
+    Last and best values are means over `window` steps. A metric that the run does not have is absent.
+    """
+    summary: dict[str, float] = {"steps": float(run.step)}
+    if run.total_steps is not None:
+        summary["of steps"] = float(run.total_steps)
+    for ending in (LOSS, ACCURACY):
+        for name in metric_names([run], ending):
+            steps, values = series(run, name)
+            means = smoothed(values, window)
+            summary |= _last_and_best(name.replace("_", " "), steps, means, ending == LOSS)
+    for name in held_out_names([run]):
+        steps, values = series(run, name)
+        label = f"held-out {name.removeprefix(HELD_OUT).replace('_', ' ')}"
+        summary |= _last_and_best(label, steps, values, name.endswith(LOSS))
+    for name, value in run.scores.items():
+        summary[f"score {name.replace('_', ' ')}"] = value
+    for name in ("examples_per_second", "tokens_per_second"):
+        values = series(run, name)[1]
+        if np.isfinite(values).any():
+            summary[f"{name.replace('_', ' ')}, median"] = float(np.nanmedian(values))
+    gradient = smoothed(series(run, "gradient_norm")[1], window)
+    if np.isfinite(gradient).any():
+        summary["gradient norm, last"] = float(gradient[np.isfinite(gradient)][-1])
+    seconds = series(run, "seconds_per_step")[1]
+    if len(seconds):
+        summary["seconds in steps"] = float(np.nansum(seconds))
+    skipped = series(run, "skipped")[1]
+    if np.nansum(skipped):
+        summary["steps skipped"] = float(np.nanmax(skipped))
+    losses = metric_names([run], LOSS)
+    rows = run.steps.values()
+    not_finite = sum(any(metrics.get(name, 0.0) is None for name in losses) for metrics in rows)
+    if not_finite:
+        summary["steps whose loss is not finite"] = float(not_finite)
+    return summary
+
+
+def _last_and_best(
+    label: str, steps: Array, values: Array, less_is_better: bool
+) -> dict[str, float]:
+    if not np.isfinite(values).any():
+        return {}
+    best = int(np.nanargmin(values) if less_is_better else np.nanargmax(values))
+    return {
+        f"{label}, last": float(values[np.isfinite(values)][-1]),
+        f"{label}, best": float(values[best]),
+        f"{label}, step of the best": float(steps[best]),
+    }
+
+
+def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
+    found: dict[str, tuple[float, float | None]] = {}
+    for name in summaries[0]:
+        if all(name in other for other in summaries):
+            values = [summary[name] for summary in summaries]
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            found[name] = statistics.mean(values), deviation
+    return found
+
+
+def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return dotted name -> value in each run of the settings that are not the same in all.
+
+    A setting is `ABSENT` from a run of another kind or of an earlier version.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.flat_settings)
+    found = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
+    return {
+        name: values
+        for name, values in found.items()
+        if name.partition(".")[0] not in NAMES_ONLY and any(value != values[0] for value in values)
+    }
+
+
+def window_in_words(window: int) -> str:
+    """Return how a smoothed metric is described."""
+    return f"means over {window:,} steps" if window > 1 else "those of single steps"
+
+
+def label_of(name: str) -> str:
+    """Return a metric's name before a value of `in_words`, which has its own unit."""
+    return name.replace("seconds in", "time in")
+
+
+def in_words(name: str, value: float | None) -> str:
+    """Return a value of `summary_of` as text, "" for None."""
+    if value is None:
+        return ""
+    if name.startswith("seconds"):
+        return format_duration(value)
+    if "step" in name:
+        return f"{value:,.0f}"
+    if "accuracy" in name:
+        return f"{100 * value:.2f} %"
+    return f"{value:,.1f}" if "per second" in name else f"{value:.4f}"
+
+
+def value_in_words(value: Any) -> str:
+    """Return a setting's value as in a config, and strings without quotes."""
+    return value if isinstance(value, str) else json.dumps(value)

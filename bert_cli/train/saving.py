@@ -1,9 +1,8 @@
-"""Saving beside the training: the run waits for a copy of its state, and a thread writes the copy.
+"""Save in the background: training waits for a copy of the state, and a thread writes the copy.
 
-Copying is done at the speed of memory, writing at that of a disk that forces every byte down. One copy
-at a time: who saves again before the last one is written waits for it. What the thread could not write
-is told at the next step, and a run ends only when its last checkpoint is whole, unless it is killed;
-what a kill leaves half written does not look whole.
+Copying runs at the speed of memory, writing at that of a disk that forces every byte down. There is one
+copy at a time: a second save waits for the first. An error of the thread is raised at the next step. A
+run ends when its last checkpoint is complete; what a kill leaves is not taken for a checkpoint.
 """
 
 import threading
@@ -18,15 +17,15 @@ from bert_cli.train.step import State
 
 
 @dataclass(frozen=True)
-class Held:
-    """A weight or a moment as it was."""
+class SavedValue:
+    """A copy of a weight or a moment."""
 
     value: npt.NDArray[Any]
     is_sharded: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """Return the shape of the value."""
         return self.value.shape
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -34,19 +33,16 @@ class Held:
         return self.value
 
     def assign(self, value: npt.NDArray[Any]) -> None:
-        """Refuse: what was does not change."""
-        raise TypeError("a copy of a state is only read")
+        """Raise TypeError."""
+        raise TypeError("the copy of a state cannot be changed")
 
 
-def copied(state: State) -> State:
-    """The four things as they are now, which go on changing without it.
-
-    Where the moments are shared out over processes, all of them take part.
-    """
+def copy_state(state: State) -> State:
+    """Return a copy of the state. With sharded moments all processes have to call it or `gather_moments`."""
     return State(
-        {name: Held(weight.numpy()) for name, weight in state.weights.items()},
+        {name: SavedValue(weight.numpy()) for name, weight in state.weights.items()},
         {
-            name: (Held(first.numpy()), Held(second.numpy()))
+            name: (SavedValue(first.numpy()), SavedValue(second.numpy()))
             for name, (first, second) in state.moments.items()
         },
         state.loss_scale,
@@ -54,32 +50,40 @@ def copied(state: State) -> State:
     )
 
 
-class Writer:
-    """Writes one thing at a time in a thread of its own. As a context it ends when all is written."""
+def gather_moments(state: State) -> None:
+    """Send this process' shards of the moments to the process that copies the state."""
+    for pair in state.moments.values():
+        for moment in pair:
+            if moment.is_sharded:
+                moment.numpy()
+
+
+class BackgroundWriter:
+    """Runs one write at a time in a thread. As a context it waits for the last one."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Write when what came before is written. Raises what went wrong with that."""
+        """Start a write when the one before has ended. Raises that one's error."""
         self.wait()
-        # A daemon: whoever stops a run at once does not wait for a disk.
+        # A daemon: a run that is killed by a second request to stop does not wait for a disk.
         self._thread = threading.Thread(target=self._run, args=(write,), name="save", daemon=True)
         self._thread.start()
 
-    def look(self) -> None:
-        """Raise what went wrong since the last look."""
+    def check(self) -> None:
+        """Raise the error of a write that has failed, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self) -> None:
-        """Return when everything is written. Raises what went wrong."""
+        """Wait until everything is written. Raises the error of a write that failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.look()
+        self.check()
 
     def _run(self, write: Callable[[], None]) -> None:
         try:
@@ -87,7 +91,7 @@ class Writer:
         except BaseException as error:
             self._error = error
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "BackgroundWriter":
         return self
 
     def __exit__(
@@ -96,7 +100,7 @@ class Writer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait, also after an error of the run, but not when it is to stop at once."""
+        """Wait, also after an error of the run, but not after KeyboardInterrupt."""
         if kind is None:
             self.wait()
         elif issubclass(kind, Exception) and self._thread is not None:

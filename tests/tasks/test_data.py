@@ -8,7 +8,7 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.download import sample_dump
-from bert_cli.train.checkpoint import whole_checkpoints
+from bert_cli.train.folder import complete_checkpoints
 
 TINY = [
     "--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "2",
@@ -86,7 +86,7 @@ def test_a_model_learns_from_the_records_and_is_held_out_tested(masking, vocab, 
     held_out = [step["step"] for step in steps if "validation_mlm_loss" in step]
     assert held_out == [40, 80]
     assert steps[-1]["validation_mlm_loss"] < steps[39]["validation_mlm_loss"] + 0.1
-    (checkpoint,) = whole_checkpoints(run)
+    (checkpoint,) = complete_checkpoints(run)
     assert (checkpoint / "vocab.txt").read_bytes() == (records / "vocab.txt").read_bytes()
 
 

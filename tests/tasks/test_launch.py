@@ -20,7 +20,7 @@ from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.parallel.launcher import Process, supervise
 from bert_cli.tasks import launch
-from bert_cli.train.checkpoint import whole_checkpoints
+from bert_cli.train.folder import complete_checkpoints
 
 TINY = [
     "--generated-dataset",
@@ -308,5 +308,5 @@ def test_two_processes_train_and_a_request_to_stop_saves_once(tmp_path):
         lines += launcher.stdout
     text = "".join(lines)
     assert launcher.returncode == 0, text
-    assert "2 processes, as TF_CONFIG says" in text and "stopped at step" in text
-    assert len(whole_checkpoints(run)) == 1
+    assert "2 processes from TF_CONFIG" in text and "stopped at step" in text
+    assert len(complete_checkpoints(run)) == 1

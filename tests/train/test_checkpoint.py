@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, gives the same bytes back, and any tool opens it."""
+"""A checkpoint is complete or absent, restores the same bytes, and can be opened by other tools."""
 
 import fcntl
 import json
@@ -27,8 +27,17 @@ from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start
-from bert_cli.train import best, checkpoint
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE
+from bert_cli.train import checkpoint, folder
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER
+from bert_cli.train.folder import (
+    LOCK,
+    STATE,
+    checkpoint_name,
+    complete_checkpoints,
+    lock_run,
+    prune,
+    remove_partial_checkpoints,
+)
 from bert_cli.train.step import State
 
 SHAPE = {
@@ -46,7 +55,7 @@ FIXED = {
     "total_steps": 1000,
     "corpus": "0123",
 }
-ASIDE = {"settings": {"log_every_steps": 1}, "versions": {"bert_cli": "0"}}
+EXTRA = {"settings": {"log_every_steps": 1}, "versions": {"bert_cli": "0"}}
 SCALE = LossScale(value=4096.0, dynamic=True, good_steps=17, skipped=3, skipped_in_a_row=1)
 
 
@@ -73,20 +82,20 @@ def build(settings: PretrainSettings):
 
 
 def trained(settings: PretrainSettings, step: int = 7):
-    """The same in the middle of a run: no weight or moment is what it began as."""
+    """The same in the middle of a run: every weight and moment has changed."""
     model, state, form = build(settings)
     draw = np.random.default_rng(step)
     for name, weight in state.weights.items():
         weight.assign(draw.normal(0, 0.1, weight.shape))
         for moment in state.moments[name]:
-            # Positive, as a mean of squares is.
+            # Positive, as means of squares are.
             moment.assign(np.abs(draw.normal(0, 1e-3, moment.shape)).astype(np.float32))
     state.step, state.loss_scale = step, SCALE
     return model, state, form
 
 
 def save(folder: Path, state: State, form: checkpoint.Format) -> Path:
-    return checkpoint.save(folder, state, form, fixed=FIXED, **ASIDE)
+    return checkpoint.save(folder, state, form, fixed=FIXED, **EXTRA)
 
 
 def bytes_of(state: State) -> dict[str, bytes]:
@@ -106,30 +115,43 @@ def saved(tiny, tmp_path):
     return save(tmp_path / "run", *tiny[1:])
 
 
-# --- what others see
+@pytest.fixture(scope="module")
+def fresh():
+    """State and format of another start of the run."""
+    return build(settings_of(seed=5))[1:]
 
 
-def batch_of(examples: int = 3, places: int = 16) -> dict[str, np.ndarray]:
+def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
+    """The message of a checkpoint that cannot be resumed."""
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.resume(path, *fresh, fixed, settings)
+    return str(error.value)
+
+
+# --- other tools
+
+
+def batch_of(examples: int = 3, positions: int = 16) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(5)
-    mask = (np.arange(places) < np.array([16, 9, 12])[:examples, None]).astype(np.int32)
+    mask = (np.arange(positions) < np.array([16, 9, 12])[:examples, None]).astype(np.int32)
     return {
         "input_ids": (draw.integers(1, SHAPE["vocab_size"], mask.shape) * mask).astype(np.int32),
         "input_mask": mask,
-        "segment_ids": (mask * (np.arange(places) > 5)).astype(np.int32),
+        "segment_ids": (mask * (np.arange(positions) > 5)).astype(np.int32),
         "masked_lm_positions": np.tile(np.array([1, 3, 4, 7], np.int32), (examples, 1)),
     }
 
 
-def test_transformers_opens_a_checkpoint_and_computes_what_we_compute(tiny, saved):
+def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
     import torch
     import transformers
 
-    theirs, told = transformers.AutoModelForPreTraining.from_pretrained(
+    theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
         saved, output_loading_info=True
     )
     assert type(theirs) is transformers.BertForPreTraining
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        assert not told[kind], (kind, told[kind])
+        assert not report[kind], (kind, report[kind])
     model, batch = tiny[0], batch_of()
     hidden = None
     (stage,) = model.replicas[0]
@@ -149,16 +171,23 @@ def test_transformers_opens_a_checkpoint_and_computes_what_we_compute(tiny, save
     assert np.abs(np.asarray(nsp) - out.seq_relationship_logits.numpy()).max() < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "float16"])
-def test_transformers_finds_the_dtype_of_the_weights(precision, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16", "float16"])
+def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, tmp_path):
     import torch
     import transformers
 
-    _, state, form = trained(settings_of(precision=precision))
+    settings = settings_of(precision=precision)
+    _, state, form = trained(settings, step=41)
     path = save(tmp_path, state, form)
+    assert path.name == "step_00000041"
     theirs = transformers.AutoModelForPreTraining.from_pretrained(path)
-    wanted = torch.float16 if precision == "float16" else torch.float32
-    assert {weight.dtype for weight in theirs.parameters()} == {wanted}
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    assert {weight.dtype for weight in theirs.parameters()} == {dtype}
+    _, other, form = build(settings.model_copy(update={"seed": 5}))
+    assert bytes_of(other) != bytes_of(state)
+    checkpoint.resume(path, other, form, FIXED)
+    assert bytes_of(other) == bytes_of(state)
+    assert (other.step, other.loss_scale) == (41, SCALE)
 
 
 SENTENCES = [
@@ -170,7 +199,7 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize("cased", [False, True], ids=["uncased", "cased"])
-def test_transformers_tokenizes_as_our_records_were(cased, tmp_path):
+def test_transformers_tokenizes_as_our_records(cased, tmp_path):
     import transformers
 
     letters = sorted(
@@ -190,7 +219,7 @@ def test_transformers_tokenizes_as_our_records_were(cased, tmp_path):
     )
     path = save(tmp_path / "run", state, form)
     theirs = transformers.AutoTokenizer.from_pretrained(path)
-    # Some ways to make a BertTokenizer give one of five pieces, to which every word is unknown.
+    # A BertTokenizer that is made wrongly has five pieces, and every word is unknown.
     assert len(theirs) == theirs.vocab_size == len(pieces)
     assert theirs.get_vocab() == {piece: number for number, piece in enumerate(pieces)}
     ours = Encoder({piece: number for number, piece in enumerate(pieces)}, cased=cased)
@@ -219,74 +248,75 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tiny, saved):
     assert kinds == {".json": 2, ".safetensors": 2}
 
 
-# --- what we get back
+# --- saving
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "float16"])
-def test_every_byte_of_the_four_things_comes_back(precision, tmp_path):
-    settings = settings_of(precision=precision)
-    _, state, form = trained(settings, step=41)
-    path = save(tmp_path, state, form)
-    assert path.name == "step_00000041"
-    _, other, form = build(settings.model_copy(update={"seed": 5}))
-    assert bytes_of(other) != bytes_of(state)
-    checkpoint.resume(path, other, form, FIXED)
-    assert bytes_of(other) == bytes_of(state)
-    assert (other.step, other.loss_scale) == (41, SCALE)
-
-
-def test_whoever_may_read_the_config_may_read_the_weights(tiny, saved):
-    """On a cluster others open a run's models."""
+def test_the_files_are_readable_like_the_config_and_a_saved_step_is_not_written_again(tiny, saved):
     modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
     assert {*modes.values()} == {modes["config.json"]}
-
-
-def test_the_same_step_saved_again_is_left_as_it_is(tiny, saved):
     before = {file.name: file.stat().st_mtime_ns for file in saved.iterdir()}
     assert save(saved.parent, *tiny[1:]) == saved
     assert {file.name: file.stat().st_mtime_ns for file in saved.iterdir()} == before
 
 
-def test_a_directory_without_a_state_is_never_picked_up(tiny, saved):
+def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
+    tiny, tmp_path, monkeypatch
+):
+    calls = []
+    real_replace, real_fsync = os.replace, os.fsync
+
+    def fsync(descriptor: int) -> None:
+        calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_fsync(descriptor)
+
+    def replace(old: Path, new: Path) -> None:
+        calls.append("rename")
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    saved = save(tmp_path, *tiny[1:])
+    files = {file.name for file in saved.iterdir()} | {f".partial_{saved.name}"}
+    rename = calls.index("rename")
+    assert {*calls[:rename]} == files
+    assert calls[rename + 1 :] == [tmp_path.name]
+
+
+def test_a_folder_without_a_state_is_no_checkpoint(saved, fresh):
     run = saved.parent
     shutil.copytree(saved, run / "step_00000009")
     (run / "step_00000009" / STATE).unlink()
     (run / "step_00000010").mkdir()
     (run / "step_00000011").touch()
-    assert checkpoint.whole_checkpoints(run) == [saved]
-    _, state, form = build(settings_of())
-    told = start.start(settings_of(save_ckpt_path=run), state, form, FIXED)
-    assert told == f"continues from {saved} (step 7)"
+    assert complete_checkpoints(run) == [saved]
+    description = start.load_state(settings_of(save_ckpt_path=run), *fresh, FIXED)
+    assert description == f"continues from {saved} (step 7)"
+    with pytest.raises(
+        CheckpointError, match=r"step_0000000.*: is a checkpoint without state\.json"
+    ):
+        remove_partial_checkpoints(run)
 
 
-def test_a_copy_under_another_name_is_neither_picked_up_nor_removed(tiny, saved):
+def test_a_copy_with_another_name_is_neither_a_checkpoint_nor_removed(tiny, saved):
     run = saved.parent
     for name in ("step_00000007_copy", "step_00000099.bak", "step_best"):
         shutil.copytree(saved, run / name)
     newer = save(run, replace(tiny[1], step=8), tiny[2])
-    assert checkpoint.whole_checkpoints(run) == [saved, newer]
-    checkpoint.prune(run, 1, None)
-    assert checkpoint.whole_checkpoints(run) == [newer]
+    assert complete_checkpoints(run) == [saved, newer]
+    prune(run, 1, None)
+    assert complete_checkpoints(run) == [newer]
     assert len(list(run.iterdir())) == 4
 
 
-def test_a_checkpoint_that_lost_its_state_is_refused_at_the_start_not_at_its_save(saved):
-    (saved.parent / "step_00000009").mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"step_00000009: is a checkpoint without state\.json"
-    ):
-        checkpoint.clear_half_written(saved.parent)
-
-
-def test_what_an_interrupted_save_left_is_removed_and_reported(saved):
+def test_the_rest_of_an_interrupted_save_is_removed_and_reported(saved):
     run = saved.parent
     for step in (12, 8):
         shutil.copytree(saved, run / f".partial_step_{step:08d}")
     (run / ".best.json.0123456789ab.part").touch()
-    assert checkpoint.whole_checkpoints(run) == [saved]
-    assert checkpoint.clear_half_written(run) == ["step_00000008", "step_00000012"]
+    assert complete_checkpoints(run) == [saved]
+    assert remove_partial_checkpoints(run) == ["step_00000008", "step_00000012"]
     assert [path.name for path in run.iterdir()] == [saved.name]
-    assert checkpoint.clear_half_written(run) == []
+    assert remove_partial_checkpoints(run) == []
 
 
 def test_the_newest_and_the_multiples_are_kept(tiny, tmp_path):
@@ -295,50 +325,50 @@ def test_the_newest_and_the_multiples_are_kept(tiny, tmp_path):
         save(tmp_path, replace(state, step=step), form)
 
     def steps() -> list[int]:
-        return [int(path.name[5:]) for path in checkpoint.whole_checkpoints(tmp_path)]
+        return [int(path.name[5:]) for path in complete_checkpoints(tmp_path)]
 
-    checkpoint.prune(tmp_path, 6, None)
+    prune(tmp_path, 6, None)
     assert steps() == [3, 4, 5, 6, 7, 8]
-    checkpoint.prune(tmp_path, 2, 3)
+    prune(tmp_path, 2, 3)
     assert steps() == [3, 6, 7, 8]
-    checkpoint.prune(tmp_path, 1, None)
+    prune(tmp_path, 1, None)
     assert steps() == [8]
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000008"]
 
 
-def test_the_best_checkpoint_is_kept_until_a_better_one_comes(tiny, tmp_path):
+def test_the_best_checkpoint_is_kept_until_there_is_a_better_one(tiny, tmp_path):
     _, state, form = tiny
-    assert best.best_of(tmp_path) is None
+    assert folder.best_checkpoint(tmp_path) is None
     scores = {1: 0.5, 2: 0.7, 3: 0.7, 4: 0.6, 5: 0.8}
     kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5]}
     for step, value in scores.items():
         save(tmp_path, replace(state, step=step), form)
-        # As good is not better: the older one had less time to learn the training set by heart.
-        assert best.note_best(tmp_path, step, "f1", value) == (step in (1, 2, 5))
-        checkpoint.prune(tmp_path, 1, None)
-        steps = [int(path.name[5:]) for path in checkpoint.whole_checkpoints(tmp_path)]
+        # An equal score is not better: the older checkpoint had less time to overfit.
+        assert folder.write_best(tmp_path, step, "f1", value) == (step in (1, 2, 5))
+        prune(tmp_path, 1, None)
+        steps = [int(path.name[5:]) for path in complete_checkpoints(tmp_path)]
         assert steps == kept[step]
-    assert best.best_of(tmp_path) == tmp_path / "step_00000005"
-    assert best.read_best(tmp_path).value == 0.8
+    assert folder.best_checkpoint(tmp_path) == tmp_path / "step_00000005"
+    assert folder.read_best(tmp_path).value == 0.8
 
 
-def test_a_best_checkpoint_that_is_gone_is_no_bar_for_others(tiny, tmp_path):
+def test_a_removed_best_checkpoint_does_not_hide_others(tiny, tmp_path):
     _, state, form = tiny
     save(tmp_path, replace(state, step=1), form)
-    best.note_best(tmp_path, 1, "f1", 0.9)
+    folder.write_best(tmp_path, 1, "f1", 0.9)
     shutil.rmtree(tmp_path / "step_00000001")
-    assert best.best_of(tmp_path) is None
+    assert folder.best_checkpoint(tmp_path) is None
     save(tmp_path, replace(state, step=2), form)
-    assert best.note_best(tmp_path, 2, "f1", 0.3)
+    assert folder.write_best(tmp_path, 2, "f1", 0.3)
     (tmp_path / "best.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"best\.json: Invalid JSON"):
-        best.best_of(tmp_path)
+        folder.best_checkpoint(tmp_path)
 
 
-# --- a real process, really killed
+# --- kill -9
 
 
-class Held:
+class Array:
     """A weight or a moment without TensorFlow: one array."""
 
     def __init__(self, value: np.ndarray) -> None:
@@ -355,23 +385,23 @@ PLAIN = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
 
 
 def state_at(step: int) -> State:
-    """24 MB of which every number is the step."""
+    """24 MB in which every number is the step."""
     value = np.full((1 << 21,), step, np.float32)
-    moments = {"w": (Held(value), Held(value))}
-    return State({"w": Held(value)}, moments, replace(SCALE, good_steps=step), step)
+    moments = {"w": (Array(value), Array(value))}
+    return State({"w": Array(value)}, moments, replace(SCALE, good_steps=step), step)
 
 
-def save_for_ever(folder: Path) -> None:
-    """Save a state a step and keep two, from where it stands."""
-    step = max((int(path.name[5:]) for path in checkpoint.whole_checkpoints(folder)), default=0)
+def save_forever(folder: Path) -> None:
+    """Save a state for each step from the last one on, and keep two."""
+    step = max((int(path.name[5:]) for path in complete_checkpoints(folder)), default=0)
     while True:
         step += 1
         save(folder, state_at(step), PLAIN)
-        checkpoint.prune(folder, 2, None)
+        prune(folder, 2, None)
 
 
-# TensorFlow takes seconds to import, so one process does it and forks those that are killed.
-NURSERY = """
+# One process imports TensorFlow and forks those that are killed.
+SERVER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
@@ -379,30 +409,32 @@ import test_checkpoint
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        test_checkpoint.save_for_ever(Path(sys.argv[2]))
+        test_checkpoint.save_forever(Path(sys.argv[2]))
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def test_a_process_killed_in_the_middle_of_saving_leaves_only_whole_checkpoints(tmp_path):
-    moment, newest, halves = random.Random(1984), 0, 0
-    words = [sys.executable, "-c", NURSERY, str(Path(__file__).parent), str(tmp_path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nurse:
+def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_path):
+    moment, newest, partial = random.Random(1984), 0, 0
+    words = [sys.executable, "-c", SERVER, str(Path(__file__).parent), str(tmp_path)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         for _ in range(12):
-            nurse.stdin.write("one more\n")
-            nurse.stdin.flush()
-            child = int(nurse.stdout.readline())
-            # Until it saves, and then some random part of a second more.
+            server.stdin.write("one more\n")
+            server.stdin.flush()
+            child = int(server.stdout.readline())
+            # Until it saves, and a random part of a second more.
             until = time.monotonic() + 30
             while not list(tmp_path.glob(".partial_*")) and time.monotonic() < until:
                 time.sleep(0.001)
             time.sleep(moment.uniform(0.0, 0.3))
             os.kill(child, signal.SIGKILL)
-            assert int(nurse.stdout.readline()) == -signal.SIGKILL
+            assert int(server.stdout.readline()) == -signal.SIGKILL
 
             named = sorted(tmp_path.glob("step_*"))
-            assert named == checkpoint.whole_checkpoints(tmp_path)
+            assert named == complete_checkpoints(tmp_path)
             for path in named:
                 step = int(path.name[5:])
                 found = state_at(0)
@@ -410,44 +442,46 @@ def test_a_process_killed_in_the_middle_of_saving_leaves_only_whole_checkpoints(
                 assert bytes_of(found) == bytes_of(state_at(step))
                 assert (found.step, found.loss_scale.good_steps) == (step, step)
             last = int(named[-1].name[5:]) if named else 0
-            assert last >= newest, "a checkpoint that was whole is gone"
+            assert last >= newest, "a complete checkpoint is gone"
             newest = last
-            halves += len(checkpoint.clear_half_written(tmp_path))
+            partial += len(remove_partial_checkpoints(tmp_path))
             assert {path.name for path in tmp_path.iterdir()} == {path.name for path in named}
-        nurse.stdin.close()
-    # What was to be shown happened: some kills hit a save, and saving went on between them.
-    assert halves > 3
+        server.stdin.close()
+    # Some kills hit a save, and saving continued between them.
+    assert partial > 3
     assert newest > 3
 
 
-# --- a disk that refuses
+# --- errors of the disk
 
 
-def assert_says_that_the_disk_refused(folder: Path, state: State, form: checkpoint.Format) -> str:
-    path = folder / checkpoint.name_of(state.step)
-    with pytest.raises(CheckpointError) as refused:
+def assert_disk_error(folder: Path, state: State, form: checkpoint.Format) -> str:
+    path = folder / checkpoint_name(state.step)
+    with pytest.raises(CheckpointError) as error:
         save(folder, state, form)
-    assert str(refused.value).startswith(f"{path}: cannot be written (")
-    assert "make room or choose another save_ckpt_path" in str(refused.value)
+    assert str(error.value).startswith(f"{path}: cannot be written (")
+    assert "make room or choose another save_ckpt_path" in str(error.value)
     assert not path.exists()
-    return str(refused.value)
+    return str(error.value)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.6, 0.99], ids=["weights", "moments", "last"])
-def test_a_full_disk_is_a_message_and_leaves_nothing_that_looks_whole(share, tmp_path, small_disk):
+@pytest.mark.parametrize("fraction", [0.1, 0.6, 0.99], ids=["weights", "moments", "last"])
+def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_complete(
+    fraction, tmp_path, small_disk
+):
     state = state_at(3)
     whole = save(tmp_path / "elsewhere", state, PLAIN)
     pages = sum(-(-file.stat().st_size // 4096) for file in whole.iterdir())
-    disk = small_disk(int(pages * share) * 4096)
+    disk = small_disk(int(pages * fraction) * 4096)
     room = os.statvfs(disk)
-    message = assert_says_that_the_disk_refused(disk / "run", state, PLAIN)
+    message = assert_disk_error(disk / "run", state, PLAIN)
     size = 3 * state.weights["w"].value.nbytes
     free = room.f_bavail * room.f_frsize
     lacks = f"{format_bytes(size - free)} of the {format_bytes(size)} to write are missing"
-    told = f"No space left on device, {format_bytes(free)} are free and "
-    assert told + (lacks if size > free else "that is not enough") in message
-    assert list((disk / "run").iterdir()) == [], "what was written takes no room"
-    # Once there is room the same save succeeds.
+    start = f"No space left on device, {format_bytes(free)} are free and "
+    assert start + (lacks if size > free else "that is not enough") in message
+    assert list((disk / "run").iterdir()) == []
+    # With more room the same save succeeds.
     subprocess.run(["mount", "-o", f"remount,size={2 * pages * 4096}", str(disk)], check=True)
     assert save(disk / "run", state, PLAIN).is_dir()
 
@@ -461,21 +495,20 @@ def short_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_may_not_grow_is_a_message(tmp_path, short_files):
-    assert_says_that_the_disk_refused(tmp_path / "run", state_at(3), PLAIN)
+def test_a_file_beyond_a_quota_is_an_error(tmp_path, short_files):
+    assert_disk_error(tmp_path / "run", state_at(3), PLAIN)
 
 
-def test_a_folder_that_cannot_be_made_is_a_message(tiny, tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tiny, tmp_path):
     (tmp_path / "run").write_text("a file is in the way")
-    assert_says_that_the_disk_refused(tmp_path / "run", *tiny[1:])
+    assert_disk_error(tmp_path / "run", *tiny[1:])
 
 
-# --- a checkpoint that is refused
+# --- checkpoints that cannot be resumed
 
 
-def test_other_settings_are_refused_naming_each_difference(saved):
-    _, state, form = build(settings_of())
-    before = bytes_of(state)
+def test_other_settings_are_an_error_that_names_each_difference(saved, fresh):
+    before = bytes_of(fresh[0])
     other = {
         **FIXED,
         "seed": 7,
@@ -483,10 +516,8 @@ def test_other_settings_are_refused_naming_each_difference(saved):
         "corpus": "4567",
         "examples_per_step": 16,
     }
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, other)
-    told = str(refused.value)
-    assert told.startswith(f"{saved}: ")
+    message = failure(saved, fresh, other)
+    assert message.startswith(f"{saved}: ")
     for difference in (
         "seed was 1984, is 7",
         "bert_config.num_hidden_layers was 2, is 3",
@@ -494,55 +525,33 @@ def test_other_settings_are_refused_naming_each_difference(saved):
         "examples_per_step (of global_batch) was 8, is 16",
         "--pretrained-ckpt-path",
     ):
-        assert difference in told
-    assert "total_steps" not in told and "hidden_size" not in told
-    assert bytes_of(state) == before
+        assert difference in message
+    assert "total_steps" not in message and "hidden_size" not in message
+    assert bytes_of(fresh[0]) == before
 
 
-def test_what_a_run_must_share_is_taken_from_its_settings():
-    told = settings_of().model_dump(mode="json")
-    fixed = checkpoint.fixed_settings(told, 8, 100, "0123")
+MIXED = [{"path": "a", "weight": 3.0}, {"path": "b", "weight": 1.0}]
+
+
+def test_other_corpora_are_named_if_the_checkpoint_names_them(saved, fresh):
+    for old, new, difference in (
+        (MIXED, MIXED[::-1], "was a (weight 3), b (weight 1), is b (weight 1), a (weight 3)"),
+        ("a", MIXED, "was a, is a (weight 3), b (weight 1)"),
+        (MIXED, MIXED, "was 0123, is 4567"),
+        (None, MIXED, "was 0123, is 4567"),
+    ):
+        change_state(saved, settings={} if old is None else {"dataset_dir": old})
+        settings = {"dataset_dir": new}
+        message = failure(saved, fresh, {**FIXED, "corpus": "4567"}, settings)
+        assert f"corpus (the examples that are read) {difference}; " in message
+        checkpoint.resume(saved, *fresh, FIXED, settings)
+
+
+def test_the_fixed_settings_are_those_that_decide_numbers():
+    fixed = checkpoint.fixed_settings(settings_of().model_dump(mode="json"), 8, 100, "0123")
     assert {"seed", "precision", "bert_config", "optimizer_opts", "corpus"} <= set(fixed)
     assert not {"save_ckpt_path", "log_every_steps", "parallel"} & set(fixed)
-    assert fixed == json.loads(json.dumps(fixed)), "what comes back from the file compares equal"
-
-
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-@pytest.mark.parametrize("left", [0, 100, -1])
-def test_a_cut_file_is_a_message_that_names_it(name, left, saved):
-    whole = (saved / name).read_bytes()
-    (saved / name).write_bytes(whole[: int(left * len(whole)) if left == 0.5 else left])
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(refused.value).startswith(f"{saved / name}: has changed since it was saved (crc32c ")
-
-
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-@pytest.mark.parametrize("left", [4, 0.5])
-def test_a_cut_file_of_a_checkpoint_without_checksums_is_a_message_too(name, left, saved):
-    change_state(saved, crc32c={})
-    whole = (saved / name).read_bytes()
-    (saved / name).write_bytes(whole[: int(left * len(whole)) if left == 0.5 else left])
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(refused.value).startswith(f"{saved / name}: cannot be read (")
-
-
-@pytest.mark.parametrize("name", ["config.json", MODEL, OPTIMIZER])
-def test_a_flipped_bit_is_found_by_its_files_checksum(name, saved):
-    content = bytearray((saved / name).read_bytes())
-    content[-3] ^= 1
-    (saved / name).write_bytes(content)
-    _, state, form = build(settings_of())
-    before = bytes_of(state)
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    message = str(refused.value)
-    assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
-    assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
-    assert bytes_of(state) == before
+    assert fixed == json.loads(json.dumps(fixed)), "equal to what is read from the file"
 
 
 def change_state(path: Path, **changes) -> None:
@@ -551,8 +560,38 @@ def change_state(path: Path, **changes) -> None:
     (path / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
 
 
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+
+
+@pytest.mark.parametrize("name", ["config.json", MODEL, OPTIMIZER])
+def test_a_changed_file_is_named_and_nothing_is_loaded(name, saved, fresh):
+    content, before = (saved / name).read_bytes(), bytes_of(fresh[0])
+    for changed in (flip_a_bit(content), b"", content[:100], content[:-1]):
+        (saved / name).write_bytes(changed)
+        message = failure(saved, fresh)
+        assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
+        assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
+    (saved / name).unlink()
+    assert str(saved / name) in failure(saved, fresh)
+    assert bytes_of(fresh[0]) == before
+
+
+def test_a_checkpoint_without_checksums_is_resumed_unless_a_file_is_incomplete(tiny, saved, fresh):
+    record = json.loads((saved / STATE).read_text(encoding="utf-8"))
+    assert set(record.pop("crc32c")) == {"config.json", MODEL, OPTIMIZER}
+    (saved / STATE).write_text(json.dumps(record), encoding="utf-8")
+    checkpoint.resume(saved, *fresh, FIXED)
+    assert bytes_of(fresh[0]) == bytes_of(tiny[1])
+    for name in (OPTIMIZER, MODEL):
+        content = (saved / name).read_bytes()
+        for length in (4, len(content) // 2):
+            (saved / name).write_bytes(content[:length])
+            assert failure(saved, fresh).startswith(f"{saved / name}: cannot be read (")
+
+
 def edit_tensor(file: Path, suffix: str, edit) -> None:
-    """Edit the last tensor whose name ends so; the checkpoint is then one without checksums."""
+    """Edit the last tensor whose name ends so, in a checkpoint without checksums."""
     tensors = load_file(file)
     name = [name for name in tensors if name.endswith(suffix)][-1]
     save_file({**tensors, name: edit(tensors[name].copy())}, file)
@@ -568,7 +607,7 @@ def with_value(value: float):
 
 
 @pytest.mark.parametrize(
-    ("name", "suffix", "edit", "problem"),
+    ("name", "suffix", "edit", "fault"),
     [
         (MODEL, "", with_value(np.nan), "has values that are not finite"),
         (MODEL, "", with_value(np.inf), "has values that are not finite"),
@@ -585,37 +624,31 @@ def with_value(value: float):
         ),
     ],
 )
-def test_values_that_no_run_can_have_come_to_are_refused(name, suffix, edit, problem, saved):
+def test_values_that_no_run_can_have_are_an_error(name, suffix, edit, fault, saved, fresh):
     edit_tensor(saved / name, suffix, edit)
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError, match=problem) as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(refused.value).startswith(f"{saved / name}: ")
-    assert f"remove {saved}" in str(refused.value)
+    message = failure(saved, fresh)
+    assert message.startswith(f"{saved / name}: ") and fault in message
+    assert f"remove {saved}" in message
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        with_value(np.nan),
+def test_initial_weights_must_be_finite_real_numbers(saved, fresh):
+    for edit in (
         lambda tensor: tensor.astype(np.int32),
         lambda tensor: tensor.astype(np.complex64),
-    ],
-)
-def test_weights_to_start_from_are_finite_real_numbers(edit, saved):
-    edit_tensor(saved / MODEL, "", edit)
-    _, state, _ = build(settings_of())
-    with pytest.raises(CheckpointError, match=r"not finite|is (int32|complex64)") as refused:
-        start.put_weights(start.find_source(str(saved)), state.weights)
-    assert str(refused.value).startswith(f"{saved / MODEL}: ")
+        lambda tensor: np.full(tensor.shape, np.nan, np.float32),
+    ):
+        edit_tensor(saved / MODEL, "", edit)
+        with pytest.raises(CheckpointError, match=r"not finite|is (int32|complex64)") as error:
+            start.load_weights(start.find_source(str(saved)), fresh[0].weights)
+        assert str(error.value).startswith(f"{saved / MODEL}: ")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_a_models_config_that_is_no_json_object_is_an_error_that_names_it(content, saved):
-    (saved / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError) as refused:
-        start.find_source(str(saved))
-    assert str(refused.value).startswith(f"{saved / 'config.json'}: ")
+def test_a_config_without_a_json_object_is_an_error_that_names_it(saved):
+    for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
+        (saved / "config.json").write_bytes(content)
+        with pytest.raises(CheckpointError) as error:
+            start.find_source(str(saved))
+        assert str(error.value).startswith(f"{saved / 'config.json'}: ")
 
 
 @pytest.mark.parametrize(
@@ -634,137 +667,79 @@ def test_a_models_config_that_is_no_json_object_is_an_error_that_names_it(conten
         ({"crc32c": {"../../x": "0"}}, " (crc32c.../../x.[key])"),
     ],
 )
-def test_a_field_of_the_state_that_cannot_be_is_named(changes, where, saved):
+def test_a_wrong_field_of_the_state_is_named(changes, where, saved, fresh):
     change_state(saved, **changes)
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(refused.value).startswith(f"{saved / STATE}{where}: ")
+    assert failure(saved, fresh).startswith(f"{saved / STATE}{where}: ")
 
 
-def test_a_step_beyond_the_end_of_the_run_is_refused(saved):
+def test_a_state_that_is_no_state_or_beyond_the_last_step_is_an_error(saved, fresh):
+    content = (saved / STATE).read_text()
+    wrong = ("", '{"step": 7, "loss_sc', "[]", "{}", '{"step": 7, "fixed": {}, "loss_scale": {}}')
+    for text in wrong:
+        (saved / STATE).write_text(text)
+        message = failure(saved, fresh, {} if "fixed" in text else FIXED)
+        assert message.startswith(str(saved / STATE))
+        assert f"remove {saved} to continue" in message
+    (saved / STATE).write_text(content)
     path = saved.rename(saved.with_name("step_1000000000"))
     change_state(path, step=10**9)
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError, match="the run has 1000 steps"):
-        checkpoint.resume(path, state, form, FIXED)
-
-
-def test_a_checkpoint_from_before_there_were_checksums_is_continued(tiny, saved):
-    record = json.loads((saved / STATE).read_text(encoding="utf-8"))
-    assert set(record.pop("crc32c")) == {"config.json", MODEL, OPTIMIZER}
-    (saved / STATE).write_text(json.dumps(record), encoding="utf-8")
-    _, state, form = build(settings_of(seed=5))
-    checkpoint.resume(saved, state, form, FIXED)
-    assert bytes_of(state) == bytes_of(tiny[1])
+    assert "the run has 1000 steps" in failure(path, fresh)
 
 
 @pytest.mark.parametrize("where", ["weight", "first", "second"])
-def test_a_state_that_is_not_finite_is_not_saved_over_a_good_one(where, tmp_path):
+def test_a_state_that_is_not_finite_is_not_saved(where, tmp_path):
     good = save(tmp_path, state_at(3), PLAIN)
     bad = state_at(4)
-    values = {
-        "weight": bad.weights["w"],
-        "first": bad.moments["w"][0],
-        "second": bad.moments["w"][1],
+    values = dict(zip(("first", "second"), bad.moments["w"], strict=True)) | {
+        "weight": bad.weights["w"]
     }
     values[where].value = with_value(np.nan)(values[where].value.copy())
     with pytest.raises(
-        DeviceError, match=r"step 4: w.* has values that are not finite; it is not saved"
+        DeviceError, match=r"step 4: w.*: has values that are not finite, so it is not"
     ):
         save(tmp_path, bad, PLAIN)
     assert [*tmp_path.iterdir()] == [good]
 
 
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-def test_an_absent_file_is_a_message_that_names_it(name, saved):
-    (saved / name).unlink()
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError, match="cannot be read") as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(saved / name) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", '{"step": 7, "loss_sc', "[]", "{}", '{"step": 7, "fixed": {}, "loss_scale": {}}']
-)
-def test_a_state_that_is_not_one_is_a_message_that_names_it(text, saved):
-    (saved / STATE).write_text(text)
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, {} if "fixed" in text else FIXED)
-    assert str(refused.value).startswith(str(saved / STATE))
-    assert f"remove {saved} to continue" in str(refused.value)
-
-
-@pytest.mark.parametrize("change", [{"hidden_size": 32}, {"num_hidden_layers": 3}, {"vocab_size": 65}])  # fmt: skip
-def test_a_state_of_another_model_is_refused(change, saved):
-    _, state, form = build(settings_of(bert_config={**SHAPE, **change}))
-    with pytest.raises(CheckpointError, match=r"tensors (have another shape|are missing)"):
-        checkpoint.resume(saved, state, form, FIXED)
-
-
-def test_moments_of_another_model_are_refused(saved):
+def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):
+    for change in ({"hidden_size": 32}, {"num_hidden_layers": 3}, {"vocab_size": 65}):
+        other = build(settings_of(bert_config={**SHAPE, **change}))[1:]
+        message = failure(saved, other)
+        assert "tensors have another shape" in message or "tensors are missing" in message
     _, state, form = trained(settings_of(bert_config={**SHAPE, "intermediate_size": 48}))
     other = save(saved.parent / "other", state, form)
     shutil.copyfile(other / OPTIMIZER, saved / OPTIMIZER)
     change_state(saved, crc32c={})
-    _, state, form = build(settings_of())
-    with pytest.raises(CheckpointError, match="has shape") as refused:
-        checkpoint.resume(saved, state, form, FIXED)
-    assert str(saved) in str(refused.value)
+    message = failure(saved, fresh)
+    assert "has shape" in message and str(saved) in message
 
 
-def test_a_run_starts_though_someone_is_looking_at_its_lock(tmp_path):
-    with open(tmp_path / checkpoint.LOCK, "w") as lock:
+# --- the lock
+
+
+def test_a_run_starts_while_its_lock_is_checked(tmp_path):
+    with open(tmp_path / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        done_looking = threading.Timer(0.08, fcntl.flock, (lock, fcntl.LOCK_UN))
-        done_looking.start()
-        with checkpoint.claim(tmp_path):
-            done_looking.join()
+        unlock = threading.Timer(0.08, fcntl.flock, (lock, fcntl.LOCK_UN))
+        unlock.start()
+        with lock_run(tmp_path):
+            unlock.join()
 
 
-def test_a_run_does_not_start_in_the_folder_of_another(tmp_path):
+def test_two_runs_cannot_have_one_folder_and_a_lock_that_is_a_link_is_not_followed(tmp_path):
     with (
-        checkpoint.claim(tmp_path),
+        lock_run(tmp_path),
         pytest.raises(CheckpointError, match="another process is at work in it"),
-        checkpoint.claim(tmp_path),
+        lock_run(tmp_path),
     ):
         pass
-
-
-def test_a_lock_that_is_a_link_is_refused_and_its_target_left_as_it_is(tmp_path):
     other = tmp_path / "other"
     other.write_text("kept")
-    (tmp_path / checkpoint.LOCK).symlink_to(other)
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).symlink_to(other)
     with (
-        pytest.raises(ConfigError, match=rf"save_ckpt_path \({tmp_path / checkpoint.LOCK}\): "),
-        checkpoint.claim(tmp_path),
+        pytest.raises(ConfigError, match=rf"save_ckpt_path \({tmp_path / LOCK}\): "),
+        lock_run(tmp_path),
     ):
         pass
     assert other.read_text() == "kept"
-
-
-MIXED = [{"path": "a", "weight": 3.0}, {"path": "b", "weight": 1.0}]
-
-
-@pytest.mark.parametrize(
-    ("were", "are", "told"),
-    [
-        (MIXED, MIXED[::-1], "was a (weight 3), b (weight 1), is b (weight 1), a (weight 3)"),
-        ("a", MIXED, "was a, is a (weight 3), b (weight 1)"),
-        (MIXED, MIXED, "was 0123, is 4567"),
-        (None, MIXED, "was 0123, is 4567"),
-    ],
-)
-def test_other_corpora_are_told_by_their_names_where_the_checkpoint_has_them(
-    saved, were, are, told
-):
-    _, state, form = build(settings_of())
-    record = json.loads((saved / checkpoint.STATE).read_text())
-    record["settings"] = {} if were is None else {"dataset_dir": were}
-    (saved / checkpoint.STATE).write_text(json.dumps(record))
-    with pytest.raises(CheckpointError) as refused:
-        checkpoint.resume(saved, state, form, {**FIXED, "corpus": "4567"}, {"dataset_dir": are})
-    assert f"corpus (the examples that are read) {told}. " in str(refused.value)
-    checkpoint.resume(saved, state, form, FIXED, {"dataset_dir": are})

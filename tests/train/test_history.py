@@ -1,4 +1,4 @@
-"""What a run left in its folder, read back without touching it."""
+"""Runs are read back from their folders without changing them, and summarized in numbers."""
 
 import fcntl
 import json
@@ -6,115 +6,119 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.load import load
 from bert_cli.errors import DataError
-from bert_cli.train.history import Run, is_locked, names_of, open_runs, runs_below
-from bert_cli.train.report import Pace, jsonl
+from bert_cli.train.history import (
+    Run,
+    differing_settings,
+    held_out_names,
+    in_words,
+    metric_names,
+    names_of,
+    open_runs,
+    runs_below,
+    series,
+    smoothed,
+    spread,
+    summary_of,
+    value_in_words,
+    window_for,
+)
+from bert_cli.train.metrics import Pace, jsonl_reporter
+
+NAN = float("nan")
 
 
-def test_a_run_that_went_back_is_read_as_if_it_had_never_been_further(tmp_path):
+def a_run(folder: Path, lines, settings=None) -> Run:
+    """A run with these metrics and settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{json.dumps({'step': step, **metrics})}\n" for step, metrics in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    if settings is not None:
+        (folder / "settings.json").write_text(json.dumps(settings))
+    return Run(folder)
+
+
+def test_a_run_that_started_again_is_read_as_one_that_was_never_further(tmp_path):
     lines = [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0), (2, 7.5), (3, 6.5)]
-    text = "".join(f'{{"step": {step}, "mlm_loss": {loss}}}\n' for step, loss in lines)
-    (tmp_path / "metrics.jsonl").write_text(text)
-    run = Run(tmp_path)
-    assert {step: figures["mlm_loss"] for step, figures in run.steps.items()} == {
-        1: 8.0,
-        2: 7.5,
-        3: 6.5,
-    }
+    run = a_run(tmp_path, [(step, {"mlm_loss": loss}) for step, loss in lines])
+    assert {step: row["mlm_loss"] for step, row in run.steps.items()} == {1: 8.0, 2: 7.5, 3: 6.5}
     assert run.last == (3, {"mlm_loss": 6.5})
 
 
-def test_what_is_not_finite_is_none_however_it_was_written(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 1, "a": null, "b": NaN, "c": Infinity, "d": 1}\n'
-    )
-    assert Run(tmp_path).steps == {1: {"a": None, "b": None, "c": None, "d": 1.0}}
-
-
-@pytest.mark.parametrize(
-    "junk", ['{"step": 3, "mlm_l', "", "[1, 2]", '{"mlm_loss": 1.0}', '"step"']
-)
-def test_a_line_that_is_cut_or_is_no_step_is_passed_over(tmp_path, write_run, junk):
-    folder = write_run(tmp_path / "run", 2)
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(junk + "\n")
-    assert list(Run(folder).steps) == [1, 2]
-    assert Run(folder).step == 2
+def test_incomplete_and_foreign_lines_are_ignored_and_values_that_are_not_finite_are_none(tmp_path):
+    junk = ['{"step": 3, "mlm_l', "", "[1, 2]", '{"mlm_loss": 1.0}', '"step"', '{"step": 1e999}']
+    lines = ['{"step": 1, "a": null, "b": NaN, "c": Infinity, "d": 1}', *junk]
+    lines.append('{"step": 2, "e": 1' + "0" * 400 + "}")
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    run = Run(tmp_path)
+    assert run.steps == {1: {"a": None, "b": None, "c": None, "d": 1.0}, 2: {"e": None}}
+    assert run.step == 2
 
 
 def test_the_last_step_of_a_long_run_is_read_from_the_end_of_its_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tell = "".join(f'{{"step": {step}, "mlm_loss": 1.0}}\n' for step in range(1, 200_001))
-    path.write_text(tell)
+    run = a_run(tmp_path, [(step, {"mlm_loss": 1.0}) for step in range(1, 200_001)])
     began = time.process_time()
-    assert Run(tmp_path).step == 200_000
+    assert run.step == 200_000
     assert time.process_time() - began < 0.1
 
 
-def test_states_are_told_apart(tmp_path, write_run):
+def test_the_state_of_a_run_follows_from_its_lock_metrics_and_checkpoints(tmp_path, write_run):
     assert Run(write_run(tmp_path / "a", 10, saved=(5, 10))).state == "done"
     assert Run(write_run(tmp_path / "b", 7, saved=(5, 7))).state == "stopped"
     assert Run(write_run(tmp_path / "c", 7, saved=(5,))).state == "killed"
     assert Run(write_run(tmp_path / "d", 7)).state == "killed"
     assert Run(write_run(tmp_path / "e", 0)).state == "empty"
-
-
-def test_a_run_is_running_while_its_lock_is_held(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 10, saved=(10,))
-    with open(folder / "lock", "w") as lock:
+    with open(tmp_path / "a" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert Run(folder).state == "running"
-    assert Run(folder).state == "done"
-    assert not is_locked(tmp_path / "absent")
+        assert Run(tmp_path / "a").state == "running"
+    # A lock that is a link is not followed.
+    (tmp_path / "a" / "lock").unlink()
+    (tmp_path / "a" / "lock").symlink_to(tmp_path / "b" / "lock")
+    with open(tmp_path / "b" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Run(tmp_path / "a").state == "done"
 
 
-def test_looking_at_a_run_changes_nothing_in_its_folder(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 7, saved=(5,))
+def test_reading_a_run_changes_nothing_in_its_folder(tmp_path, write_run):
+    folder = write_run(tmp_path / "run", 7, saved=(5, 7))
+    (folder / "step_00000007" / "state.json").unlink()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (run,) = runs_below(tmp_path)
     assert (run.state, run.kind, run.step, len(run.steps)) == ("killed", "pretrain", 7, 7)
+    assert run.checkpoints == [5]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_a_checkpoint_without_its_state_is_none(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 7, saved=(5, 7))
-    (folder / "step_00000007" / "state.json").unlink()
-    assert Run(folder).checkpoints == [5]
-
-
-def test_before_its_first_checkpoint_a_run_tells_its_steps_by_its_first_line(tmp_path):
+def test_before_the_first_checkpoint_the_number_of_steps_follows_from_the_first_line(tmp_path):
     now = 0.0
     pace = Pace(1000, clock=lambda: now)
-    tell = jsonl(tmp_path / "metrics.jsonl", 0)
+    report = jsonl_reporter(tmp_path / "metrics.jsonl", 0)
     for step in (1, 2, 3):
         now += 30.0 if step == 1 else 2.0
-        tell(step, pace.after_step(step, 64.0, 640.0))
+        report(step, pace.after_step(step, 64.0, 640.0))
     assert Run(tmp_path).total_steps == 1000
     assert Run(tmp_path / "absent").total_steps is None
 
 
-TRAINING = {
-    "pretrain": ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"],
-    "squad": [],
-    "glue": ["--glue-task", "mrpc"],
-    "ner": [],
-    "classify": [],
-}
+def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
+    for name, words in {
+        "pretrain": ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"],
+        "squad": [],
+        "glue": ["--glue-task", "mrpc"],
+        "ner": [],
+        "classify": [],
+    }.items():
+        settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
+        run = a_run(tmp_path / name, [], settings.model_dump(mode="json"))
+        assert run.kind == ("glue mrpc" if name == "glue" else name)
 
 
-@pytest.mark.parametrize("name", TRAINING)
-def test_what_a_run_is_follows_from_its_settings(name, tmp_path):
-
-    settings, _ = load(COMMANDS[name].settings_class(), TRAINING[name], f"bert {name}")
-    (tmp_path / "settings.json").write_text(json.dumps(settings.model_dump(mode="json")))
-    assert Run(tmp_path).kind == ("glue mrpc" if name == "glue" else name)
-
-
-def test_scores_are_those_of_the_kept_checkpoint(tmp_path, write_run):
+def test_scores_are_those_of_the_best_checkpoint(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3)
     assert Run(folder).scores == {}
     (folder / "best.json").write_text('{"step": 2, "figure": "f1", "value": 0.8}')
@@ -123,7 +127,9 @@ def test_scores_are_those_of_the_kept_checkpoint(tmp_path, write_run):
     assert Run(folder).scores == {"f1": 0.8, "accuracy": 0.7}
 
 
-def test_runs_are_found_below_a_folder_and_their_checkpoints_are_none(tmp_path, write_run):
+def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and_links(
+    tmp_path, write_run
+):
     write_run(tmp_path / "b" / "seed_1", 3, saved=(3,))
     write_run(tmp_path / "a", 3, saved=(3,))
     write_run(tmp_path / ".hidden" / "run", 3)
@@ -134,39 +140,34 @@ def test_runs_are_found_below_a_folder_and_their_checkpoints_are_none(tmp_path, 
     assert found == ["a", "b/seed_1"]
 
 
-def test_a_hundred_runs_are_found_and_told_within_a_second_of_work(tmp_path, write_run):
+def test_a_hundred_runs_are_found_within_a_second_of_work(tmp_path, write_run):
     for number in range(100):
-        folder = write_run(tmp_path / f"run_{number}", 2000, total=5000, saved=(1000, 2000))
+        write_run(tmp_path / f"run_{number}", 2000, total=5000, saved=(1000, 2000))
     began = time.process_time()
     found = [(run.state, run.step, run.total_steps) for run in runs_below(tmp_path)]
     assert time.process_time() - began < 1.0
     assert found == [("stopped", 2000, 5000)] * 100
-    assert folder.is_dir()
 
 
-def test_what_is_no_run_is_refused_with_what_to_give(tmp_path):
-    with pytest.raises(DataError, match=r"runs \(.*absent\): is no folder; give a run's"):
-        open_runs([tmp_path / "absent"], "runs")
-    with pytest.raises(DataError, match=r"is no run's folder, it has no metrics.jsonl"):
-        open_runs([tmp_path], "runs")
-
-
-def test_a_run_that_is_given_twice_is_refused(tmp_path, write_run, monkeypatch):
-    folder = write_run(tmp_path / "run", 3)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="is given twice"):
-        open_runs([folder, Path("run")], "runs")
-
-
-def test_a_folder_of_seeds_gives_all_its_runs(tmp_path, write_run):
+def test_opening_folders_gives_all_runs_below_them_and_refuses_others(
+    tmp_path, write_run, monkeypatch
+):
     for seed in (1, 2):
         write_run(tmp_path / "mrpc" / f"seed_{seed}", 3)
     found = open_runs([tmp_path / "mrpc"], "runs")
     assert [run.folder.name for run in found] == ["seed_1", "seed_2"]
     assert names_of(found) == ["mrpc/seed_1", "mrpc/seed_2"]
+    with pytest.raises(DataError, match=r"runs \(.*absent\): is no folder; give a run's"):
+        open_runs([tmp_path / "absent"], "runs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"nor a folder below it has metrics.jsonl"):
+        open_runs([tmp_path / "empty"], "runs")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="is given twice"):
+        open_runs([tmp_path / "mrpc" / "seed_1", Path("mrpc/seed_1")], "runs")
 
 
-def test_names_are_as_long_as_it_takes_to_tell_runs_apart():
+def test_names_are_the_shortest_ends_of_paths_that_tell_runs_apart():
     def names(*paths):
         return names_of([Run(Path(path)) for path in paths])
 
@@ -176,14 +177,6 @@ def test_names_are_as_long_as_it_takes_to_tell_runs_apart():
     assert names("/x/a") == ["a"]
 
 
-def test_settings_that_are_no_json_are_an_error_that_names_the_file(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 3)
-    (folder / "settings.json").write_text("{")
-    with pytest.raises(DataError, match=r"settings.json: Invalid JSON"):
-        _ = Run(folder).settings
-
-
-@pytest.mark.parametrize("content", [b"[1]", b"\xff{}", b"[" * 100_000])
 @pytest.mark.parametrize(
     ("name", "read"),
     [
@@ -193,54 +186,131 @@ def test_settings_that_are_no_json_are_an_error_that_names_the_file(tmp_path, wr
         ("step_00000003/state.json", lambda run: run.total_steps),
     ],
 )
-def test_json_that_no_run_writes_is_an_error_that_names_the_file(
-    name, read, content, tmp_path, write_run
-):
+def test_a_file_without_a_json_object_is_an_error_that_names_it(name, read, tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3, saved=(3,))
-    (folder / name).write_bytes(content)
-    with pytest.raises(DataError) as refused:
-        read(Run(folder))
-    assert str(refused.value).startswith(f"{folder / name}: ")
+    for content in (b"{", b"[1]", b"\xff{}", b"[" * 100_000):
+        (folder / name).write_bytes(content)
+        with pytest.raises(DataError) as error:
+            read(Run(folder))
+        assert str(error.value).startswith(f"{folder / name}: ")
 
 
-def test_fields_of_another_type_are_no_traceback(tmp_path, write_run):
+def test_fields_of_another_type_are_ignored(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3, saved=(3,))
     (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
     (folder / "best.json").write_text('{"value": 1e999, "figure": []}')
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1e999}\n{"step": 4, "mlm_loss": 1' + "0" * 400 + "}\n")
-    run = Run(folder)
-    assert (run.total_steps, run.scores, run.step) == (10, {}, 4)
-    assert run.steps[4] == {"mlm_loss": None}
+    assert (Run(folder).total_steps, Run(folder).scores) == (10, {})
 
 
-def test_figures_that_are_not_utf_8_are_an_error_that_names_the_file(tmp_path, write_run):
+def test_metrics_that_cannot_be_read_are_an_error_that_names_the_file(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3)
+    if os.geteuid():  # root may read everything
+        (folder / "metrics.jsonl").chmod(0)
+        with pytest.raises(DataError, match=r"metrics.jsonl: cannot be read"):
+            _ = Run(folder).steps
+        (folder / "metrics.jsonl").chmod(0o644)
     with open(folder / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "mlm_loss\xff": 1}\n')
     for read in (
         lambda: Run(folder).steps,
         lambda: Run(folder).last,
-        lambda: jsonl(folder / "metrics.jsonl", 3),
+        lambda: jsonl_reporter(folder / "metrics.jsonl", 3),
     ):
         with pytest.raises(DataError, match=r"metrics.jsonl .*: is not UTF-8"):
             read()
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 10, saved=(10,))
-    (folder / "lock").unlink()
-    other = tmp_path / "other"
-    other.write_text("kept")
-    (folder / "lock").symlink_to(other)
-    with open(other) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert Run(folder).state == "done"
+# --- summaries
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_figures_that_may_not_be_read_are_an_error_that_names_the_file(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 3)
-    (folder / "metrics.jsonl").chmod(0)
-    with pytest.raises(DataError, match=r"metrics.jsonl: cannot be read"):
-        _ = Run(folder).steps
+def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
+    assert smoothed(np.array([1.0, 2.0, 3.0, 8.0]), 2).tolist() == [1.0, 1.5, 2.5, 5.5]
+    found = smoothed(np.array([NAN, 2.0, NAN, 4.0, NAN, NAN]), 2)
+    np.testing.assert_array_equal(found, [NAN, 2.0, 2.0, 4.0, 4.0, NAN])
+
+
+def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
+    for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
+        runs = [
+            a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)]),
+            a_run(tmp_path / "b", []),
+        ]
+        assert window_for(runs, None) == window
+        assert window_for(runs, 7) == 7
+
+
+def test_held_out_metrics_are_listed_apart_from_others(tmp_path):
+    first = {"mlm_loss": 1, "nsp_loss": 1, "loss_scale": 1}
+    run = a_run(tmp_path, [(1, first), (2, {"validation_mlm_loss": 2})])
+    assert metric_names([run], "loss") == ["mlm_loss", "nsp_loss"]
+    assert held_out_names([run]) == ["validation_mlm_loss"]
+    steps, values = series(run, "validation_mlm_loss")
+    assert (steps.tolist(), values.tolist()) == ([2.0], [2.0])
+
+
+def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
+    speed = {"seconds_per_step": 2.0, "skipped": 1}
+    lines = [
+        (
+            1,
+            {"loss": 3.0, "accuracy": 0.1, "validation_f1": 0.5, "tokens_per_second": 1.0, **speed},
+        ),
+        (
+            2,
+            {
+                "loss": 1.0,
+                "accuracy": 0.4,
+                "validation_loss": 2.0,
+                "tokens_per_second": 9.0,
+                **speed,
+            },
+        ),
+        (3, {"loss": 2.0, "accuracy": 0.3, "validation_f1": 0.4, "validation_loss": 2.5}),
+        (4, {"loss": None, "tokens_per_second": 8.0, **speed}),
+    ]
+    summary = summary_of(a_run(tmp_path / "a", lines), 1)
+    assert summary["loss, last"] == 2.0 and summary["loss, best"] == 1.0
+    assert summary["loss, step of the best"] == 2
+    assert summary["accuracy, best"] == 0.4
+    assert summary["held-out f1, best"] == 0.5 and summary["held-out f1, last"] == 0.4
+    assert summary["held-out loss, best"] == 2.0
+    assert summary["tokens per second, median"] == 8.0
+    assert summary["seconds in steps"] == 6.0
+    assert summary["steps whose loss is not finite"] == 1 and summary["steps skipped"] == 1
+    summary = summary_of(a_run(tmp_path / "b", [(1, {"loss": None})]), 5)
+    assert "loss, last" not in summary and summary["steps"] == 1
+    assert summary_of(a_run(tmp_path / "c", []), 5) == {"steps": 0.0}
+
+
+def test_a_summary_of_a_long_run_takes_no_longer_for_each_step(tmp_path):
+    run = a_run(tmp_path, [(n, {"loss": 1.0, "seconds_per_step": 1.0}) for n in range(1, 20_001)])
+    assert len(run.steps) == 20_000
+    began = time.process_time()
+    summary_of(run, 10)
+    assert time.process_time() - began < 2.0
+
+
+def test_a_spread_is_of_the_metrics_that_all_runs_have():
+    assert spread([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": (2.0, pytest.approx(2**0.5))}
+    assert spread([{"a": 1.0}]) == {"a": (1.0, None)}
+
+
+def test_differing_settings_include_those_that_a_run_lacks(tmp_path):
+    first = {"seed": 1, "group": {"a": 1, "b": 2}, "save_ckpt_path": "x", "about": {"what": "x"}}
+    second = {"seed": 1, "group": {"a": 1, "b": 3}, "save_ckpt_path": "y", "new": None}
+    runs = [a_run(tmp_path / "a", [], first), a_run(tmp_path / "b", [], second)]
+    assert differing_settings(runs) == {"group.b": [2, 3], "new": ["not set", None]}
+    assert differing_settings(runs[:1]) == {}
+
+
+def test_values_are_formatted_with_their_units():
+    for name, value, text in (
+        ("loss, last", 1.23456, "1.2346"),
+        ("held-out accuracy, best", 0.5, "50.00 %"),
+        ("loss, step of the best", 1234.0, "1,234"),
+        ("tokens per second, median", 12345.67, "12,345.7"),
+        ("seconds in steps", 90.0, "1 min 30 s"),
+        ("loss, last", None, ""),
+    ):
+        assert in_words(name, value) == text
+    assert [value_in_words(value) for value in ("a", None, [1], 2.0)] == ["a", "null", "[1]", "2.0"]

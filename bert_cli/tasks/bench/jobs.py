@@ -17,7 +17,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.run import corpora, finetune, start
-from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.spec import RunSpec
 
 Asked = TypeVar("Asked", bound=TrainSettings)
 
@@ -34,27 +34,27 @@ def shaped(settings: Asked, made_up: bool) -> Asked:
     )
 
 
-def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> Job:
+def job_of(settings: BenchPretrainSettings | BenchSquadSettings, mesh: Mesh) -> RunSpec:
     """What a run of these settings trains on. Raises what the run raises for what it reads."""
     if isinstance(settings, BenchPretrainSettings):
         return _pretraining(settings, mesh)
     return _questions(settings, mesh)
 
 
-def _pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> Job:
+def _pretraining(settings: BenchPretrainSettings, mesh: Mesh) -> RunSpec:
     part = mesh.processes.rank, mesh.processes.count
     stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
     plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
     sample = stream.first_micro_batches(len(mesh.devices))
-    return Job(
+    return RunSpec(
         plan, stream, sample, lambda model: start.disk_format(settings, model, stream.folder)
     )
 
 
-def _questions(settings: BenchSquadSettings, mesh: Mesh) -> Job:
+def _questions(settings: BenchSquadSettings, mesh: Mesh) -> RunSpec:
     features = made_up_windows(settings) if settings.generated_dataset else _windows_of(settings)
     plan, reader, sample = finetune.open_features(settings, features, mesh)
-    return Job(plan, reader, sample, lambda model: start.disk_format(settings, model, None))
+    return RunSpec(plan, reader, sample, lambda model: start.disk_format(settings, model, None))
 
 
 def _windows_of(settings: BenchSquadSettings) -> Features:

@@ -33,11 +33,11 @@ from bert_cli.tasks.bench.timing import (
 )
 from bert_cli.tasks.run import build
 from bert_cli.tasks.run import train as training
-from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.spec import RunSpec
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Every, Info, train
-from bert_cli.train.report import say
-from bert_cli.train.saving import copied
+from bert_cli.train.metrics import print_line
+from bert_cli.train.saving import copy_state, gather_moments
 from bert_cli.train.step import State
 
 Settings = BenchPretrainSettings | BenchSquadSettings
@@ -53,7 +53,7 @@ class Built:
 
     settings: Settings
     mesh: Mesh
-    job: Job
+    job: RunSpec
     engine: Engine
     state: State
     step: Any
@@ -90,7 +90,9 @@ def _measured(
     built = _build(settings, start, claims)
     group = built.engine.group
     last = settings.warmup_steps + settings.steps
-    say(f"bench: {settings.warmup_steps} steps of warm-up, then {settings.steps} that are measured")
+    print_line(
+        f"bench: {settings.warmup_steps} steps of warm-up, then {settings.steps} that are measured"
+    )
     taken = _take_steps(built, last)
     built.start["first_step"] = taken[0].seconds
     figures = figures_of(taken, settings.warmup_steps)
@@ -118,7 +120,7 @@ def _build(settings: Settings, start: Stopwatch, claims: ExitStack) -> Built:
         job = jobs.job_of(settings, mesh)
         job = replace(job, plan=_long_enough(settings, job))
         laid: list[str] = [f"  {line}" for line in layout.describe_layout(settings)]
-        say("\n".join(["plan:", describe(job.plan), *laid]))
+        print_line("\n".join(["plan:", describe(job.plan), *laid]))
         model, engine, state, step = build.build_run(settings, mesh, job.plan, stop, job.labels)
         form = job.form(model)
     with start.part("tracing"):
@@ -128,7 +130,7 @@ def _build(settings: Settings, start: Stopwatch, claims: ExitStack) -> Built:
     return Built(settings, mesh, job, engine, state, step, form, watch, start.seconds, before)
 
 
-def _long_enough(settings: Settings, job: Job) -> Any:
+def _long_enough(settings: Settings, job: RunSpec) -> Any:
     """The run's plan with steps enough for the measurement, so that its rates are those of a run."""
     last = settings.warmup_steps + settings.steps
     return replace(job.plan, total_steps=max(job.plan.total_steps, last))
@@ -151,10 +153,10 @@ def _take_steps(built: Built, last: int) -> list[Taken]:
         taken.append(Taken(seconds, own, *counts, places, work, info.metrics["skipped"]))
 
     group = built.engine.group
-    batches = read_ahead(built.job.reader, 0, last)
+    batches = read_ahead(built.job.stream, 0, last)
     asked: Callable[[], bool] = lambda: bool(group.all_reduce([built.step.stop_requested()])[0])  # noqa: E731
     if not train(built.state, batches, built.step, [(note, Every(steps=1))], asked):
-        say("bench: stopped before its last step; nothing was measured")
+        print_line("bench: stopped before its last step; nothing was measured")
         raise SystemExit(STOPPED)
     # Examples and tokens are counted over all processes already.
     totals = group.all_reduce([[one.places, one.flops] for one in taken])
@@ -198,12 +200,12 @@ def _checkpoint(built: Built) -> dict[str, float | None]:
     told = settings.model_dump(mode="json")
     plan = job.plan
     fixed = checkpoint.fixed_settings(
-        told, plan.examples_per_step, plan.total_steps, job.reader.fingerprint
+        told, plan.examples_per_step, plan.total_steps, job.stream.fingerprint
     )
     took = [-1.0, -1.0]
     group.barrier()
     if group.rank > 0:
-        checkpoint.give_shares(built.state)
+        gather_moments(built.state)
     else:
         took = _save(built, told, fixed)
     took = [float(seconds) for seconds in group.broadcast(took)]
@@ -217,7 +219,7 @@ def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[flo
             where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".bench_", dir=where) as folder:
             began = time.perf_counter()
-            held = copied(built.state)
+            held = copy_state(built.state)
             waited = time.perf_counter()
             checkpoint.save(
                 Path(folder),
@@ -231,7 +233,7 @@ def _save(built: Built, told: dict[str, Any], fixed: dict[str, Any]) -> list[flo
     except (OSError, CheckpointError, DeviceError) as error:
         if built.engine.group.world_size > 1:
             raise  # the others wait within it
-        say(f"checkpoint: not measured ({error})")
+        print_line(f"checkpoint: not measured ({error})")
         return [-1.0, -1.0]
 
 

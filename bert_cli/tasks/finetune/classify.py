@@ -20,7 +20,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.finetune.texts import features_of_texts, write_predictions
 from bert_cli.tasks.run import finetune, start
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 # Of synthetic examples.
 LABELS = ("0", "1")
@@ -73,7 +73,7 @@ def _read(
     if settings.validation_file is None and not settings.do_validation:
         return train, None
     if settings.validation_file is None:
-        say(
+        print_line(
             f"validation: {settings.held_out_fraction:.0%} of {settings.train_file}, held out by the seed"
         )
         kept, held_out = hold_out(train, settings.held_out_fraction, settings.seed)
@@ -97,7 +97,7 @@ def _confusion(development: TextExamples, names: Sequence[str], logits: Logits) 
 def _show(development: TextExamples, names: Sequence[str], logits: Logits) -> None:
     """The confusion matrix to the terminal."""
     if len(names) <= SHOWN_LABELS:
-        say(_matrix(names, _confusion(development, names, logits)))
+        print_line(_matrix(names, _confusion(development, names, logits)))
 
 
 def _write(development: TextExamples, names: Sequence[str], folder: Path, logits: Logits) -> None:

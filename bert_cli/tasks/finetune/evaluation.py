@@ -19,9 +19,9 @@ from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import start
-from bert_cli.train import checkpoint
+from bert_cli.train.folder import checkpoint_name
 from bert_cli.train.loop import StoppedWhileScoringError
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 Floats = npt.NDArray[np.float32]
 Stop = Callable[[], bool]
@@ -47,8 +47,8 @@ class Scorer:
 
     def take(self, engine: Engine, kept: Path, weights: Mapping[str, Any]) -> Logits:
         """Put the kept checkpoint's weights into the engine; the logits that it has."""
-        start.put_weights(start.find_source(str(kept)), weights)
-        if self.best is None or checkpoint.name_of(self.best[0]) != kept.name:
+        start.load_weights(start.find_source(str(kept)), weights)
+        if self.best is None or checkpoint_name(self.best[0]) != kept.name:
             self.logits = self.logits_of(engine, self.task.development)
         return self.logits
 
@@ -116,12 +116,12 @@ def label_order(source: start.Source, names: Sequence[str] | None) -> list[int] 
         return None
     if own is None or own == tuple(f"LABEL_{number}" for number in range(len(names))):
         told = ", ".join(names)
-        say(f"run: the labels of {source.folder} have no names; taken in this order: {told}")
+        print_line(f"run: the labels of {source.folder} have no names; taken in this order: {told}")
         return None
     if sorted(own) != sorted(names):
         raise ConfigError(
             f"{source.where} (labels {', '.join(own)}): are not this task's, which are {', '.join(names)}; give a "
             "model that was trained for it"
         )
-    say(f"run: the labels of {source.folder} are in another order, which is heeded")
+    print_line(f"run: the labels of {source.folder} are in another order, which is heeded")
     return [own.index(name) for name in names]

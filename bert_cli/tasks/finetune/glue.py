@@ -18,7 +18,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.finetune.texts import features_of_texts, predictions_of, write_predictions
 from bert_cli.tasks.run import finetune, start
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 MISMATCHED = "_mismatched"
 # The labels of tasks whose published files tell them; needed where there are no files.
@@ -80,7 +80,7 @@ def _best(name: str) -> str:
 
 
 def _score(name: str, development: dict[str, TextExamples], logits: Logits) -> Scores:
-    """The metrics of each development set, a mismatched one's under names that say so."""
+    """The metrics of each development set, a mismatched one's under names that print_line so."""
     metrics = ("accuracy",) if name in CLUE_TASKS else glue.TASKS[name].metrics
     scores: Scores = {}
     for split, examples in development.items():
@@ -111,4 +111,4 @@ def _write(
         else:
             path = folder / glue.TASKS[name].server_files[split]
             glue.write_server_file(path, name, examples, predictions)
-        say(f"{split}: {len(examples):,} predictions in {path}")
+        print_line(f"{split}: {len(examples):,} predictions in {path}")

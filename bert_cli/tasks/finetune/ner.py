@@ -24,7 +24,7 @@ from bert_cli.data.finetune.metrics import chunks, entity_scores
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import finetune, start
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 PREDICTIONS = "predictions.conll"
 # Of synthetic examples: those of CoNLL-2003.
@@ -65,7 +65,7 @@ def _features(
     features, places = word_features(sentences, tokenizer, settings.max_seq_length)
     remarks = {**sentences.remarks, **places.remarks}
     told = "".join(f"; {count:,} {what}" for what, count in remarks.items())
-    say(f"{name}: {len(sentences):,} sentences, {len(places.places):,} words{told}")
+    print_line(f"{name}: {len(sentences):,} sentences, {len(places.places):,} words{told}")
     return features, places
 
 
@@ -97,4 +97,4 @@ def _write(sentences: Sentences, places: WordPlaces, folder: Path, logits: Logit
         lines += [f"{w} {t} {f}" for w, t, f in zip(words, true, found, strict=True)]
         lines.append("")
     write_lines(folder / PREDICTIONS, lines)
-    say(f"validation: {len(sentences):,} sentences in {folder / PREDICTIONS}")
+    print_line(f"validation: {len(sentences):,} sentences in {folder / PREDICTIONS}")

@@ -31,7 +31,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import finetune, start
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 # version_2 -> names of the official files.
 FILES = {
@@ -69,7 +69,7 @@ class _Development:
         if threshold is not None:
             write_json_atomically(folder / "null_odds.json", found.null_odds)
             told += f"; no answer where it scores {threshold:.4f} better than the best one"
-        say(f"{SET}: {len(self.questions):,} answers in {folder}/{told}")
+        print_line(f"{SET}: {len(self.questions):,} answers in {folder}/{told}")
 
     def keep(self, folder: Path, logits: Logits) -> None:
         """Write the threshold for "no answer", which `bert predict` uses too."""
@@ -138,9 +138,9 @@ def _read(
     }
     arrays, _ = cached(settings.cache_dir, made_from, lambda: arrays_of_windows(make()))
     windows = windows_of(arrays)
-    say(f"{which}: {len(questions):,} questions in {len(windows.features):,} windows")
+    print_line(f"{which}: {len(questions):,} questions in {len(windows.features):,} windows")
     for remark in (*questions.remarks, *windows.remarks):
-        say(f"  {remark}")
+        print_line(f"  {remark}")
     return questions, windows
 
 

@@ -23,7 +23,7 @@ from bert_cli.data.finetune.features import (
     texts_hash,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 
 def features_of_texts(
@@ -54,7 +54,7 @@ def features_of_texts(
     told = [f"{count:,} {what}" for what, count in examples.remarks.items()]
     if cut := int(arrays["cut"]):
         told.append(f"{cut:,} longer than {settings.max_seq_length} tokens, cut")
-    say(f"{name}: {len(examples):,} examples" + "".join(f"; {remark}" for remark in told))
+    print_line(f"{name}: {len(examples):,} examples" + "".join(f"; {remark}" for remark in told))
     return features_of(arrays)
 
 
@@ -71,7 +71,7 @@ def write_predictions(
     """Write what is said of each example beside its text, as JSON lines; of "validation_x" with _x in the name."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
     write_lines(path, (json.dumps(row) for row in _rows(examples, logits)))
-    say(f"{name}: {len(examples):,} predictions in {path}")
+    print_line(f"{name}: {len(examples):,} predictions in {path}")
 
 
 def _rows(

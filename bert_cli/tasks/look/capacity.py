@@ -22,7 +22,7 @@ from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.finding import Finding, Found, refused, tried
 from bert_cli.tasks.run import train
-from bert_cli.train import checkpoint
+from bert_cli.train.folder import complete_checkpoints
 
 # Processors' flags for products in 16 bits.
 FAST = {
@@ -177,7 +177,7 @@ def checkpoint_bytes(settings: DoctorSettings) -> int:
 def run_folder(settings: DoctorSettings, plan: Plan | None) -> Iterator[Finding]:
     """Where checkpoints go: whether it can be written, on what, and whether all of them fit."""
     try:
-        train.needs_a_folder(settings)
+        train.check_output_paths(settings)
     except BertError as error:
         yield refused("save_ckpt_path", error)
         return
@@ -204,7 +204,7 @@ def run_folder(settings: DoctorSettings, plan: Plan | None) -> Iterator[Finding]
             "choose a folder on a disk",
             {"file_system": kind},
         )
-    there = checkpoint.whole_checkpoints(folder)
+    there = complete_checkpoints(folder)
     if there:
         yield Finding("ok", "save_ckpt_path", f"the run would continue from {there[-1]}")
     yield _disk(settings, plan, folder, there, kind)

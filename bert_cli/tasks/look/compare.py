@@ -13,13 +13,16 @@ from bert_cli.config.tools import CompareSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.terminal import print_table
-from bert_cli.train.history import METRICS, Run, names_of, open_runs
-from bert_cli.train.summary import (
+from bert_cli.train.folder import METRICS
+from bert_cli.train.history import (
     ABSENT,
     NAMES_ONLY,
+    Run,
     differing_settings,
     in_words,
     label_of,
+    names_of,
+    open_runs,
     spread,
     summary_of,
     value_in_words,

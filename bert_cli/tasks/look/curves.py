@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_cli.train.history import HELD_OUT, Run
-from bert_cli.train.summary import (
+from bert_cli.train.history import (
     ACCURACY,
+    HELD_OUT,
     LOSS,
     Array,
-    figure_names,
+    Run,
     held_out_names,
+    metric_names,
     series,
     smoothed,
 )
@@ -70,11 +71,11 @@ class Picture:
 def pictures_of(runs: Sequence[Run]) -> list[Picture]:
     """What there is to draw of some runs; a picture without any figure is left out."""
     held_out = held_out_names(runs)
-    there = set(figure_names(runs))
-    loss = [Panel(_label(n), n, _if_in(held_out, n)) for n in figure_names(runs, LOSS)]
+    there = set(metric_names(runs))
+    loss = [Panel(_label(n), n, _if_in(held_out, n)) for n in metric_names(runs, LOSS)]
     right = [
         Panel(f"{_label(n)} (%)", n, _if_in(held_out, n), 100.0)
-        for n in figure_names(runs, ACCURACY)
+        for n in metric_names(runs, ACCURACY)
     ]
     rate = [Panel("learning rate", "learning_rate", is_smoothed=False)]
     speed = [

@@ -87,7 +87,7 @@ def _first_figures(
     told = "a fresh model"
     if source is not None:
         state = State(model.weights, {}, first_loss_scale(1.0))
-        told = start.start_from(source, settings.bert_config, state)
+        told = start.load_pretrained(source, settings.bert_config, state)
     engine = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
     rows = reader.rows(np.arange(FIRST_BATCH))
     counts = count({name: column[None] for name, column in rows.items()}, engine.head.COUNTS)

@@ -11,8 +11,8 @@ from datetime import datetime
 from html import escape
 
 from bert_cli.tasks.look.curves import Picture, look
-from bert_cli.train.history import Run
-from bert_cli.train.summary import (
+from bert_cli.train.history import (
+    Run,
     differing_settings,
     in_words,
     label_of,

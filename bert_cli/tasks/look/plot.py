@@ -11,8 +11,8 @@ from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 from bert_cli.tasks.look.curves import draw, pictures_of
 from bert_cli.tasks.look.page import page_of
-from bert_cli.train.history import METRICS, names_of, open_runs
-from bert_cli.train.summary import window_for
+from bert_cli.train.folder import METRICS
+from bert_cli.train.history import names_of, open_runs, window_for
 
 PAGE = "index.html"
 

@@ -14,7 +14,7 @@ from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.terminal import print_table
 from bert_cli.train.history import HELD_OUT, Run, runs_below
-from bert_cli.train.report import duration
+from bert_cli.train.metrics import format_duration
 
 HEADS = ("run", "what", "step", "of", "loss", "held out", "state", "written")
 NUMBERS = (2, 3)
@@ -114,4 +114,4 @@ def _ago(written: str | None) -> str:
         return "never"
     since = time.time() - datetime.fromisoformat(written).timestamp()
     # The first number with its unit: 5 h, 12 min.
-    return "now" if since < 1 else f"{' '.join(duration(since).split()[:2])} ago"
+    return "now" if since < 1 else f"{' '.join(format_duration(since).split()[:2])} ago"

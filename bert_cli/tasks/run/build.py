@@ -1,8 +1,4 @@
-"""Wiring: settings become a model, an optimizer, an engine.
-
-Only this floor holds data, model, optimizer and loop in one hand. Each function builds one thing;
-the tasks choose which.
-"""
+"""Build a model, an optimizer, an engine and a step from the settings of a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,9 +26,7 @@ from bert_cli.parallel.tensorflow.variables import ReplicatedVariable
 from bert_cli.train.step import State, Step, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
-
-
-# Steps that are noted when a trace is asked for: the first one still warms up.
+# Steps of a trace; the first one still warms up.
 TRACED_STEPS = 3
 
 
@@ -45,7 +39,7 @@ class Model:
 
 
 class Parts(NamedTuple):
-    """What a run that trains consists of."""
+    """The parts of a training run."""
 
     model: Model
     engine: TensorFlowEngine
@@ -54,7 +48,7 @@ class Parts(NamedTuple):
 
 
 def never() -> bool:
-    """Nobody asks this run to stop."""
+    """Return False: no stop is requested."""
     return False
 
 
@@ -80,7 +74,7 @@ def build_run(
     stop_requested: Callable[[], bool] = never,
     labels: int = 2,
 ) -> Parts:
-    """All parts of a run at step 0, not yet traced. Raises ConfigError for weights without a rule."""
+    """Return all parts of a run at step 0, not traced. Raises ConfigError for weights without a rule."""
     model = build_model(settings, mesh, labels)
     engine = build_engine(model, settings, mesh)
     state = build_state(engine, settings.optimizer_opts)
@@ -88,7 +82,7 @@ def build_run(
 
 
 def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
-    """The model of a task, cut into stages on the devices, with first values from the seed.
+    """Return the model of a task, split into stages on the devices, with initial values from the seed.
 
     `labels` are the outputs of a classifier.
     """
@@ -100,8 +94,8 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
     names = block_names(config, settings.LAST_BLOCKS)
-    whole = [["hid" if name.startswith("hid_") else name for name in names]]
-    stages = split_blocks(parallel.pipeline_stages or whole, names)
+    single = [["hid" if name.startswith("hid_") else name for name in names]]
+    stages = split_blocks(parallel.pipeline_stages or single, names)
     saved: SavedActivations = parallel.recompute_by if parallel.recompute else "all"
     built: list[Stage] = []
     table: Any = None
@@ -109,13 +103,12 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
         blocks = []
         with tf.device(devices[device]):
             for name in stage:
-                given = table if name == "heads" else None
                 block = build_block(
                     name,
                     config,
                     seed=settings.seed,
                     policy=settings.precision,
-                    word_table=given,
+                    word_table=table if name == "heads" else None,
                     labels=labels,
                     chunks=parallel.embedding_serialization_factor,
                 )
@@ -125,9 +118,12 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
         head = last if stage[-1] == names[-1] else None
         body = body if head is not None else [*body, last]
         weights = named_weights(blocks)
-        place = devices[device]
-        compiled = settings.compile == "stages" or (settings.compile == "auto" and "GPU" in place)
-        built.append(Stage(body, head, weights, device=place, saved=saved, compiled=compiled))
+        on_gpu = "GPU" in devices[device]
+        compiled = settings.compile == "stages" or (settings.compile == "auto" and on_gpu)
+        stage_device = devices[device]
+        built.append(
+            Stage(body, head, weights, device=stage_device, saved=saved, compiled=compiled)
+        )
     return built
 
 
@@ -166,7 +162,7 @@ def build_step(
     plan: Plan,
     stop_requested: Callable[[], bool],
 ) -> Step:
-    """One update with the optimizer and schedule of the settings."""
+    """Return the step with the learning rate and limits of the settings."""
     options = settings.optimizer_opts
     rate = learning_rate(
         options.learning_rate.schedule_name,
@@ -186,7 +182,7 @@ def build_step(
 
 
 def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Optimizer:
-    """The optimizer with the rule of every weight. Raises ConfigError for weights without one."""
+    """Return the optimizer with the rule of every weight. Raises ConfigError for weights without one."""
     rules = weight_rules(
         names,
         options.name,
@@ -208,14 +204,14 @@ def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Opti
 
 
 def versions() -> dict[str, str]:
-    """Versions of the parts that decide the numbers, for state.json."""
+    """Return the versions of the packages that decide the numbers, for state.json."""
     return package_versions(PARTS)
 
 
 def evaluate(
     engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
-    """Means over the first examples of a held-out corpus, without dropout; the processes share them."""
+    """Return means over the first examples of a held-out corpus, which the processes divide among them."""
     total, group = min(examples, stream.epoch_size or examples), engine.group
     starts = range(0, total, micro_batch_size)
     head = engine.head
@@ -227,9 +223,9 @@ def evaluate(
             counts[name] += value
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
-    found = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
+    reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
     return means(
-        dict(zip(sums, found[: len(sums)], strict=True)),
-        dict(zip(counts, found[len(sums) :], strict=True)),
+        dict(zip(sums, reduced[: len(sums)], strict=True)),
+        dict(zip(counts, reduced[len(sums) :], strict=True)),
         head.MEANS,
     )

@@ -26,12 +26,10 @@ from bert_cli.tasks.finetune.evaluation import Scorer, fingerprint_of, label_ord
 from bert_cli.tasks.finetune.task import Logits, Scores, Task
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start, train
-from bert_cli.tasks.run.job import Job
-from bert_cli.train import checkpoint
-from bert_cli.train.best import best_of
-from bert_cli.train.history import SCORES
+from bert_cli.tasks.run.spec import RunSpec
+from bert_cli.train.folder import SCORES, best_checkpoint, checkpoint_name, complete_checkpoints
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 Asked = TypeVar("Asked", bound=FinetuneSettings)
 
@@ -63,9 +61,9 @@ def run(
         settings = _with_length_of(settings, tokenizer_folder)
         settings, mesh, stop = train.prepare(settings, claims)
         if not asked_length:
-            say(f"run: max_seq_length is {settings.max_seq_length}, as no length was given")
+            print_line(f"run: max_seq_length is {settings.max_seq_length}, as no length was given")
         if settings.generated_dataset:
-            say("run: trains on synthetic examples, which nothing is scored on")
+            print_line("run: trains on synthetic examples, which nothing is scored on")
             task = _synthetic_task(settings, label_names)
         else:
             assert tokenizer_folder is not None
@@ -89,7 +87,7 @@ def run(
         if len(found) > 1 and len(found) == settings.seeds:
             _say_spread(settings, found, mesh.processes.rank)
     if stopped:
-        train.leave_stopped(settings)
+        train.exit_stopped(settings)
 
 
 def _without_scores(settings: Asked) -> Asked:
@@ -154,11 +152,11 @@ def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None
                 "--save-ckpt-path, the folder of the run that trained it"
             )
     output = settings.output_dir
-    if output is not None and not train.can_be_written(output / SCORES):
+    if output is not None and not train.is_writable(output / SCORES):
         lines.append(f"output_dir ({output}): cannot be written; give another --output-dir")
     try:
         if settings.do_training:
-            train.needs_a_folder(settings)
+            train.check_output_paths(settings)
     except ConfigError as error:
         lines.append(str(error))
     if lines:
@@ -168,7 +166,7 @@ def _refuse_what_lacks(settings: FinetuneSettings, needs: Sequence[str]) -> None
 def _source(settings: FinetuneSettings) -> start.Source | None:
     """The model to start from or, where nothing is trained, to score: what this run has come to, if anything."""
     run = settings.save_ckpt_path
-    if not settings.do_training and run is not None and checkpoint.whole_checkpoints(run):
+    if not settings.do_training and run is not None and complete_checkpoints(run):
         return start.find_source(str(run), "--save-ckpt-path")
     if settings.pretrained_ckpt_path is not None:
         return start.find_source(settings.pretrained_ckpt_path)
@@ -209,7 +207,7 @@ def _refuse_another_head(settings: FinetuneSettings, source: start.Source | None
 def _with_seed(settings: Asked, seed: int) -> Asked:
     if settings.seeds == 1:
         return settings
-    say(f"seed {seed}:")
+    print_line(f"seed {seed}:")
     folders = {
         name: folder / f"seed_{seed}"
         for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
@@ -230,9 +228,9 @@ def _train_and_score(
     assert task.train is not None
     plan, reader, sample = open_features(settings, task.train, mesh)
     scorer = Scorer(settings, task, stop)
-    job = Job(
+    job = RunSpec(
         plan=plan,
-        reader=reader,
+        stream=reader,
         sample=sample,
         form=lambda model: start.disk_format(settings, model, tokenizer_folder, task.label_names),
         evaluate=scorer.evaluate if settings.do_validation else None,
@@ -242,21 +240,23 @@ def _train_and_score(
         best=task.best,
         labels=task.labels,
     )
-    walked = train.walk(settings, mesh, job, stop, claims)
-    if walked is None or not walked.finished:
+    result = train.run_training(settings, mesh, job, stop, claims)
+    if not result.finished:
         return False, None
     if settings.dry_run or not settings.do_validation:
         return True, None
-    kept = _kept(settings, walked.engine)
+    kept = _kept(settings, result.engine)
     try:
-        logits = scorer.take(walked.engine, kept, walked.state.weights)
+        logits = scorer.take(result.engine, kept, result.state.weights)
         scores = task.score(logits)
-        say(f"run: the best of its checkpoints is {kept}, whose predictions and scores follow")
-        _finish(settings, task, walked.engine, scorer, logits, scores)
+        print_line(
+            f"run: the best of its checkpoints is {kept}, whose predictions and scores follow"
+        )
+        _finish(settings, task, result.engine, scorer, logits, scores)
     except StoppedWhileScoringError:
-        say("run: stopped before its end; the same command scores what it has trained")
+        print_line("run: stopped before its end; the same command scores what it has trained")
         return False, None
-    say(json.dumps(scores))
+    print_line(json.dumps(scores))
     return True, scores
 
 
@@ -284,10 +284,10 @@ def _kept(settings: FinetuneSettings, engine: Engine) -> Path:
     folder, step = settings.save_ckpt_path, -1
     assert folder is not None
     if engine.group.rank == 0:
-        best = best_of(folder)
+        best = best_checkpoint(folder)
         assert best is not None, "a run that was evaluated has a best checkpoint"
         step = int(best.name.rpartition("_")[2])
-    return folder / checkpoint.name_of(int(engine.group.broadcast([step])[0]))
+    return folder / checkpoint_name(int(engine.group.broadcast([step])[0]))
 
 
 def _only_score(
@@ -301,7 +301,7 @@ def _only_score(
     assert source is not None
     model = assemble.build_model(settings, mesh, task.labels)
     engine = assemble.build_engine(model, settings, mesh)
-    new, _ = start.put_weights(source, model.weights)
+    new, _ = start.load_weights(source, model.weights)
     if new:
         raise ConfigError(
             f"{source.folder} ({source.architecture}): has no {', '.join(new)}, so it was not trained for this "
@@ -309,7 +309,7 @@ def _only_score(
         )
     order = label_order(source, task.label_names)
     scorer = Scorer(settings, task, stop)
-    say(f"run: scores {source.folder}")
+    print_line(f"run: scores {source.folder}")
     try:
         logits = _in_order(scorer.logits_of(engine, task.development), order)
         scores = task.score(logits)
@@ -319,7 +319,7 @@ def _only_score(
             task.show(logits)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
-    say(json.dumps(scores))
+    print_line(json.dumps(scores))
 
 
 def _in_order(logits: Logits, order: Sequence[int] | None) -> Logits:
@@ -354,14 +354,16 @@ def _finish(
 
 def _say_spread(settings: FinetuneSettings, found: Sequence[Scores], rank: int) -> None:
     """Mean and standard deviation of each score over the seeds, for people and as one JSON object."""
-    say(f"{len(found)} seeds, {settings.seed} to {settings.seed + len(found) - 1}:")
+    print_line(f"{len(found)} seeds, {settings.seed} to {settings.seed + len(found) - 1}:")
     spread: dict[str, JSON] = {}
     for name in found[0]:
         values = [scores[name] for scores in found]
         mean, deviation = statistics.mean(values), statistics.stdev(values)
         spread[name] = {"mean": mean, "standard_deviation": deviation, "values": values}
-        say(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({', '.join(f'{v:.4f}' for v in values)})")
+        print_line(
+            f"  {name}: {mean:.4f} +- {deviation:.4f}  ({', '.join(f'{v:.4f}' for v in values)})"
+        )
     assert settings.save_ckpt_path is not None
     if rank == 0:
         write_json_atomically(settings.save_ckpt_path / SCORES, spread)
-    say(json.dumps(spread))
+    print_line(json.dumps(spread))

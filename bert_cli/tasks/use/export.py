@@ -22,7 +22,7 @@ from bert_cli.files import fsync_paths
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use import runtimes
 from bert_cli.tasks.use.model import open_model, task_of
-from bert_cli.train.report import say
+from bert_cli.train.metrics import print_line
 
 # Format -> the packages that it needs beyond what every command has.
 NEEDS = {
@@ -31,7 +31,7 @@ NEEDS = {
     "tflite": (),
     "onnx": ("torch", "onnx", "onnxscript", "onnxruntime"),
 }
-# Tasks whose outputs say something about a whole text.
+# Tasks whose outputs print_line something about a whole text.
 READ_TEXTS = ("text-classification", "embed")
 PARTIAL = ".partial_"
 LARGEST_DIFFERENCE = 1e-4
@@ -66,7 +66,7 @@ def run(settings: ExportSettings) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        say(f"export: {source.folder} ({source.architecture}) as {settings.format}")
+        print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         columns_of_texts = _columns_of_texts(source) if settings.texts else None
         served = runtimes.Served(model, columns_of_texts)
         ask = runtimes.WRITERS[settings.format](served, partial)
@@ -78,7 +78,7 @@ def run(settings: ExportSettings) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    say(
+    print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; more than {model.config.max_position_embeddings:,} tokens are an error"
     )

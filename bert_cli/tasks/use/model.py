@@ -120,7 +120,7 @@ def open_model(source: start.Source, task: str, precision: str = "float32") -> O
     blocks = build_blocks(
         config, seed=0, policy=precision, last_blocks=head.blocks, labels=labels_of(source)
     )
-    new, _ = start.put_weights(source, named_weights(blocks))
+    new, _ = start.load_weights(source, named_weights(blocks))
     wanted = [head.needs] if head.needs else []
     if task == "text-classification":
         wanted.append("pool")

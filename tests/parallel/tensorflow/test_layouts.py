@@ -18,6 +18,7 @@ from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.engine import count
 from bert_cli.parallel.tensorflow.schedule import SCHEDULES
 from bert_cli.train import checkpoint
+from bert_cli.train.folder import checkpoint_name
 from bert_cli.train.step import State
 
 TABLE = [name for name in LAYOUTS if name != "4x1"]
@@ -243,7 +244,7 @@ def test_a_checkpoint_goes_through_layouts_whatever_their_shares(tmp_path):
         _, state, step, reader = built(settings)
         form = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
         if number:
-            checkpoint.resume(tmp_path / checkpoint.name_of(2 * number), state, form, {})
+            checkpoint.resume(tmp_path / checkpoint_name(2 * number), state, form, {})
         assert state.step == 2 * number
         for _ in range(2):
             step(reader[state.step])

@@ -14,7 +14,7 @@ from bert_cli.cli import main
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.tasks.bench import measurement
 from bert_cli.tasks.bench.timing import PARTS
-from bert_cli.train.saving import Held
+from bert_cli.train.saving import SavedValue
 from bert_cli.train.step import State
 
 # Before the first run, so that the CPU is cut into devices for all of them.
@@ -187,7 +187,7 @@ def test_a_disk_that_refuses_the_checkpoint_costs_only_that_figure(tmp_path, cap
 
 
 def test_a_state_that_cannot_be_saved_costs_only_the_figures_of_the_checkpoint(capsys):
-    state = State({"w": Held(np.array([np.nan]))}, {}, LossScale(value=1.0, dynamic=False), 5)
+    state = State({"w": SavedValue(np.array([np.nan]))}, {}, LossScale(value=1.0, dynamic=False), 5)
     built = SimpleNamespace(
         settings=SimpleNamespace(checkpoint_dir=None),
         state=state,

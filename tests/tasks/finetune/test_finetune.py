@@ -20,7 +20,8 @@ from bert_cli.tasks.finetune import evaluation
 from bert_cli.tasks.finetune.evaluation import Scorer
 from bert_cli.tasks.finetune.task import Task
 from bert_cli.tasks.run.start import find_tokenizer
-from bert_cli.train.checkpoint import best_of, whole_checkpoints
+from bert_cli.train.checkpoint import best_of
+from bert_cli.train.folder import complete_checkpoints
 
 FLAGS = [
     "--global-batch.micro-batch-size", "8", "--global-batch.grad-acc-steps-per-replica", "2",
@@ -253,7 +254,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
             main([*arguments(place, run), "--exit-code-when-stopped", "75"])
         assert left.value.code == 75
     assert "step 10: not scored" in capsys.readouterr().out
-    assert [path.name for path in whole_checkpoints(run)] == ["step_00000010"]
+    assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
     assert main(arguments(place, run)) == 0
     assert "continues from" in capsys.readouterr().out
     assert scores_of(run) == scores_of(whole)
@@ -295,7 +296,7 @@ def test_a_killed_run_continues_to_the_same_weights(place, whole):
         process.wait()
     assert not (run / "scores.json").exists()
     assert main(words) == 0
-    last, expected = whole_checkpoints(run)[-1], whole_checkpoints(whole)[-1]
+    last, expected = complete_checkpoints(run)[-1], complete_checkpoints(whole)[-1]
     assert last.name == expected.name == "step_00000030"
     # The device count differs between this process and the killed one; one thread each here.
     from safetensors.numpy import load_file

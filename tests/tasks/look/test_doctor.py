@@ -17,7 +17,7 @@ from bert_cli.data.records.vocab import SPECIAL_TOKENS, read_vocabulary, write_v
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.tasks.look import capacity, doctor, first_loss, machine
 from bert_cli.tasks.look.finding import Finding
-from bert_cli.train.checkpoint import whole_checkpoints
+from bert_cli.train.folder import complete_checkpoints
 
 S, WORDS = 16, 300
 FLAGS = {
@@ -132,7 +132,7 @@ def test_the_first_losses_are_those_of_the_runs_first_step(trained, in_order):
 
 
 def test_a_checkpoint_has_the_bytes_that_are_said(trained):
-    saved = whole_checkpoints(trained / "run")[-1]
+    saved = complete_checkpoints(trained / "run")[-1]
     size = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
     assert capacity.checkpoint_bytes(settings_of(trained)) == pytest.approx(size, rel=0.05)
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_has_the_bytes_that_are_said(trained):
 def test_the_checkpoint_that_a_run_continues_from_is_named(trained):
     found = examined(trained)
     assert (
-        f"continue from {whole_checkpoints(trained / 'run')[-1]}"
+        f"continue from {complete_checkpoints(trained / 'run')[-1]}"
         in of("save_ckpt_path", found).found
     )
     assert "still need" in of("disk", found).found
@@ -180,7 +180,7 @@ def test_the_shape_is_that_of_the_model_which_the_run_starts_from(trained, tmp_p
     model = trained / "run"
     found = examined(tmp_path, pretrained_ckpt_path=model, **unsaid)
     assert [one.found for one in found if one.level == "error"] == []
-    assert str(whole_checkpoints(model)[-1]) in of("model", found).found
+    assert str(complete_checkpoints(model)[-1]) in of("model", found).found
     as_said = of("memory of a run", examined(tmp_path)).figures["needed"]
     assert of("memory of a run", found).figures["needed"] == as_said
 

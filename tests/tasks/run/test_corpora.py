@@ -13,7 +13,8 @@ from bert_cli.config.memory import estimate
 from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.mixture import NUMBERING
 from bert_cli.tasks.run import corpora
-from bert_cli.train.checkpoint import MODEL, whole_checkpoints
+from bert_cli.train.checkpoint import MODEL
+from bert_cli.train.folder import complete_checkpoints
 
 STEPS = 6
 FLAGS = [
@@ -85,7 +86,7 @@ def settings_of(**changes):
 
 
 def assert_same_model(run, other):
-    last, expected = whole_checkpoints(run)[-1], whole_checkpoints(other)[-1]
+    last, expected = complete_checkpoints(run)[-1], complete_checkpoints(other)[-1]
     assert last.name == expected.name
     assert (last / MODEL).read_bytes() == (expected / MODEL).read_bytes()
 
@@ -98,7 +99,7 @@ def assert_continues(home, run, words):
     """A run that goes on from its third checkpoint ends with the same bytes."""
     (home / "again").mkdir(exist_ok=True)
     again = home / "again" / run.name
-    third = whole_checkpoints(run)[2]
+    third = complete_checkpoints(run)[2]
     copytree(third, again / third.name)
     words = [str(again) if word == str(run) else word for word in words]
     assert main(words) == 0
@@ -108,7 +109,7 @@ def assert_continues(home, run, words):
 def test_a_run_has_the_shape_of_its_model_and_starts_again_from_its_settings_or_an_address(
     home, adapted, tmp_path, capsys
 ):
-    config = json.loads((whole_checkpoints(adapted)[-1] / "config.json").read_text())
+    config = json.loads((complete_checkpoints(adapted)[-1] / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (32, 2)
     assert [line["examples"] for line in metrics(adapted)] == [8.0] * STEPS
     again, remote = tmp_path / "again", tmp_path / "remote"
@@ -234,7 +235,7 @@ def test_several_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeyp
     assert f"75.000% from {home / 'one'}" in output and f"25.000% from {home / 'two'}" in output
     assert_continues(home, run, words)
     # A run of a version that repeated examples within an epoch reads other examples: it does not continue.
-    state = whole_checkpoints(run)[-1] / "state.json"
+    state = complete_checkpoints(run)[-1] / "state.json"
     earlier = state.read_text().replace(f", {NUMBERING}", "")
     assert earlier != state.read_text()
     state.write_text(earlier)

@@ -1,4 +1,4 @@
-"""Runs as a person has them: stopped, killed and resumed, bit for bit, from start to end."""
+"""Pre-training from start to end: stopped, killed and resumed, bit for bit."""
 
 import json
 import os
@@ -7,16 +7,17 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.bert import Process, start_bert
 
 from bert_cli.cli import main
 from bert_cli.errors import BertError
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, whole_checkpoints
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER
+from bert_cli.train.folder import STATE, complete_checkpoints
 
 TIMES = {
     "examples_per_second",
@@ -62,7 +63,7 @@ def pretrain(folder: Path, **changes: object) -> None:
 
 
 def metrics(folder: Path) -> list[dict]:
-    """What a run logged, without what depends on the clock."""
+    """The metrics of a run, without those that depend on the clock."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [
         {name: value for name, value in json.loads(line).items() if name not in TIMES}
@@ -72,7 +73,7 @@ def metrics(folder: Path) -> list[dict]:
 
 def assert_same_bytes(a: Path, b: Path) -> None:
     """The newest checkpoints of two runs hold the same weights, moments and loss scale."""
-    left, right = whole_checkpoints(a)[-1], whole_checkpoints(b)[-1]
+    left, right = complete_checkpoints(a)[-1], complete_checkpoints(b)[-1]
     assert left.name == right.name
     for name in (MODEL, OPTIMIZER):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
@@ -81,9 +82,9 @@ def assert_same_bytes(a: Path, b: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     """An uninterrupted run with a checkpoint at every step."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
+    folder = tmp_path_factory.mktemp("complete") / "run"
     pretrain(folder)
     return folder
 
@@ -103,24 +104,28 @@ PRECISIONS = [
 def test_a_run_resumed_at_any_step_is_the_uninterrupted_run_bit_for_bit(changes, tmp_path):
     reference = tmp_path / "reference"
     pretrain(reference, **changes)
-    assert len(whole_checkpoints(reference)) == STEPS
-    # Any step in float32; where another precision differs from it a step in the middle shows.
+    assert len(complete_checkpoints(reference)) == STEPS
+    # Every step in float32; for other precisions one in the middle is enough.
     for step in range(1, STEPS) if not changes else (3,):
-        resumed = tmp_path / f"from_{step}"
-        resumed.mkdir()
-        shutil.copyfile(reference / "metrics.jsonl", resumed / "metrics.jsonl")
-        name = f"step_{step:08d}"
-        shutil.copytree(reference / name, resumed / name)
-        pretrain(resumed, **changes)
-        assert_same_bytes(resumed, reference)
-        assert metrics(resumed) == metrics(reference)
+        assert_resumes_from(step, reference, tmp_path, changes)
+
+
+def assert_resumes_from(step: int, reference: Path, folder: Path, changes: dict) -> None:
+    """A run that continues from a checkpoint of another ends with the same bytes and metrics."""
+    resumed = folder / f"from_{step}"
+    name = f"step_{step:08d}"
+    shutil.copytree(reference / name, resumed / name)
+    shutil.copyfile(reference / "metrics.jsonl", resumed / "metrics.jsonl")
+    pretrain(resumed, **changes)
+    assert_same_bytes(resumed, reference)
+    assert metrics(resumed) == metrics(reference)
 
 
 def test_a_run_whose_gradients_overflow_resumes_bit_for_bit_too(tmp_path):
-    """The dynamic scale is halved at each bad step: all of its state has to come back."""
+    """The dynamic scale is halved at each skipped step: all of its state has to be restored."""
     changes = {"precision": "float16", "optimizer_opts__loss_scaling": "dynamic"}
     reference = tmp_path / "reference"
-    # Weights of that size overflow float16 at the scale a run begins with.
+    # Weights of that size overflow float16 at the initial scale.
     changes |= {"bert_config__initializer_range": 2.0, "total_num_train_samples": 8 * 12}
     pretrain(reference, **changes)
     skipped = [line["skipped"] for line in metrics(reference)]
@@ -128,31 +133,37 @@ def test_a_run_whose_gradients_overflow_resumes_bit_for_bit_too(tmp_path):
     assert 0 < skipped[-1] < len(skipped)
     assert len(set(scales)) > 1
     for step in (1, skipped[-1] + 1):
-        resumed = tmp_path / f"from_{step}"
-        name = f"step_{step:08d}"
-        shutil.copytree(reference / name, resumed / name)
-        shutil.copyfile(reference / "metrics.jsonl", resumed / "metrics.jsonl")
-        pretrain(resumed, **changes)
-        assert_same_bytes(resumed, reference)
-        assert metrics(resumed) == metrics(reference)
+        assert_resumes_from(step, reference, tmp_path, changes)
 
 
-def start(words: list[str]) -> subprocess.Popen:
-    """The command in a process of its own, as a person starts it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "bert_cli", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )  # fmt: skip
+STARTED: list[Process] = []
 
 
-def wait_for(condition, process: subprocess.Popen, seconds: float = 120.0) -> None:
+@pytest.fixture(autouse=True)
+def _end_started():
+    """End the processes of a test and close their outputs."""
+    yield
+    for process in STARTED:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    STARTED.clear()
+
+
+def start(words: list[str]) -> Process:
+    STARTED.append(start_bert(*words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    return STARTED[-1]
+
+
+def wait_for(condition, process: Process, seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "did not get that far"
+        assert time.monotonic() < until, "took too long"
         time.sleep(0.005)
 
 
-def test_a_run_killed_at_any_moment_resumes_as_if_nothing_had_been(tmp_path):
+def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path):
     many = {"total_num_train_samples": 8 * 60}
     reference, killed = tmp_path / "reference", tmp_path / "killed"
     pretrain(reference, **many)
@@ -162,69 +173,68 @@ def test_a_run_killed_at_any_moment_resumes_as_if_nothing_had_been(tmp_path):
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL, kills
-        assert len(whole_checkpoints(killed)) < 60
+        assert len(complete_checkpoints(killed)) < 60
     pretrain(killed, **many)
     assert_same_bytes(killed, reference)
     assert metrics(killed) == metrics(reference)
     assert not list(killed.glob(".partial*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_asked_to_stop_saves_exits_0_and_goes_on_where_it_was(number, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_request_saves_and_the_same_command_continues(number, tmp_path):
     many = {"total_num_train_samples": 8 * 2000, "checkpoint_every_steps": 100_000}
     process = start(arguments(tmp_path / "run", **many))
     wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
     process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert "and saved; the same command continues" in told
-    (checkpoint,) = whole_checkpoints(tmp_path / "run")
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert "and saved; the same command continues" in text
+    (checkpoint,) = complete_checkpoints(tmp_path / "run")
     step = json.loads((checkpoint / STATE).read_text())["step"]
     assert 0 < step < 2000
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, step + 1))
     again = start([*arguments(tmp_path / "run", **many), "--dry-run"])
-    told, _ = again.communicate(timeout=120)
-    assert f"continues from {checkpoint} (step {step:,})" in told
-    assert f"dry run ended at step {step + 2:,}" in told
+    text, _ = again.communicate(timeout=120)
+    assert f"continues from {checkpoint} (step {step:,})" in text
+    assert f"dry run ended at step {step + 2:,}" in text
 
 
-def test_a_terminal_that_is_gone_does_not_end_a_run(tmp_path):
-    words = " ".join(arguments(tmp_path / "run"))
-    code = f"{sys.executable} -m bert_cli {words} | head -1; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", code], capture_output=True).returncode == 0
-    assert whole_checkpoints(tmp_path / "run")[-1].name == f"step_{STEPS:08d}"
+def test_a_reader_of_the_output_that_ends_does_not_end_the_run(tmp_path):
+    process = start(arguments(tmp_path / "run"))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert complete_checkpoints(tmp_path / "run")[-1].name == f"step_{STEPS:08d}"
     assert len(metrics(tmp_path / "run")) == STEPS
 
 
 def on_a_terminal(words: list[str]) -> str:
-    """What a command writes to a terminal."""
-    ours, its = pty.openpty()
+    """The output of a command on a terminal."""
+    ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bert_cli", *words], stdout=its, stderr=its, env=environment
-    )
-    os.close(its)
-    told = b""
-    # The terminal's other end is an error once it is closed, and not the end of a file.
+    process = start_bert(*words, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    output = b""
+    # A closed terminal is an error and not the end of a file.
     with open(ours, "rb", buffering=0) as terminal, suppress(OSError):
         while part := terminal.read(65536):
-            told += part
-    assert process.wait() == 0, told
-    return told.decode()
+            output += part
+    assert process.wait() == 0, output
+    return output.decode()
 
 
-@pytest.mark.parametrize("changes", [{}, {"log_every_steps": 2}], ids=["not asked", "every 2"])
-def test_on_a_terminal_lines_are_printed_where_they_are_asked_for_above_the_foot(changes, tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"log_every_steps": 2}], ids=["default", "every 2"])
+def test_a_terminal_has_a_progress_bar_and_the_lines_that_are_set(changes, tmp_path):
     many = {"total_num_train_samples": 8 * 60, "checkpoint_every_steps": False}
-    told = on_a_terminal(arguments(tmp_path / "run", **many, **changes))
-    assert f"run: writes into {tmp_path / 'run'}: checkpoints step_*/, metrics.jsonl" in told
-    assert " % " in told and "/60 " in told and told.count("examples/s") > 0
-    lines = re.findall(r"step +(\d+)/60  mlm .* tokens/s", told)
+    output = on_a_terminal(arguments(tmp_path / "run", **many, **changes))
+    assert f"run: writes into {tmp_path / 'run'}: checkpoints step_*/, metrics.jsonl" in output
+    assert " % " in output and "/60 " in output and output.count("examples/s") > 0
+    lines = re.findall(r"step +(\d+)/60  mlm .* tokens/s", output)
     assert lines == ([] if not changes else ["1", *map(str, range(2, 61, 2))])
-    assert "run: 60 steps done" in told.splitlines()[-1]
+    assert "run: 60 steps done" in output.splitlines()[-1]
 
 
-def test_two_runs_cannot_share_a_folder(tmp_path, capsys):
+def test_two_runs_cannot_have_one_folder(tmp_path, capsys):
     many = {"total_num_train_samples": 8 * 2000}
     process = start(arguments(tmp_path / "run", **many))
     wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
@@ -242,115 +252,112 @@ def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path)
     for line in process.stdout:
         if line.startswith("built in"):
             break
-    time.sleep(5.0)
+    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
-    told, _ = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 15
-    assert process.returncode == 0, told
-    assert "stopped at step 0 and saved" in told
+    requested = time.monotonic()
+    text, _ = process.communicate(timeout=60)
+    assert time.monotonic() - requested < 15
+    assert process.returncode == 0, text
+    assert "stopped at step 0 and saved" in text
 
 
-def test_a_finished_run_says_so_and_changes_nothing(whole, capsys):
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
-    pretrain(whole)
+def test_a_finished_run_changes_nothing(complete, capsys):
+    before = {path: path.stat().st_mtime_ns for path in complete.rglob("*.safetensors")}
+    pretrain(complete)
     assert f"all {STEPS} steps are done" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")} == before
+    assert {path: path.stat().st_mtime_ns for path in complete.rglob("*.safetensors")} == before
 
 
-def test_replicas_and_accumulation_are_the_same_run(whole, tmp_path):
-    """One replica of two micro-batches and two of one read, mask and drop the same."""
+def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path):
+    """One replica of two micro-batches reads, masks and drops the same as two of one."""
     pretrain(tmp_path / "run", global_batch__replicas=2, global_batch__grad_acc_steps_per_replica=1)
-    assert_same_bytes(tmp_path / "run", whole)
+    assert_same_bytes(tmp_path / "run", complete)
 
 
-def test_a_resumed_run_may_change_what_does_not_change_numbers(whole, tmp_path):
-    shutil.copytree(whole / "step_00000003", tmp_path / "run" / "step_00000003")
+def test_a_resumed_run_may_change_settings_that_do_not_change_numbers(complete, tmp_path):
+    shutil.copytree(complete / "step_00000003", tmp_path / "run" / "step_00000003")
     pretrain(tmp_path / "run", log_every_steps=3, keep_checkpoints=1)
-    assert_same_bytes(tmp_path / "run", whole)
-    assert [path.name for path in whole_checkpoints(tmp_path / "run")] == [f"step_{STEPS:08d}"]
+    assert_same_bytes(tmp_path / "run", complete)
+    assert [path.name for path in complete_checkpoints(tmp_path / "run")] == [f"step_{STEPS:08d}"]
 
 
-@pytest.mark.parametrize("saved_by", ["0.1.0", "0.2.0"])
-def test_a_run_that_began_with_another_fall_of_the_learning_rate_says_so(
-    saved_by, whole, tmp_path, capsys
+def test_a_run_of_version_0_1_reports_the_changed_end_of_the_learning_rate(
+    complete, tmp_path, capsys
 ):
-    shutil.copytree(whole / "step_00000005", tmp_path / "run" / "step_00000005")
+    shutil.copytree(complete / "step_00000005", tmp_path / "run" / "step_00000005")
     state = tmp_path / "run" / "step_00000005" / STATE
-    found = json.loads(state.read_text())
-    found["versions"]["bert_cli"] = saved_by
-    state.write_text(json.dumps(found))
-    pretrain(tmp_path / "run", dry_run=None)
-    told = f"it was saved by {saved_by}, and the learning rate falls to 1e-7 on the last step since 0.2.0"
-    assert (told in capsys.readouterr().out) == (saved_by == "0.1.0")
+    record = json.loads(state.read_text())
+    for version in ("0.1.0", "0.2.0"):
+        record["versions"]["bert_cli"] = version
+        state.write_text(json.dumps(record))
+        pretrain(tmp_path / "run", dry_run=None)
+        text = f"it was saved by {version}, and the learning rate falls to 1e-7 on the last step since 0.2.0"
+        assert (text in capsys.readouterr().out) == (version == "0.1.0")
 
 
-def test_a_resumed_run_may_not_change_its_numbers(whole, capsys):
-    assert main(arguments(whole, seed=7, bert_config__hidden_dropout_prob=0.3)) == 4
-    told = capsys.readouterr().err
-    assert "seed was 1984, is 7" in told
-    assert "bert_config.hidden_dropout_prob was 0.1, is 0.3" in told
-    assert "--pretrained-ckpt-path" in told
-    # The refused start has left the run as it was.
-    assert json.loads((whole / "settings.json").read_text())["seed"] == 1984
-
-
-def test_a_resumed_run_may_not_cut_its_steps_into_other_micro_batches(whole, capsys):
-    """A micro-batch's dropout is drawn as a whole."""
+def test_a_resumed_run_may_not_change_its_numbers(complete, capsys):
+    assert main(arguments(complete, seed=7, bert_config__hidden_dropout_prob=0.3)) == 4
+    error = capsys.readouterr().err
+    assert "seed was 1984, is 7" in error
+    assert "bert_config.hidden_dropout_prob was 0.1, is 0.3" in error
+    assert "--pretrained-ckpt-path" in error
+    # The run is unchanged.
+    assert json.loads((complete / "settings.json").read_text())["seed"] == 1984
+    # Dropout is drawn for a complete micro-batch.
     other = {"global_batch.micro_batch_size": 8, "global_batch.grad_acc_steps_per_replica": 1}
-    assert main(arguments(whole, **other)) == 4
+    assert main(arguments(complete, **other)) == 4
     assert "micro_batch_size was 4, is 8" in capsys.readouterr().err
 
 
 def test_phase_two_starts_from_the_weights_of_phase_one_with_a_fresh_optimizer(
-    whole, tmp_path, capsys
+    complete, tmp_path, capsys
 ):
     longer = {"max_seq_length": 24, "max_predictions_per_seq": 4}
-    pretrain(tmp_path / "run", pretrained_ckpt_path=whole, **longer)
-    told = capsys.readouterr().out
+    pretrain(tmp_path / "run", pretrained_ckpt_path=complete, **longer)
+    output = capsys.readouterr().out
     assert (
-        f"starts from the weights in {whole / f'step_{STEPS:08d}'} with a fresh optimizer" in told
+        f"starts from the weights in {complete / f'step_{STEPS:08d}'} with a fresh optimizer"
+        in output
     )
-    # One of five steps is warm-up: the first step's rate is the floor of 1e-7 and moves next to nothing.
+    # One of five steps is warm-up: the rate of the first step is 1e-7.
     from safetensors.numpy import load_file
 
-    start = load_file(whole / f"step_{STEPS:08d}" / MODEL)
+    start = load_file(complete / f"step_{STEPS:08d}" / MODEL)
     after = load_file(tmp_path / "run" / "step_00000001" / MODEL)
     assert start.keys() == after.keys()
     assert max(abs(start[name] - after[name]).max() for name in start) < 1e-6
     moments = load_file(tmp_path / "run" / "step_00000001" / OPTIMIZER)
-    longer_trained = load_file(whole / f"step_{STEPS:08d}" / OPTIMIZER)
+    longer_trained = load_file(complete / f"step_{STEPS:08d}" / OPTIMIZER)
     name = "emb/word/embeddings/moment2"
     assert 0 < moments[name].sum() < longer_trained[name].sum()
     assert json.loads((tmp_path / "run" / "step_00000001" / STATE).read_text())["step"] == 1
 
 
-def test_weights_of_another_model_are_refused_with_the_difference(whole, tmp_path, capsys):
-    other = {"bert_config__intermediate_size": 64, "pretrained_ckpt_path": whole}
+def test_initial_weights_of_another_model_or_absent_ones_are_an_error(complete, tmp_path, capsys):
+    other = {"bert_config__intermediate_size": 64, "pretrained_ckpt_path": complete}
     assert main(arguments(tmp_path / "run", **other)) == 4
     assert "intermediate_size" in capsys.readouterr().err
-
-
-def test_a_start_that_does_not_exist_is_refused(tmp_path, capsys):
     assert main(arguments(tmp_path / "run", pretrained_ckpt_path=tmp_path / "none")) == 4
     assert "is no folder" in capsys.readouterr().err
 
 
-def test_a_dry_run_shows_settings_with_origins_the_plan_and_two_steps_and_saves_nothing(
-    tmp_path, capsys
-):
+def test_a_dry_run_prints_settings_plan_and_two_steps_and_saves_nothing(tmp_path, capsys):
     assert main([*arguments(tmp_path / "run"), "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "global_batch.micro_batch_size" in told and "(--global-batch.micro-batch-size)" in told
-    assert f"{STEPS} steps of 8 examples" in told
-    assert told.count("\nstep ") == 2
+    output = capsys.readouterr().out
+    assert (
+        "global_batch.micro_batch_size" in output and "(--global-batch.micro-batch-size)" in output
+    )
+    assert f"{STEPS} steps of 8 examples" in output
+    assert output.count("\nstep ") == 2
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--compile-only"])
-def test_weights_that_cannot_be_read_are_named_before_the_real_start(flag, whole, tmp_path, capsys):
+def test_weights_that_cannot_be_read_are_named_without_a_real_start(
+    flag, complete, tmp_path, capsys
+):
     model = tmp_path / "model"
-    shutil.copytree(whole_checkpoints(whole)[0], model)
+    shutil.copytree(complete_checkpoints(complete)[0], model)
     (model / "model.safetensors").write_bytes(b"cut")
     words = [*arguments(tmp_path / "run"), "--pretrained-ckpt-path", str(model), flag]
     assert main(words) == 4
@@ -362,50 +369,39 @@ def test_weights_that_cannot_be_read_are_named_before_the_real_start(flag, whole
 
 def test_compile_only_trains_nothing(tmp_path, capsys):
     assert main([*arguments(tmp_path / "run"), "--compile-only"]) == 0
-    told = capsys.readouterr().out
-    assert "compiled in" in told
-    assert "\nstep " not in told
+    output = capsys.readouterr().out
+    assert "compiled in" in output and "\nstep " not in output
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "told"),
-    [
-        ({"generated-dataset": False}, 2, "dataset_dir: is not given"),
+def test_a_mistake_is_one_message_and_an_exit_code(tmp_path, capsys):
+    for changes, code, message in (
+        ({"generated-dataset": False}, 2, "dataset_dir: is missing"),
         ({"generated-dataset": False, "dataset-dir": "/nowhere"}, 3, "/nowhere"),
         ({"precision": "float8"}, 2, "precision (--precision): got 'float8'"),
-    ],
-)
-def test_a_mistake_is_one_message_and_an_exit_code(changes, code, told, tmp_path, capsys):
-    assert main(arguments(tmp_path / "run", **changes)) == code
-    error = capsys.readouterr().err
-    assert error.startswith("bert: ") and told in error
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_without_a_folder_is_refused(tmp_path, capsys):
+    ):
+        assert main(arguments(tmp_path / "run", **changes)) == code
+        error = capsys.readouterr().err
+        assert error.startswith("bert: ") and message in error
+        assert not (tmp_path / "run").exists()
     words = arguments(tmp_path)
     del words[1:3]
     assert main(words) == 2
     assert "save_ckpt_path: is not given" in capsys.readouterr().err
+    assert sorted(kind.exit_code for kind in BertError.__subclasses__()) == [2, 3, 4, 5]
 
 
-def test_every_kind_of_mistake_has_its_own_exit_code():
-    codes = [kind.exit_code for kind in BertError.__subclasses__()]
-    assert sorted(codes) == [2, 3, 4, 5]
-
-
-def test_metrics_have_the_promised_keys(whole):
-    promised = {
+def test_metrics_have_the_documented_keys(complete):
+    documented = {
         "step", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "gradient_norm",
         "weight_norm", "loss_scale", "skipped", "examples_per_second", "tokens_per_second", "seconds_left",
     }  # fmt: skip
-    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    lines = (complete / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == STEPS
-    assert promised <= set(json.loads(lines[0]))
+    assert documented <= set(json.loads(lines[0]))
 
 
-def test_the_run_folder_cannot_be_written(tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, capsys):
     blocker = tmp_path / "file"
     blocker.write_text("")
     assert main(arguments(blocker / "run")) == 2

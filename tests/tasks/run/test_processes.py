@@ -3,19 +3,20 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.bert import Process, start_bert
 
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, whole_checkpoints
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, read_state
+from bert_cli.train.folder import complete_checkpoints
 
 STEPS = 10
 MANY = 400
@@ -42,6 +43,7 @@ FLAGS = {
     "checkpoint-every-steps": 5,
     "keep-checkpoints": 100,
 }
+SHARDED = {"parallel__replicated_tensor_sharding": None}
 
 
 def words(
@@ -60,91 +62,85 @@ def words(
     return found
 
 
-STARTED: list[subprocess.Popen] = []
-
-
 @pytest.fixture(autouse=True)
-def nobody_is_left():
-    """End what a failed test has left running."""
-    yield
-    for process in STARTED:
+def started():
+    """The processes of a test, which end with it."""
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
         process.kill()
         process.wait()
-    STARTED.clear()
 
 
-def start(commands: list[list[str]]) -> list[subprocess.Popen]:
-    """A process for each command, which are the ranks of one cluster; one alone has no cluster.
-
-    Each writes to a file, which can be read as its `told`.
-    """
-    held = [socket.socket() for _ in commands]
-    for one in held:
-        one.bind(("localhost", 0))
-    workers = [f"localhost:{one.getsockname()[1]}" for one in held]
-    for one in held:
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
         one.close()
-    processes = []
+    return ports
+
+
+def start(folder: Path, commands: list[list[str]], size: int | None = None) -> list[Process]:
+    """Start a process for each command, the ranks of a process group; a single one has no group.
+
+    Their output is the text of their file `log`. The group has `size` processes if not all start.
+    """
+    folder.mkdir(exist_ok=True)
+    processes, ports = [], free_ports(size or len(commands))
     for rank, command in enumerate(commands):
         environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        if len(commands) > 1:
+        if len(ports) > 1:
+            cluster = {"worker": [f"localhost:{port}" for port in ports]}
             task = {"type": "worker", "index": rank}
-            environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-        with tempfile.NamedTemporaryFile("w", delete=False) as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bert_cli", *command],
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        process.told, process.port = Path(file.name), int(workers[rank].rpartition(":")[2])
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        log = folder / f"log{rank}"
+        with log.open("w") as file:
+            process = start_bert(*command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        process.log, process.port = log, ports[rank]
         processes.append(process)
-    STARTED.extend(processes)
     return processes
 
 
-def end(processes: list[subprocess.Popen], seconds: float = 120.0) -> list[str]:
-    """What each wrote, when all have ended."""
+def end(processes: list[Process], seconds: float = 120.0) -> list[str]:
+    """The output of each, when all have ended."""
     until = time.monotonic() + seconds
-    told = []
     for process in processes:
         process.wait(timeout=until - time.monotonic())
-        told.append(process.told.read_text())
-        process.told.unlink()
-    return told
+    return [process.log.read_text() for process in processes]
 
 
-def run(commands: list[list[str]]) -> list[str]:
-    processes = start(commands)
-    told = end(processes)
-    for process, text in zip(processes, told, strict=True):
+def run(folder: Path, commands: list[list[str]]) -> list[str]:
+    processes = start(folder, commands)
+    texts = end(processes)
+    for process, text in zip(processes, texts, strict=True):
         assert process.returncode == 0, text
-    return told
+    return texts
 
 
-def wait_for(path: Path, processes: list[subprocess.Popen], seconds: float = 90.0) -> None:
+def wait_until(condition, processes: list[Process], seconds: float = 90.0) -> None:
     until = time.monotonic() + seconds
-    while not path.exists():
+    while not condition():
         for process in processes:
-            assert process.poll() is None, process.told.read_text()
-        assert time.monotonic() < until, f"{path} did not come"
+            assert process.poll() is None, process.log.read_text()
+        assert time.monotonic() < until, [process.log.read_text() for process in processes]
         time.sleep(0.02)
 
 
-def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Weights and moments of the newest checkpoint of a run."""
-    newest = whole_checkpoints(folder)[-1]
-    return {**load_file(newest / MODEL), **load_file(newest / OPTIMIZER)}
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def step_of(folder: Path) -> int:
-    return json.loads((whole_checkpoints(folder)[-1] / STATE).read_text())["step"]
+def last_saved(folder: Path) -> int:
+    return read_state(complete_checkpoints(folder)[-1]).step
 
 
 def assert_same_run(a: Path, b: Path, tolerance: float) -> None:
-    """Same weights and moments, each relative to its norm; but see `assert_weights_close` of the layouts."""
-    assert step_of(a) == step_of(b)
-    left, right = tensors(a), tensors(b)
+    """Same weights and moments, each relative to its norm; see `assert_weights_close` of the layouts."""
+    assert last_saved(a) == last_saved(b)
+    left, right = (
+        {**load_file(newest / MODEL), **load_file(newest / OPTIMIZER)}
+        for newest in (complete_checkpoints(a)[-1], complete_checkpoints(b)[-1])
+    )
     assert left.keys() == right.keys()
     for name, value in right.items():
         if "key/bias" in name or "key.bias" in name:
@@ -154,177 +150,160 @@ def assert_same_run(a: Path, b: Path, tolerance: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single(tmp_path_factory):
     """The run on one device, with a checkpoint at steps 5 and 10."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    run([words(folder, 1, 4)])
-    return folder
+    folder = tmp_path_factory.mktemp("single")
+    run(folder, [words(folder / "run", 1, 4)])
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory):
-    """The same in two processes of two stages each, each with half of the moments."""
-    folder = tmp_path_factory.mktemp("spread") / "run"
-    flags = {"parallel__replicated_tensor_sharding": None}
-    command = [*words(folder, 2, 4, **flags), *STAGES]
-    return folder, run([command, command])
+def distributed(tmp_path_factory):
+    """The same in two processes of two stages each, each with half of the moments; with its outputs."""
+    folder = tmp_path_factory.mktemp("distributed")
+    command = [*words(folder / "run", 2, 4, **SHARDED), *STAGES]
+    return folder / "run", run(folder, [command, command])
 
 
-def test_two_processes_of_two_stages_train_the_model_of_one_device(alone, spread):
-    assert_same_run(spread[0], alone, 1e-5)
-    lines = [
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (spread[0], alone)
-    ]
-    assert [len(found) for found in lines] == [STEPS, STEPS]
-    for here, there in zip(*lines, strict=True):
-        assert here["mlm_loss"] == pytest.approx(there["mlm_loss"], rel=1e-5)
-        assert here["tokens"] == there["tokens"]
+def test_two_processes_of_two_stages_train_the_model_of_one_device(single, distributed):
+    folder, (first, second) = distributed
+    assert_same_run(folder, single, 1e-5)
+    assert [len(metrics(path)) for path in (folder, single)] == [STEPS, STEPS]
+    for ours, theirs in zip(metrics(folder), metrics(single), strict=True):
+        assert ours["mlm_loss"] == pytest.approx(theirs["mlm_loss"], rel=1e-5)
+        assert ours["tokens"] == theirs["tokens"]
+    # Only rank 0 prints and writes.
+    assert "2 processes from TF_CONFIG" in first and f"step {STEPS}/{STEPS}" in first
+    assert second == ""
+    names = [path.name for path in complete_checkpoints(folder)]
+    assert names == ["step_00000005", "step_00000010"]
 
 
-def test_two_processes_of_two_replicas_that_compute_again_are_one_device_too(alone, tmp_path):
+def test_two_processes_of_two_replicas_with_recomputation_train_it_too(single, tmp_path):
     """Four replicas with a micro-batch each."""
     command = [*words(tmp_path / "run", 4, 4, parallel__recompute=None), *STAGES]
-    run([command, command])
-    assert_same_run(tmp_path / "run", alone, 1e-5)
+    run(tmp_path, [command, command])
+    assert_same_run(tmp_path / "run", single, 1e-5)
 
 
-def test_one_rank_speaks_and_writes(spread):
-    folder, (first, second) = spread
-    assert "2 processes, as TF_CONFIG says" in first and f"step {STEPS}/{STEPS}" in first
-    assert second == ""
-    assert [path.name for path in whole_checkpoints(folder)] == ["step_00000005", "step_00000010"]
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_checkpoint_of_one_layout_continues_in_another(processes, single, distributed, tmp_path):
+    """With two processes each loads its own part of the sharded moments."""
+    source = single if processes == 2 else distributed[0]
+    shutil.copytree(source / "step_00000005", tmp_path / "run" / "step_00000005")
+    sharded = [*words(tmp_path / "run", 2, 4, **SHARDED), *STAGES]
+    texts = run(tmp_path, [sharded] * 2 if processes == 2 else [words(tmp_path / "run", 1, 4)])
+    assert "continues from" in texts[0] and "(step 5)" in texts[0]
+    assert_same_run(tmp_path / "run", single, 1e-5)
 
 
-@pytest.mark.parametrize("there", ["alone to spread", "spread to alone"])
-def test_a_checkpoint_of_one_layout_continues_in_another(there, alone, spread, tmp_path):
-    source = alone if there.startswith("alone") else spread[0]
-    folder = tmp_path / "run"
-    folder.mkdir()
-    subprocess.run(["cp", "-r", source / "step_00000005", folder], check=True)
-    if there.endswith("alone"):
-        told = run([words(folder, 1, 4)])
-    else:
-        command = [*words(folder, 2, 4), *STAGES]
-        told = run([command, command])
-    assert "continues from" in told[0] and "(step 5)" in told[0]
-    assert_same_run(folder, alone, 1e-5)
-
-
-def killed(folder: Path, rank: int) -> list[str]:
-    """What three processes said of which one was killed in the middle of a run."""
-    processes = start([words(folder, 3, 3, steps=MANY)] * 3)
-    wait_for(folder / "step_00000020", processes)
+def kill(folder: Path, rank: int, started: list[Process]) -> list[str]:
+    """Kill one of three processes in the middle of a run and return what they printed."""
+    command = words(folder / "run", 3, 3, steps=MANY)
+    processes = start(folder, [command] * 3)
+    started += processes
+    wait_until((folder / "run" / "step_00000020").exists, processes)
     processes[rank].kill()
-    began = time.monotonic()
-    told = end(processes, 60)
-    assert time.monotonic() - began < 60
+    texts = end(processes, 60)
     codes = [5, 5, 5]
     codes[rank] = -signal.SIGKILL
-    assert [process.returncode for process in processes] == codes, told
-    assert not any("Traceback" in text for text in told)
-    return told
+    assert [process.returncode for process in processes] == codes, texts
+    assert not any("Traceback" in text for text in texts)
+    return texts
 
 
-def test_a_process_killed_ends_the_run_on_all_and_the_same_command_continues(tmp_path):
+def test_kill_9_of_a_process_ends_the_run_and_the_same_command_continues(tmp_path, started):
+    texts = kill(tmp_path, 2, started)
+    # A process that hears of it from another may name that one; the first does not.
+    assert any("rank 2 is gone" in text for text in texts)
     folder = tmp_path / "run"
-    told = killed(folder, 2)
-    # Who hears of it from another process may blame that one; the first to hear does not.
-    assert any("rank 2 is gone" in text for text in told)
-    stopped_at = step_of(folder)
+    stopped_at = last_saved(folder)
     assert 20 <= stopped_at < MANY
-    processes = start([words(folder, 3, 3, steps=MANY)] * 3)
-    wait_for(folder / f"step_{stopped_at + 5:08d}", processes)
+    processes = start(tmp_path, [words(folder, 3, 3, steps=MANY)] * 3)
+    started += processes
+    wait_until((folder / f"step_{stopped_at + 5:08d}").exists, processes)
     for process in processes:
         process.kill()
-    said = end(processes)[0]
-    assert f"(step {stopped_at})" in said
-    steps = [
-        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    assert f"(step {stopped_at})" in end(processes)[0]
+    steps = [row["step"] for row in metrics(folder)]
     assert steps[: stopped_at + 5] == list(range(1, stopped_at + 6))
 
 
-def test_the_process_that_keeps_the_cluster_killed_ends_the_run_too(tmp_path):
-    told = killed(tmp_path / "run", 0)
-    assert any("rank 0 is gone" in text for text in told)
+def test_kill_9_of_the_process_that_coordinates_the_others_ends_the_run_too(tmp_path, started):
+    assert any("rank 0 is gone" in text for text in kill(tmp_path, 0, started))
 
 
-def test_sigterm_to_any_rank_saves_one_checkpoint_and_all_leave_well(tmp_path):
-    folder = tmp_path / "run"
-    flags = {"checkpoint_every_steps": 100_000, "parallel__replicated_tensor_sharding": None}
-    # Steps of seconds: the wish is heard between micro-batches.
-    command = words(folder, 2, 4000, steps=1000, **flags)
-    processes = start([command] * 2)
-    wait_for(folder / "settings.json", processes)
-    time.sleep(8)
+def test_sigterm_to_any_rank_saves_one_checkpoint_and_ends_all(tmp_path, started):
+    flags = {"checkpoint_every_steps": 100_000, **SHARDED}
+    # Steps of seconds: the request is checked between micro-batches.
+    processes = start(tmp_path, [words(tmp_path / "run", 2, 4000, steps=1000, **flags)] * 2)
+    started += processes
+    wait_until(lambda: "traced in" in processes[0].log.read_text(), processes)
+    time.sleep(0.5)
     processes[1].send_signal(signal.SIGTERM)
-    asked = time.monotonic()
-    told = end(processes)
-    assert time.monotonic() - asked < 30
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert "stopped at step" in told[0]
-    (checkpoint,) = whole_checkpoints(folder)
+    requested = time.monotonic()
+    texts = end(processes)
+    assert time.monotonic() - requested < 30
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "stopped at step" in texts[0]
+    (checkpoint,) = complete_checkpoints(tmp_path / "run")
     assert (checkpoint / OPTIMIZER).is_file()
-    assert not list(folder.glob(".partial*"))
+    assert not list((tmp_path / "run").glob(".partial*"))
 
 
-def addresses_outside() -> list[str]:
-    """Addresses of this host on interfaces that are not loopback."""
-    found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
-    return found.split()
-
-
-def test_one_host_listens_on_loopback_and_the_watchdog_says_for_whom_the_others_wait(tmp_path):
+def test_one_host_listens_on_loopback_and_the_watchdog_names_a_rank_that_hangs(tmp_path, started):
+    flags = {"cluster__report_waiting_after_seconds": 1, "cluster__lost_after_seconds": 60}
     folder = tmp_path / "run"
-    flags = {"cluster__report_waiting_after_seconds": 2, "cluster__lost_after_seconds": 60}
-    processes = start([words(folder, 2, 2, steps=100_000, **flags)] * 2)
-    wait_for(folder / "metrics.jsonl", processes)
+    processes = start(tmp_path, [words(folder, 2, 2, steps=100_000, **flags)] * 2)
+    started += processes
+    wait_until((folder / "metrics.jsonl").exists, processes)
+    outside = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
     for process in processes:
         socket.create_connection(("127.0.0.1", process.port), timeout=5).close()
-        for address in addresses_outside():
+        for address in outside.split():
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((address, process.port), timeout=5)
-    # What it does it tells once a second: stopped sooner, the others know of no step of its.
-    time.sleep(3)
+    # A rank publishes its step once a second.
+    time.sleep(2.1)
     processes[1].send_signal(signal.SIGSTOP)
-    time.sleep(7)
+    message = re.compile(r"rank 0 has waited \d+ s for rank 1 \(step ")
+    wait_until(lambda: message.search(processes[0].log.read_text()), processes[:1], 20)
     processes[1].send_signal(signal.SIGCONT)
     for process in processes:
         process.send_signal(signal.SIGTERM)
-    told = end(processes)
-    assert "rank 0 has waited 2 s for rank 1 (step " in told[0]
-    # Slow is not lost.
+    end(processes)
+    # A slow process is not lost.
     assert [process.returncode for process in processes] == [0, 0]
 
 
-def test_a_rank_started_with_other_settings_is_refused_by_name(tmp_path):
+def test_a_rank_with_other_settings_is_named(tmp_path, started):
     folder = tmp_path / "run"
-    processes = start([words(folder, 2, 2), words(folder, 2, 2, seed=7)])
-    told = end(processes)
+    processes = start(tmp_path, [words(folder, 2, 2), words(folder, 2, 2, seed=7)])
+    started += processes
+    texts = end(processes)
     assert [process.returncode for process in processes] == [2, 2]
-    assert all("rank 1: was started with other settings" in text for text in told)
+    assert all("rank 1: was started with other settings" in text for text in texts)
 
 
-def test_replicas_that_cannot_be_divided_are_refused_before_anyone_waits(tmp_path):
-    processes = start([words(tmp_path / "run", 3, 3)] * 2)
-    told = end(processes, 60)
+def test_replicas_that_cannot_be_divided_are_an_error_before_any_process_waits(tmp_path, started):
+    processes = start(tmp_path, [words(tmp_path / "run", 3, 3)] * 2)
+    started += processes
+    texts = end(processes, 60)
     assert [process.returncode for process in processes] == [2, 2]
-    assert all("cannot be divided among 2 processes" in text for text in told)
+    assert all("cannot be divided among 2 processes" in text for text in texts)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_whose_peers_never_come_says_so_and_can_be_stopped(number, tmp_path):
-    folder, waits = tmp_path / "run", {"cluster__report_waiting_after_seconds": 1}
-    alone, other = start([words(folder, 2, 2, **waits), ["--version"]])
-    other.wait(60)
-    until = time.monotonic() + 60
-    while "to start" not in alone.told.read_text():
-        assert alone.poll() is None and time.monotonic() < until, alone.told.read_text()
-        time.sleep(0.1)
-    alone.send_signal(number)
-    told = end([alone], 10)[0]
-    assert alone.returncode == 0, told
-    assert re.search(r"cluster: rank 0 \(127\.0\.0\.1:\d+\) has waited \d+ s for rank 1 \(", told)
-    assert "stopped before all processes had come; nothing was done" in told
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_process_whose_others_never_start_names_them_and_can_be_stopped(
+    number, tmp_path, started
+):
+    folder, flags = tmp_path / "run", {"cluster__report_waiting_after_seconds": 1}
+    (process,) = start(tmp_path, [words(folder, 2, 2, **flags)], size=2)
+    started.append(process)
+    wait_until(lambda: "to start" in process.log.read_text(), [process])
+    process.send_signal(number)
+    (text,) = end([process], 10)
+    assert process.returncode == 0, text
+    assert re.search(r"cluster: rank 0 \(127\.0\.0\.1:\d+\) has waited \d+ s for rank 1 \(", text)
+    assert "stopped before all processes had started; nothing was done" in text
     assert not folder.exists()

@@ -1,0 +1,293 @@
+"""The metrics of a run: metrics.jsonl, the lines of the log, the speed, and a progress bar.
+
+A run that is resumed removes the lines of steps that it repeats, so metrics.jsonl always reads as one
+run that was never interrupted.
+"""
+
+import errno
+import json
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic_core import from_json
+
+from bert_cli.errors import CheckpointError, DataError
+from bert_cli.files import write_atomically
+from bert_cli.terminal import console
+
+Metrics = Mapping[str, float]
+Reporter = Callable[[int, Metrics], None]
+"""Called with a step and its metrics."""
+READER_IS_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of writing to a pipe that nobody reads, or to a terminal that is closed."""
+RECENT_STEPS = 20
+"""Steps whose mean duration gives the remaining time."""
+REFRESH_PER_SECOND = 2
+STOPPING = "saving and stopping; once more stops at once"
+silent = False
+"""Whether this process prints nothing: of several that make one run, only rank 0 prints."""
+
+
+def jsonl_reporter(path: Path, step: int) -> Reporter:
+    """Return a reporter that appends a JSON object for each step, after removing those beyond `step`."""
+    if path.exists():
+        rows = [(read_line(line, path), line) for line in path.read_bytes().splitlines()]
+        lines = [line + b"\n" for row, line in rows if row and row[0] <= step]
+        write_atomically(path, b"".join(lines))
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def report(step: int, metrics: Metrics) -> None:
+        # JSON has no NaN or infinity: a loss that is not finite is null.
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **finite}) + "\n")
+        except OSError as error:
+            # A checkpoint could not be written either.
+            problem = f"cannot be written ({error.strerror})"
+            remedy = "make room, then run the same command again"
+            raise CheckpointError(str(path), problem, remedy) from error
+
+    return report
+
+
+def last_step(path: Path) -> int:
+    """Return the last step in a metrics.jsonl, 0 if there is none."""
+    if not path.exists():
+        return 0
+    rows = (read_line(line, path) for line in path.read_bytes().splitlines())
+    return max((row[0] for row in rows if row), default=0)
+
+
+def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
+    """Return step and metrics of a line of metrics.jsonl, None for an incomplete or foreign line.
+
+    Raises DataError for bytes that are not UTF-8, which neither a run nor a kill leaves.
+    """
+    try:
+        metrics = from_json(line)
+        return int(metrics.pop("step")), metrics
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path} ({line[:20]!r}...)",
+                f"is not UTF-8 ({error.reason})",
+                "remove that line, or the file",
+            ) from None
+    return None
+
+
+def print_line(text: str) -> None:
+    """Print to the terminal, and continue if its reader is gone (`| head`, a closed window)."""
+    if silent:
+        return
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if error.errno not in READER_IS_GONE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
+    """Return the line of a log for a step."""
+    parts = [
+        f"step {step:>{len(str(total_steps))}}/{total_steps}",
+        format_losses(metrics),
+        f"lr {metrics['learning_rate']:.2e}",
+        f"gradient {metrics['gradient_norm']:.3g}",
+        f"weights {metrics['weight_norm']:.4g}",
+        f"scale {metrics['loss_scale']:g}",
+        *_format_speed(metrics),
+    ]
+    # Absent after the first step of a process, which is slower than all others.
+    if "seconds_left" in metrics:
+        parts.append(f"{format_duration(metrics['seconds_left'])} left")
+    if metrics.get("skipped"):
+        parts.append(f"{metrics['skipped']:.0f} skipped")
+    return "  ".join(parts)
+
+
+def _format_speed(metrics: Metrics) -> list[str]:
+    return [
+        f"{metrics['examples_per_second']:.1f} examples/s",
+        f"{metrics['tokens_per_second']:,.0f} tokens/s",
+    ]
+
+
+def format_losses(metrics: Metrics, prefix: str = "") -> str:
+    """Return losses with their accuracies: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
+
+    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`. `prefix` selects
+    the metrics of an evaluation by the start of their names.
+    """
+    chosen = {
+        name.removeprefix(prefix): value
+        for name, value in metrics.items()
+        if name.startswith(prefix) and (prefix or not name.startswith("validation_"))
+    }
+    parts = []
+    for name, value in chosen.items():
+        if not name.endswith("loss"):
+            continue
+        head = name.removesuffix("loss")
+        accuracies = {
+            other.removeprefix(head).removesuffix("accuracy").rstrip("_"): chosen[other]
+            for other in chosen
+            if other.startswith(head) and other.endswith("accuracy")
+        }
+        text = ", ".join(
+            f"{name} {100 * value:.1f} %".lstrip() for name, value in accuracies.items()
+        )
+        parts.append(f"{head.rstrip('_') or 'loss'} {value:.4f}" + (f" ({text})" if text else ""))
+    return "  ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as text: 42 s, 3 min 20 s, 5 h 02 min, 3 d 4 h."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    if rounded < 86400:
+        return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
+    return f"{rounded // 86400} d {rounded % 86400 // 3600} h"
+
+
+class Pace:
+    """Examples and tokens a second, and the time left from the duration of recent steps.
+
+    The first step of a process is left out: it includes tracing.
+    """
+
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_steps = total_steps
+        self.clock = clock
+        self.started = clock()
+        self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.first = True
+
+    def restart(self) -> None:
+        """Start the clock of the next step."""
+        self.started = self.clock()
+
+    def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
+        """Return the metrics of speed of the step that has just ended; `tokens` exclude padding."""
+        now = self.clock()
+        seconds, self.started = max(now - self.started, 1e-9), now
+        if not self.first:
+            self.recent.append(seconds)
+        self.first = False
+        mean = sum(self.recent) / len(self.recent) if self.recent else seconds
+        return {
+            "examples_per_second": examples / seconds,
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds,
+            "seconds_left": mean * (self.total_steps - step),
+        }
+
+
+class ProgressBar:
+    """A progress bar and a line of metrics at the bottom of a terminal, from step `done` to `total_steps`.
+
+    Use it as a context; `shown` is False where standard output is no terminal. Whatever fails ends the
+    bar and not the run. `stop_requested` is checked at each refresh, because the message of the signal
+    handler is overwritten.
+    """
+
+    def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
+        self.done, self.total_steps, self.stop_requested = done, total_steps, stop_requested
+        is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self.shown = is_terminal and not silent
+        self.live: Any = None
+        self.bar: Any = None
+        self.text: Any = None
+
+    def __enter__(self) -> "ProgressBar":
+        if self.shown:
+            self._safely(self._start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live is not None:
+            with suppress(OSError):
+                self.live.stop()
+        self.shown = False
+
+    def after_step(self, step: int, metrics: Metrics) -> None:
+        """Show a step that has just ended."""
+        if self.shown:
+            self._safely(lambda: self._show(step, metrics))
+
+    def _start(self) -> None:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.text import Text
+
+        terminal = console()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:.1f} %"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=terminal,
+            expand=True,
+        )
+        first = f"step {self.done:,}/{self.total_steps:,}"
+        self.bar.add_task(first, total=self.total_steps, completed=self.done, left="")
+        self.text = Text(no_wrap=True, overflow="ellipsis")
+
+        def lines() -> Group:
+            stopping = [Text(STOPPING)] if self.stop_requested() else []
+            return Group(self.bar, self.text, *stopping)
+
+        self.live = Live(
+            get_renderable=lines,
+            console=terminal,
+            transient=True,
+            refresh_per_second=REFRESH_PER_SECOND,
+        )
+        self.live.start(refresh=True)
+        # A run that is killed must not leave the terminal without a cursor.
+        terminal.show_cursor(True)
+
+    def _show(self, step: int, metrics: Metrics) -> None:
+        left = metrics.get("seconds_left")
+        self.bar.update(
+            self.bar.task_ids[0],
+            completed=step,
+            description=f"step {step:,}/{self.total_steps:,}",
+            left="" if left is None else f"{format_duration(left)} left",
+        )
+        self.text.plain = "  ".join(
+            [
+                format_losses(metrics),
+                f"lr {metrics['learning_rate']:.2e}",
+                f"gradient {metrics['gradient_norm']:.3g}",
+                *_format_speed(metrics),
+            ]
+        )
+
+    def _safely(self, draw: Callable[[], None]) -> None:
+        try:
+            draw()
+        except Exception:  # a progress bar must never stop a run
+            self.shown = False

@@ -1,0 +1,190 @@
+"""metrics.jsonl, the lines of the log, the speed, and a progress bar that cannot end a run."""
+
+import errno
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bert_cli.train import metrics
+from bert_cli.train.folder import write_best
+from bert_cli.train.metrics import (
+    STOPPING,
+    Pace,
+    ProgressBar,
+    format_duration,
+    format_step,
+    jsonl_reporter,
+)
+
+METRICS = {
+    "mlm_loss": 7.5,
+    "nsp_loss": 0.7,
+    "mlm_accuracy": 0.1,
+    "nsp_accuracy": 0.5,
+    "learning_rate": 1e-4,
+    "gradient_norm": 2.0,
+    "weight_norm": 80.0,
+    "loss_scale": 1.0,
+    "skipped": 0,
+    "examples_per_second": 123.4,
+    "tokens_per_second": 9876.0,
+    "seconds_left": 3700.0,
+}
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_metrics_have_one_object_a_step_and_null_for_a_loss_that_is_not_finite(tmp_path):
+    report = jsonl_reporter(tmp_path / "metrics.jsonl", 0)
+    report(1, {"mlm_loss": 7.0})
+    report(2, {"mlm_loss": float("nan"), "nsp_loss": float("inf"), "learning_rate": 0.1})
+    assert rows(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "mlm_loss": 7.0},
+        {"step": 2, "mlm_loss": None, "nsp_loss": None, "learning_rate": 0.1},
+    ]
+
+
+def test_a_resumed_run_removes_the_steps_it_repeats_and_an_incomplete_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    report = jsonl_reporter(path, 0)
+    for step in (1, 2, 3, 4):
+        report(step, {"mlm_loss": 1.0})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"step": 5, "mlm_l')
+    jsonl_reporter(path, 2)(3, {"mlm_loss": 2.0})
+    assert [(row["step"], row["mlm_loss"]) for row in rows(path)] == [(1, 1), (2, 1), (3, 2)]
+
+
+def test_a_full_disk_is_named_and_leaves_metrics_and_best_score_unchanged(small_disk):
+    folder = small_disk(16384)
+    lines = "".join(f'{{"step": {step}, "mlm_loss": 1.0}}\n' for step in range(300))
+    (folder / "metrics.jsonl").write_text(lines)
+    write_best(folder, 1, "f1", 0.5)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OSError, match=r"No space left on device, .* are missing") as error:
+        jsonl_reporter(folder / "metrics.jsonl", 299)
+    assert error.value.filename == str(folder / "metrics.jsonl")
+    (folder / "rest").write_bytes(bytes(shutil.disk_usage(folder).free))
+    with pytest.raises(OSError, match=r"No space left on device, .* are missing") as error:
+        write_best(folder, 2, "f1", 0.6)
+    assert error.value.filename == str(folder / "best.json")
+    (folder / "rest").unlink()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_line_of_the_log_has_losses_speed_and_the_time_left_if_it_is_known():
+    line = format_step(12, 1000, METRICS)
+    for part in (
+        "step   12/1000", "mlm 7.5000 (10.0 %)", "nsp 0.7000 (50.0 %)", "lr 1.00e-04", "123.4 examples/s",
+        "9,876 tokens/s", "1 h 01 min left",
+    ):  # fmt: skip
+        assert part in line
+    assert "skipped" not in line
+    assert "3 skipped" in format_step(12, 1000, {**METRICS, "skipped": 3})
+    unknown = {name: value for name, value in METRICS.items() if name != "seconds_left"}
+    assert " left" not in format_step(12, 1000, unknown)
+    texts = [format_duration(seconds) for seconds in (41.6, 200, 18_120, 273_600)]
+    assert texts == ["42 s", "3 min 20 s", "5 h 02 min", "3 d 4 h"]
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
+def test_a_run_continues_when_the_reader_of_its_output_is_gone(number):
+    code = (
+        "import sys\nfrom bert_cli.train.metrics import print_line\n"
+        "class Gone:\n"
+        "    fileno = staticmethod(lambda: 1)\n"
+        "    flush = staticmethod(lambda: None)\n"
+        f"    def write(self, text): raise OSError({number}, 'gone')\n"
+        "sys.stdout = Gone()\nprint_line('a line')\nprint('alive', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "alive\n"
+
+
+def test_the_pace_excludes_the_first_step_and_the_time_between_steps():
+    now = 0.0
+    pace = Pace(10, clock=lambda: now)
+    now = 30.0  # tracing
+    pace.after_step(1, 64.0, 640.0)
+    pace.restart()
+    for step in (2, 3):
+        now += 2.0
+        speed = pace.after_step(step, 64.0, 640.0)
+        now += 100.0  # a checkpoint
+        pace.restart()
+    assert speed["examples_per_second"] == 32.0
+    assert speed["tokens_per_second"] == 320.0
+    assert speed["seconds_left"] == 14.0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class ClosedTerminal(Terminal):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.fixture
+def bar_on(monkeypatch):
+    """Makes a progress bar on an output."""
+
+    def make(
+        output, *, stop: bool = False, silent: bool = False, term: str = "xterm"
+    ) -> ProgressBar:
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("COLUMNS", "110")
+        monkeypatch.setattr(metrics, "silent", silent)
+        monkeypatch.setattr(sys, "stdout", output)
+        return ProgressBar(10, 2000, lambda: stop)
+
+    return make
+
+
+def test_the_progress_bar_shows_the_step_the_metrics_and_that_a_stop_was_requested(bar_on):
+    with bar_on(Terminal()) as bar:
+        bar.after_step(1500, METRICS)
+        bar.live.refresh()
+        print("a line above")
+        screen = bar.live.console.file.getvalue()
+    for part in ("step 10/2,000", "step 1,500/2,000", "75.0 %", "1 h 01 min left", "a line above"):
+        assert part in screen
+    assert "lr 1.00e-04  gradient 2  123.4 examples/s  9,876 tokens/s" in screen
+    assert STOPPING not in screen
+    with bar_on(Terminal(), stop=True) as bar:
+        bar.live.refresh()
+        screen = bar.live.console.file.getvalue()
+    assert STOPPING in screen
+    # A run that is killed leaves the cursor visible.
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
+
+
+def test_there_is_no_progress_bar_without_a_terminal_or_on_other_ranks(bar_on):
+    for output, options in (
+        (io.StringIO(), {}),
+        (Terminal(), {"term": "dumb"}),
+        (Terminal(), {"silent": True}),
+    ):
+        with bar_on(output, **options) as bar:
+            assert not bar.shown
+            bar.after_step(1, METRICS)
+        assert output.getvalue() == ""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failure_of_the_progress_bar_ends_the_bar_and_not_the_run(bar_on):
+    with bar_on(ClosedTerminal()) as bar:
+        bar.after_step(1, METRICS)
+        assert not bar.shown
+    with bar_on(Terminal()) as bar:
+        bar.after_step(1, {})
+        assert not bar.shown
+        bar.after_step(2, METRICS)
