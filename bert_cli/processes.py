@@ -37,7 +37,7 @@ def cpu_count() -> int:
 def start_program(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a program that is killed, with all that it starts, when this process ends.
 
-    It runs in a process group of its own, whose number is the `pid` of the returned process, so
+    It runs in a new process group, whose number is the `pid` of the returned process, so
     Ctrl-C in the terminal does not reach it. `options` are those of `subprocess.Popen`.
     """
     guarded = [sys.executable, "-I", "-S", "-c", GUARD, *command]
@@ -57,7 +57,7 @@ def die_with_parent(pipe: Connection) -> None:
     """Kill this process and its process group when the write end of `pipe` closes.
 
     Call it first in a child process; its parent must be the only holder of the write end. The child
-    gets a process group of its own, which also keeps Ctrl-C in the terminal from it.
+    gets a new process group, which also keeps Ctrl-C in the terminal from it.
     """
     os.setpgid(0, 0)
 

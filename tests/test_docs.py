@@ -35,7 +35,7 @@ BREAKS = {"|", "&&", "||", ";", "&", ">", ">>", "<", "2>"}
 WRAPPERS = {"srun", "exec", "time"}
 # Flags of other programs.
 FOREIGN = {
-    "--strict", "--scheduler-file", "--nthreads", "--shm-size", "--ipc", "--ntasks-per-node",
+    "--strict", "--scheduler-file", "--nthreads", "--nworkers", "--shm-size", "--ipc", "--ntasks-per-node",
     "--signal", "--open-mode", "--requeue", "--cluster",
     "--constraint", "--google", "--dump", "--tenfold", "--train", "--seeds", "--full-data",
 }  # fmt: skip

@@ -18,6 +18,11 @@ TINY = [
 ]  # fmt: skip
 
 
+def chain(out: Path, vocab: Path, *more: str) -> int:
+    words = ["data", str(sample_dump()), str(out), "--vocab", str(vocab), "--sequence-length", "64"]
+    return main([*words, "--mask-tokens", "10", *more])
+
+
 @pytest.fixture(scope="module")
 def vocab(tmp_path_factory) -> Path:
     """A vocabulary trained on the sample."""
@@ -28,52 +33,58 @@ def vocab(tmp_path_factory) -> Path:
     return folder / "vocab"
 
 
-def chain(out: Path, vocab: Path, *more: str) -> int:
-    words = ["data", str(sample_dump()), str(out), "--vocab", str(vocab), "--sequence-length", "64"]
-    return main([*words, "--mask-tokens", "10", *more])
+@pytest.fixture(scope="module")
+def out(vocab, tmp_path_factory) -> Path:
+    """The output folder of the chain, with static and dynamic records."""
+    folder = tmp_path_factory.mktemp("chain") / "out"
+    assert chain(folder, vocab) == chain(folder, vocab, "--masking", "dynamic") == 0
+    return folder
 
 
-def test_the_chain_leaves_records_a_second_call_skips_and_another_length_reuses(
-    vocab, tmp_path, capsys
-):
-    assert chain(tmp_path / "out", vocab) == 0
-    corpus = json.loads((tmp_path / "out" / "64" / "corpus.json").read_text())
-    assert corpus["records"] > 3000
-    assert read_manifest(tmp_path / "out" / "extracted")["counts"]["documents"] == 75
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tfrecord")}
+def test_a_second_call_of_the_chain_skips_what_is_complete(out, vocab, capsys):
+    assert json.loads((out / "64" / "corpus.json").read_text())["records"] > 3000
+    assert read_manifest(out / "extracted")["counts"]["documents"] == 75
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord")}
+    assert {path.parent.name for path in before} == {"64", "64_dynamic"}
     capsys.readouterr()
-    assert chain(tmp_path / "out", vocab) == 0
-    told = capsys.readouterr().out
-    assert told.count("1 of 1 shards were done before") == 4
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tfrecord")} == before
-    assert chain(tmp_path / "out", vocab, "--masking", "dynamic") == 0
-    assert (tmp_path / "out" / "64_dynamic" / "corpus.json").exists()
+    assert chain(out, vocab) == 0
+    assert capsys.readouterr().out.count("1 of 1 shards were done before") == 4
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord")} == before
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "told"),
-    [
-        (["--vocab", "nowhere.txt"], 3, "nowhere.txt"),
-        (["--masking", "dynamic", "--duplication-factor", "5"], 2, "has no effect"),
-        (["--mask-tokens", "62"], 2, "mask_tokens (62)"),
-    ],
-)
-def test_the_chain_refuses_a_wrong_setting_before_its_first_step(
-    more, code, told, vocab, tmp_path, capsys
-):
+def test_the_chain_rejects_a_wrong_setting_before_its_first_step(vocab, tmp_path, capsys):
     words = ["data", str(sample_dump()), str(tmp_path / "out"), "--sequence-length", "64"]
-    words += ["--vocab", str(vocab)] if "--vocab" not in more else []
-    words += ["--mask-tokens", "10"] if "--mask-tokens" not in more else []
-    assert main([*words, *more]) == code
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    given, masks = ["--vocab", str(vocab)], ["--mask-tokens", "10"]
+    for more, code, problem in (
+        (["--vocab", "nowhere.txt", *masks], 3, "nowhere.txt"),
+        ([*given, *masks, "--masking", "dynamic", "--duplication-factor", "5"], 2, "has no effect"),
+        ([*given, "--mask-tokens", "62"], 2, "mask_tokens (62)"),
+    ):
+        assert main([*words, *more]) == code
+        assert problem in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_the_same_error_in_every_step(out, vocab, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    sentences, records, sizes = out / "sentences", out / "64_dynamic", ["--sequence-length", "64"]
+    for words in (
+        ["download", file, "--sample"],
+        ["extract", sample_dump(), file],
+        ["preprocess", out / "extracted", file],
+        ["vocab", sentences, file, "--size", "1000"],
+        ["tokenize", sentences, file, "--vocab", vocab, *sizes],
+        ["pack", records, file, *sizes],
+        ["data", sample_dump(), file, "--vocab", vocab, *sizes],
+    ):
+        assert main([str(word) for word in words]) == 3, words
+        assert f"out ({file}): is a file and must be a folder" in capsys.readouterr().err, words
 
 
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
-def test_a_model_learns_from_the_records_and_is_held_out_tested(masking, vocab, tmp_path):
-    assert chain(tmp_path / "out", vocab, "--masking", masking) == 0
-    records = tmp_path / "out" / ("64" if masking == "static" else "64_dynamic")
-    run = tmp_path / "run"
+def test_a_model_learns_from_the_records_and_is_evaluated(masking, out, tmp_path):
+    records, run = out / ("64" if masking == "static" else "64_dynamic"), tmp_path / "run"
     words = [
         "pretrain", "--dataset-dir", str(records), "--validation-dir", str(records),
         "--evaluation-examples", "100", "--evaluate-every-steps", "40", "--bert-config.vocab-size", "1000",
@@ -83,49 +94,27 @@ def test_a_model_learns_from_the_records_and_is_held_out_tested(masking, vocab, 
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 80
     assert sum(step["mlm_loss"] for step in steps[-10:]) / 10 < steps[0]["mlm_loss"] - 0.5
-    held_out = [step["step"] for step in steps if "validation_mlm_loss" in step]
-    assert held_out == [40, 80]
+    assert [step["step"] for step in steps if "validation_mlm_loss" in step] == [40, 80]
     assert steps[-1]["validation_mlm_loss"] < steps[39]["validation_mlm_loss"] + 0.1
     (checkpoint,) = complete_checkpoints(run)
     assert (checkpoint / "vocab.txt").read_bytes() == (records / "vocab.txt").read_bytes()
 
 
-def test_a_model_of_another_vocabulary_is_refused_with_the_flag_to_give(vocab, tmp_path, capsys):
-    assert chain(tmp_path / "out", vocab) == 0
-    words = ["pretrain", "--dataset-dir", str(tmp_path / "out" / "64"), "--save-ckpt-path", "x"]
-    words += ["--bert-config.vocab-size", "999"]
-    assert main([*words, *TINY, "--total-num-train-samples", "16"]) == 2
+def test_records_of_another_vocabulary_or_length_are_rejected(out, capsys):
+    words = ["pretrain", "--dataset-dir", str(out / "64"), "--save-ckpt-path", "x", *TINY]
+    words += ["--total-num-train-samples", "16"]
+    assert main([*words, "--bert-config.vocab-size", "999"]) == 2
     assert "give --bert-config.vocab-size 1000" in capsys.readouterr().err
-
-
-def test_records_of_another_length_are_refused_with_both_numbers(vocab, tmp_path, capsys):
-    assert chain(tmp_path / "out", vocab) == 0
-    words = [
-        "pretrain",
-        "--dataset-dir",
-        str(tmp_path / "out" / "64"),
-        "--save-ckpt-path",
-        "x",
-        *TINY,
-    ]
-    assert main([*words, "--max-seq-length", "128", "--total-num-train-samples", "16"]) == 3
-    told = capsys.readouterr().err
-    assert "max_seq_length (128)" in told and "64 places" in told
+    assert main([*words, "--max-seq-length", "128"]) == 3
+    error = capsys.readouterr().err
+    assert "max_seq_length (128)" in error and " 64 " in error
 
 
 def test_the_chain_on_the_real_fragment_of_english_wikipedia(shared_data, tmp_path):
     (dump,) = shared_data.glob("dumps/enwiki-latest-pages-articles1*")
-    words = shared_data / "vocab" / "bert-base-uncased-vocab.txt"
-    arguments = [
-        "data",
-        str(dump),
-        str(tmp_path),
-        "--vocab",
-        str(words),
-        "--sequence-length",
-        "128",
-    ]
-    assert main([*arguments, "--mask-tokens", "20"]) == 0
+    words = str(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    line = ["data", str(dump), str(tmp_path), "--vocab", words, "--sequence-length", "128"]
+    assert main([*line, "--mask-tokens", "20"]) == 0
     assert read_manifest(tmp_path / "extracted")["counts"]["documents"] == 106
     counts = read_manifest(tmp_path / "sentences")["counts"]
     assert counts["documents"] == 105

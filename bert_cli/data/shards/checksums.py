@@ -1,4 +1,4 @@
-"""CRC32C of whole files, by which copies of a corpus are verified.
+"""CRC32C of files, by which copies of a corpus are verified.
 
 The processor has an instruction for it: one core computes 3.9 GB/s while the file is in the page cache,
 so files that were just written cost a quarter of a second per GB.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_SECONDS = 30
-RESTART_SECONDS = 10
+RESTART_SECONDS = 5
 SECONDS_TO_APPEAR = 5.0
 """A network file system may show the files of another machine late."""
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")

@@ -183,7 +183,7 @@ def extract_chunk(
     (dump,) = inputs
     xml = dump.read_bytes()
     begin = xml.find(b"<page>")
-    header, given = xml[:begin], _titles(xml[begin:])
+    header, titles = xml[:begin], _titles(xml[begin:])
     notes: list[str] = []
     try:
         _run_wikiextractor(dump, output, templates)
@@ -194,19 +194,19 @@ def extract_chunk(
                 file.write(text)
     del xml
     documents, empty = _count_documents(output)
-    lost = Counter(page for page, _ in given) - documents
+    lost = Counter(page for page, _ in titles) - documents
     if lost:
-        names = [f"{page} {title!r}" for page, title in given if page in lost][:PAGES_NAMED]
+        names = [f"{page} {title!r}" for page, title in titles if page in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
         notes.append(
-            f"{lost.total()} of {len(given)} pages did not come back from WikiExtractor "
+            f"{lost.total()} of {len(titles)} pages did not come back from WikiExtractor "
             f"({', '.join(names)}{more})"
         )
     return Stats(
         documents=documents.total(),
         bytes_in=xml_bytes,
         extra={
-            "pages_given": len(given),
+            "pages_given": len(titles),
             "pages_lost": lost.total(),
             "pages_without_text": empty,
             **skipped,
@@ -278,7 +278,7 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 def _run_wikiextractor(dump: Path, output: Path, templates: Path | None) -> None:
     """Run WikiExtractor on a small dump and write all of its text to `output`.
 
-    When one of its processes dies the others wait for ever, and the exit status does not show it. So
+    When one of its processes dies the others wait forever, and the exit status does not show it. So
     its messages are searched for a traceback, its processes checked for work, and its time is limited.
     The messages come through a pipe, because a full disk would lose them. Raises OSError for a full
     disk, ToolFailedError for anything else.

@@ -55,7 +55,7 @@ DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 @dataclass(frozen=True)
 class Reading:
-    """The settings that say how files are read."""
+    """The settings of how files are read."""
 
     format: str = "auto"
     text_field: str = "text"
@@ -85,55 +85,55 @@ Outputs = list[tuple[Path, list[Part]]]
 # --- which files
 
 
-def find_files(given: Path) -> list[Path]:
+def find_files(source: Path) -> list[Path]:
     """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
 
     Of a step's folder they are its outputs. Raises DataError when there are none.
     """
-    if given.exists() or not GLOB.search(str(given)):
-        return finished_files(given)
-    paths = sorted(Path(name) for name in glob(str(given), recursive=True))
+    if source.exists() or not GLOB.search(str(source)):
+        return finished_files(source)
+    paths = sorted(Path(name) for name in glob(str(source), recursive=True))
     files = [path for path in paths if path.is_file()]
     if not files:
-        raise DataError(f"input ({given})", "no file matches", "check the pattern, and quote it")
+        raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
     return files
 
 
-def find_root(given: Path) -> Path:
+def find_root(source: Path) -> Path:
     """Return the folder that the names of output files are relative to."""
-    if given.is_dir():
-        return given
-    parts = given.parts
+    if source.is_dir():
+        return source
+    parts = source.parts
     first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
-    return given.parent if given.exists() else Path(*parts[:first])
+    return source.parent if source.exists() else Path(*parts[:first])
 
 
-def recognise_all(given: Path, reading: Reading) -> tuple[list[Part], list[str]]:
+def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
     """Return every file of the input that is not empty, and notes for the manifest.
 
     Raises DataError for a file that cannot be read as text, and when all are empty.
     """
-    files = [(path, recognise(path, reading)) for path in find_files(given)]
+    files = [(path, recognise(path, reading)) for path in find_files(source)]
     empty = [path for path, part in files if part is None]
     parts = [part for _, part in files if part is not None]
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        raise DataError(f"input ({given})", f"{empty[0]}{more} empty", "give files with text")
+        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
     notes = []
-    if empty and not (given / MANIFEST).exists():
+    if empty and not (source / MANIFEST).exists():
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
     formats = {kind: sum(part.format == kind for part in parts) for kind in get_args(Format)}
     if sum(map(bool, formats.values())) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in formats.items() if count)
-        notes.append(f"{given}: holds files of several formats: {counts}")
+        notes.append(f"{source}: holds files of several formats: {counts}")
     return parts, notes
 
 
-def refuse_without_effect(parts: Sequence[Part], given: Collection[str]) -> None:
-    """Raise ConfigError for a setting that was given and that applies to none of these files."""
+def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
+    """Raise ConfigError for a setting in `names` that applies to none of these files."""
     formats = {part.format for part in parts}
     applies = {"text_field": {"json-lines", "parquet"}, "documents": {"plain"}}
-    for name in sorted(applies.keys() & given):
+    for name in sorted(applies.keys() & names):
         if not applies[name] & formats:
             raise ConfigError(
                 f"--{name.replace('_', '-')}",
@@ -244,7 +244,7 @@ def _is_object(line: str) -> bool:
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the whole file, unpacked. Raises ConfigError where a package is missing for that."""
+    """Open the complete file, unpacked. Raises ConfigError where a package is missing for that."""
     openers: dict[str, Callable[[Path], Any]] = {
         "": partial(open, mode="rb"),
         "gzip": gzip.open,

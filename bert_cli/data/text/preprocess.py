@@ -134,7 +134,7 @@ def _changed_settings(settings: PreprocessSettings) -> dict[str, str | float | b
     return {name: value for name, value in values.items() if value != fields[name].default}
 
 
-def plan_outputs(given: Path, parts: Sequence[Part], reading: Reading) -> Outputs:
+def plan_outputs(source: Path, parts: Sequence[Part], reading: Reading) -> Outputs:
     """Return the outputs, each with its parts.
 
     The files of `bert extract` keep their names, one output each. Any other text becomes
@@ -142,7 +142,7 @@ def plan_outputs(given: Path, parts: Sequence[Part], reading: Reading) -> Output
     """
     ranges = [piece for part in parts for piece in split_part(part, SHARD_BYTES, reading)]
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
-        root = find_root(given)
+        root = find_root(source)
         return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
     bundles = bundle(ranges, SHARD_BYTES)
     return [(Path(f"text_{number:05}.txt"), parts) for number, parts in enumerate(bundles)]
@@ -163,9 +163,7 @@ def split_shard(
     dropped = {*exact, *near}
     read = documents = sentences = 0
     outside = {part.path: 0 for part in parts}
-    is_first = is_kept = (
-        False  # whether the next sentence is a document's first; whether it is kept
-    )
+    is_first = is_kept = False  # the document's first sentence is next; the document is not dropped
     with open(output, "w", encoding="utf-8", newline="\n") as file:
         for path, kind, line in _all_lines(parts, reading):
             if kind == "document":

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import shards as support_shards
 from support.corpora import make_corpus
 from support.processes import alive, wait_for
+from support.shards import make_inputs, shout, tree
 
 import bert_cli
 from bert_cli.config.data import ExecutorSettings, PackSettings, TokenizeSettings
@@ -25,8 +27,9 @@ from bert_cli.errors import ConfigError, DataError
 
 cloudpickle = pytest.importorskip("cloudpickle")
 pytest.importorskip("distributed")
-# The workers cannot import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+# The workers cannot import these files.
+for module in (sys.modules[__name__], support_shards):
+    cloudpickle.register_pickle_by_value(module)
 
 WORKERS = 3
 ENVIRONMENT = os.environ | {
@@ -96,35 +99,11 @@ def empty_cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.end()
 
 
-def make_inputs(folder: Path, count: int) -> list[Shard]:
-    (folder / "in").mkdir(exist_ok=True)
-    for number in range(count):
-        (folder / "in" / f"{number:02}").write_text(f"text {number} " * 50)
-    paths = sorted((folder / "in").iterdir())
-    return [Shard((path,), Path("AA") / path.name) for path in paths]
-
-
 def run(
     shards: list[Shard], out: Path, convert: Convert, scheduler: str | Path | None = None
 ) -> Manifest:
     workers = Workers(scheduler=str(scheduler) if scheduler else None)
     return run_shards(Step("shout", out, packages=("numpy",)), shards, convert, workers)
-
-
-def tree(out: Path) -> dict[str, bytes]:
-    paths = ((path, path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return {
-        str(name): path.read_bytes()
-        for path, name in paths
-        if not name.parts[0].startswith(".") and name.name != "manifest.json"
-    }
-
-
-def shout(inputs: tuple[Path, ...], output: Path) -> Stats:
-    text = inputs[0].read_text()
-    output.write_text(text.upper())
-    output.with_suffix(".index").write_text(str(len(text)))
-    return Stats(documents=1, extra={"letters": len(text)})
 
 
 def shout_or_wait(inputs: tuple[Path, ...], output: Path, folder: Path) -> Stats:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import alive, wait_for
+from support.shards import make_inputs, shout, tree
 
 import bert_cli
 from bert_cli import files
@@ -64,13 +65,6 @@ if __name__ == "__main__":
 """
 
 
-def shout(inputs: tuple[Path, ...], output: Path) -> Stats:
-    text = inputs[0].read_text()
-    output.with_suffix(".index").write_text("0 5\n")
-    output.write_text(text.upper())
-    return Stats(documents=1, extra={"letters": len(text)})
-
-
 def fail(inputs: tuple[Path, ...], output: Path) -> Stats:
     output.write_text("half")
     raise DataError(str(inputs[0]), "is bad", "fix it")
@@ -79,14 +73,6 @@ def fail(inputs: tuple[Path, ...], output: Path) -> Stats:
 def give_nothing(inputs: tuple[Path, ...], output: Path) -> Stats:
     output.write_text("")
     return Stats(notes=("nothing here",))
-
-
-def make_inputs(folder: Path, count: int = 4) -> list[Shard]:
-    source = folder / "in"
-    source.mkdir(exist_ok=True)
-    for number in range(count):
-        (source / f"{number:02}").write_text(f"text {number} " * 50)
-    return [Shard((path,), Path("AA") / path.name) for path in sorted(source.iterdir())]
 
 
 def run(
@@ -99,15 +85,6 @@ def run(
 ) -> Manifest:
     step = Step("shout", out, settings, expected_bytes=expected_bytes)
     return run_shards(step, shards, convert, Workers(processes))
-
-
-def tree(out: Path) -> dict[str, bytes]:
-    paths = ((path, path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return {
-        str(name): path.read_bytes()
-        for path, name in paths
-        if not name.parts[0].startswith(".") and name.name != "manifest.json"
-    }
 
 
 @pytest.fixture

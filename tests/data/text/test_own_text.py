@@ -278,7 +278,7 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
     source = tmp_path / "lines.txt"
     tokenize.run(TokenizeSettings(input=source, out=tmp_path / "whole", nsp=False, **settings))
     assert read_manifest(tmp_path / "whole")["counts"]["tokens_cut"] == 0
-    assert "warning" not in capsys.readouterr().out
+    assert "warning:" not in capsys.readouterr().out
 
 
 def test_a_setting_without_effect_is_rejected(tmp_path, pieces):

@@ -108,73 +108,67 @@ def split(tmp_path: Path, text: str | bytes, at: str = ". ") -> tuple[Stats, str
     return stats, (tmp_path / "out").read_bytes().decode()
 
 
-def test_one_sentence_per_line_and_a_blank_line_between_documents(tmp_path: Path) -> None:
-    text = doc("Moon", "It is far. It is bright.", "It is old.") + doc("Sun", "It is hot.")
+EMPTY = doc("Empty") + doc("Dots", "...", "()") + '<doc id="9" url="" title="X">\n</doc>\n'
+TEXTS = {
+    "one sentence per line, a blank line between documents": (
+        doc("Moon", "It is far. It is bright.", "It is old.") + doc("Sun", "It is hot."),
+        "It is far.\nIt is bright.\nIt is old.\n\nIt is hot.\n",
+    ),
+    "documents without text are dropped": (
+        EMPTY + doc("A", "One.") + EMPTY + doc("B", "Two.") + EMPTY,
+        "One.\n\nTwo.\n",
+    ),
+    "text outside documents is dropped": (
+        "tail\n\n</doc>\n" + doc("A", "One.") + "Stray.\n  \n" + doc("B", "Two.") + "last\n",
+        "One.\n\nTwo.\n",
+    ),
+    "escapes are undone once and make no document": (
+        doc("A &amp; B", "AT&amp;T &lt;b&gt; &amp;lt;", '&lt;doc id="7" url="u" title="t"&gt;')
+        + doc("C", "&lt;/doc&gt;", "<doc about dogs>"),
+        'AT&T <b> &lt;\n<doc id="7" url="u" title="t">\n\n</doc>\n<doc about dogs>\n',
+    ),
+    "titles are dropped, also with quotes, and only once": (
+        doc('The "A" > B', 'The "A" > B', "It is.")
+        + '<doc id="5" revid="77" url="u" title="T">\nT\n\nBody here.\n</doc>\n',
+        'The "A" > B\nIt is.\n\nBody here.\n',
+    ),
+    "placeholders and empty brackets are removed": (
+        doc(
+            "A",
+            "Albedo () or whiteness (; ) is the share formula_1, where formula_12 is light.",
+            "formula_3",
+            "Let formula_4 be (formula_5) codice_2.",
+            "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .",
+        ),
+        "Albedo or whiteness is the share, where is light.\nLet be.\n"
+        "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .\n",
+    ),
+    "white space and line ends of every kind": (
+        doc("Été", "Un  été\u00a0chaud.\u2028Très chaud.\x85 Oui.", "日本語。").replace(
+            "\n", "\r\n"
+        ),
+        "Un été chaud. Très chaud. Oui.\n日本語。\n",
+    ),
+    "a file that ends in a document": (
+        doc("A", "One. Two.").rpartition("</doc>")[0],
+        "One.\nTwo.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_the_sentences_of_articles_are_exactly_these(tmp_path: Path, case: str) -> None:
+    text, expected = TEXTS[case]
     stats, lines = split(tmp_path, text)
-    assert lines == "It is far.\nIt is bright.\nIt is old.\n\nIt is hot.\n"
-    assert (stats.documents, stats.sentences) == (2, 4)
-
-
-def test_documents_without_text_are_dropped_and_counted(tmp_path: Path) -> None:
-    empty = doc("Empty") + doc("Dots", "...", "()") + '<doc id="9" url="" title="X">\n</doc>\n'
-    stats, lines = split(tmp_path, empty + doc("A", "One.") + empty + doc("B", "Two.") + empty)
-    assert lines == "One.\n\nTwo.\n"
-    assert stats.documents == 2
-    assert stats.extra == {"documents_without_text": 9, "lines_outside_documents": 0}
-    assert stats.notes == ()
-
-
-def test_text_outside_documents_is_left_out_and_counted(tmp_path: Path) -> None:
-    text = "tail of a document\n\n</doc>\n" + doc("A", "One.") + "Stray.\n  \n" + doc("B", "Two.")
-    stats, lines = split(tmp_path, text + "last\n")
-    assert lines == "One.\n\nTwo.\n"
-    assert stats.extra == {"documents_without_text": 0, "lines_outside_documents": 3}
-    assert stats.notes == (
-        f"{tmp_path / 'in'}: left out is text outside <doc ...> ... </doc>, lines: 3",
+    assert lines == expected
+    assert (stats.documents, stats.sentences) == (
+        lines.count("\n\n") + 1,
+        len([line for line in lines.split("\n") if line]),
     )
-
-
-def test_escapes_are_undone_once_and_cannot_make_a_document(tmp_path: Path) -> None:
-    fake = '&lt;doc id="7" url="u" title="t"&gt;'
-    text = doc("A &amp; B", "AT&amp;T &lt;b&gt; &amp;lt;", fake, "&lt;/doc&gt;", "<doc about dogs>")
-    stats, lines = split(tmp_path, text)
-    unescaped = '<doc id="7" url="u" title="t">'
-    assert lines == f"AT&T <b> &lt;\n{unescaped}\n</doc>\n<doc about dogs>\n"
-    assert stats.documents == 1
-
-
-def test_the_title_is_dropped_even_when_it_has_quotes_or_repeats(tmp_path: Path) -> None:
-    text = doc('The "A" > B', 'The "A" > B', "It is.")
-    revised = '<doc id="5" revid="77" url="u" title="T">\nT\n\nBody here.\n</doc>\n'
-    assert split(tmp_path, text + revised)[1] == 'The "A" > B\nIt is.\n\nBody here.\n'
-
-
-def test_placeholders_and_empty_brackets_are_removed(tmp_path: Path) -> None:
-    lines = [
-        "Albedo () or whiteness (; ) is the share formula_1, where formula_12 is light.",
-        "formula_3",
-        "Let formula_4 be (formula_5) codice_2.",
-        "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .",
-    ]
-    assert split(tmp_path, doc("A", *lines), "\n")[1].splitlines() == [
-        "Albedo or whiteness is the share, where is light.",
-        "Let be.",
-        "A formula_one car and my_formula_1 (x) stay ; as [1] they ( are ) .",
-    ]
-
-
-def test_line_ends_of_every_kind_become_one(tmp_path: Path) -> None:
-    text = doc("Été", "Un  été\u00a0chaud.\u2028Très chaud.\x85 Oui.", "日本語。").replace(
-        "\n", "\r\n"
-    )
-    assert split(tmp_path, text)[1] == "Un été chaud.\nTrès chaud.\nOui.\n日本語。\n".replace(
-        "chaud.\nTrès", "chaud. Très"
-    ).replace("Très chaud.\nOui", "Très chaud. Oui")
-
-
-def test_a_file_cut_in_a_document_is_read_to_its_end(tmp_path: Path) -> None:
-    cut = doc("A", "One. Two.").rpartition("</doc>")[0]
-    assert split(tmp_path, cut)[1] == "One.\nTwo.\n"
+    outside, empty = ("outside" in case) * 3, ("without text" in case) * 9
+    assert stats.extra == {"documents_without_text": empty, "lines_outside_documents": outside}
+    note = f"{tmp_path / 'in'}: left out is text outside <doc ...> ... </doc>, lines: 3"
+    assert stats.notes == ((note,) if outside else ())
 
 
 def test_bytes_that_are_not_text_are_an_error_with_line_and_byte(tmp_path: Path) -> None:
