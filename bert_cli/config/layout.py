@@ -33,7 +33,7 @@ REMEDIES = ("recompute", "replicated_tensor_sharding", "optimizer_state_offload"
 
 
 def work_of(settings: TrainSettings) -> dict[str, float]:
-    """Multiplications and additions of each kind of block, one micro-batch forward."""
+    """Return the floating-point operations of each block for one forward of a micro-batch."""
     config, batch = settings.bert_config, settings.global_batch
     width, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
     places = batch.micro_batch_size * settings.max_seq_length
@@ -65,37 +65,37 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
 
 
 def idle(settings: TrainSettings) -> float:
-    """The bubble of the settings' layout."""
+    """Return the bubble of a layout."""
     work, (stages, mapping) = work_of(settings), stages_of(settings)
     times = [sum(work[block] for block in stage) for stage in stages]
     return bubble(times, mapping, settings.global_batch.grad_acc_steps_per_replica)
 
 
 def parameters(settings: TrainSettings) -> int:
-    """Elements of all weights of the model."""
+    """Return the number of weights of the model."""
     elements, (stages, _) = weights_of(settings.bert_config), stages_of(settings)
     return sum(elements[block] for stage in stages for block in stage)
 
 
 def reduced_bytes(settings: TrainSettings) -> int:
-    """Bytes of gradients that a replica adds up with the others, once a step."""
+    """Return the bytes of the gradient all-reduce of a step."""
     if settings.global_batch.replicas == 1:
         return 0
     return parameters(settings) * REDUCE_BYTES[settings.parallel.reduce_precision]
 
 
 def fullest(settings: TrainSettings) -> tuple[int, Estimate]:
-    """The device that needs the most memory, and how much."""
+    """Return the device with the highest estimate, and the estimate."""
     return max(enumerate(estimate(settings)), key=lambda pair: pair[1].total)
 
 
 def fits(settings: TrainSettings, memory: int) -> bool:
-    """Whether every device of the layout has room in so many bytes."""
+    """Return whether the layout fits on devices with this memory."""
     return fullest(settings)[1].total <= USABLE * memory
 
 
 def propose(settings: Asked, devices: int, memory: int, processes: int = 1) -> Asked:
-    """The settings with the layout that fits with the fewest stages and, of those, the most replicas.
+    """Return the settings with the layout that fits with the fewest stages, then the most replicas.
 
     `memory` is that of one device in bytes. The micro-batch and the number of micro-batches in a step
     stay, so examples and numbers do; a replica lives in one process. Devices may be left over. Raises
@@ -131,7 +131,7 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple
 
 
 def _laid_out(settings: Asked, replicas: int, devices: int, room: float) -> Asked:
-    """The settings with so many replicas, each cut over so many devices."""
+    """Return the settings with this number of replicas and of devices per replica."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": micro_batches // replicas}
@@ -173,7 +173,7 @@ def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]
 
 
 def _changed(settings: Asked, **groups: Mapping[str, object]) -> Asked:
-    """The settings with other values in some groups, validated again."""
+    """Return the settings with other values in some groups, after validation."""
     values = settings.model_dump(exclude_unset=True, by_alias=True)
     for name, changes in groups.items():
         values[name] = {**values.get(name, {}), **changes}
@@ -211,7 +211,7 @@ def _nothing_fits(
 
 
 def describe_layout(settings: TrainSettings) -> list[str]:
-    """The layout in the words of a person, two to four lines."""
+    """Return the layout as text, two to four lines."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
     found = estimate(settings)
@@ -234,7 +234,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
 
 
 def blocks_by_device(stages: Sequence[Sequence[str]], mapping: Sequence[int]) -> list[str]:
-    """What stands on each device, as `device 0: emb | heads`; devices with the same blocks together."""
+    """Return the blocks of each device, as `device 0: emb | heads`; equal devices are grouped."""
     rows = [(blocks_on(stages, mapping, device), device) for device in range(max(mapping) + 1)]
     words = []
     for blocks, group in groupby(rows, key=lambda row: row[0]):
@@ -246,14 +246,14 @@ def blocks_by_device(stages: Sequence[Sequence[str]], mapping: Sequence[int]) ->
 
 
 def blocks_on(stages: Sequence[Sequence[str]], mapping: Sequence[int], device: int) -> str:
-    """The blocks on one device, its stages parted by a bar."""
+    """Return the blocks on one device, its stages separated by a bar."""
     return " | ".join(
         " ".join(short(stage)) for stage, on in zip(stages, mapping, strict=True) if on == device
     )
 
 
 def short(stage: Sequence[str]) -> list[str]:
-    """A stage's blocks as a config may write them: emb, hid*4."""
+    """Return the blocks of a stage as in a config: emb, hid*4."""
     runs = [(name, len(list(run))) for name, run in groupby(stage)]
     return [name if times == 1 else f"{name}*{times}" for name, times in runs]
 
@@ -266,12 +266,12 @@ def count(number: int, what: str) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes as a person says them, in GB or MB of powers of ten."""
+    """Return a number of bytes in GB or MB, powers of ten."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def without_effect(settings: TrainSettings) -> list[str]:
-    """What was asked for and does nothing in this layout, a line each."""
+    """Return a line for each setting that has no effect in this layout."""
     parallel = settings.parallel
     found = []
     if settings.global_batch.replicas == 1:

@@ -1,10 +1,10 @@
-"""What each device of a pipeline holds during a step, in bytes: pure arithmetic from the settings.
+"""Estimate the memory of each pipeline device during a step, in bytes, from the settings.
 
-Weights, gradient accumulators and moments are there all the time. On top of them stand the
-activations: stashes, kept between a micro-batch's forward and backward pass, what the micro-batch at
-work needs, and its logits; or, at the end of a step, the temporaries of the update. `KEPT` lists the
-tensors that the gradient of a block reads, found by walking the traced functions of the blocks; what
-comes and goes was measured, and a test of `bert plan` measures again.
+Weights, gradient accumulators and moments are in memory all the time. Added to them are the activations:
+those saved between the forward and backward pass of micro-batches, those of the current micro-batch, and
+its logits; or, at the end of a step, the temporaries of the update. `KEPT` lists the tensors that the
+gradient of a block reads, taken from the traced functions of the blocks. Temporaries were measured, and a
+test of `bert plan` measures them again.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from bert_cli.config.model import BertConfig
 from bert_cli.config.training import TrainSettings
 
-# Bytes of an element of a weight, and of what goes into a matrix product.
+# Bytes of an element of a weight, and of an operand of a matrix product.
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
 COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
 FLOAT32 = 4
@@ -24,15 +24,15 @@ Stages = Sequence[Sequence[str]]
 
 
 class Kept(NamedTuple):
-    """Equal tensors that a block keeps for its gradient."""
+    """Tensors of one shape that a block saves for its gradient."""
 
     what: str
     shape: str
-    """In the shape letters of the model; P with the place of [CLS]."""
+    """In the shape letters of the model; P includes the position of [CLS]."""
     in_turn: int
-    """How many, where forward and backward are one function, which drops what nobody reads."""
+    """Their number if forward and backward are one function, which drops unused tensors."""
     stashed: int
-    """How many, where they are two: then also what only the gradients of constants read."""
+    """Their number if they are two functions, which also save the inputs of constants' gradients."""
     form: Literal["float32", "compute"] = "float32"
     """Format: between two products everything is float32 in every precision."""
     only: str = ""
@@ -71,7 +71,7 @@ KEPT: dict[str, tuple[Kept, ...]] = {
     "glue_head": (Kept("dropout: mask, what comes out", "BD", 2, 2),),
     "token_head": (Kept("dropout: mask, what comes out", "BPD", 2, 2),),
 }
-# The same of a layer whose chains XLA compiled: they keep what goes in, and draw dropout again.
+# The same for a layer with chains that XLA compiled: they save their inputs, and recompute dropout.
 KEPT_COMPILED = (
     Kept("what goes into both halves; query, key, value, what was read", "BSD", 6, 6, "compute"),
     Kept("query before it is scaled", "BSD", 0, 1),
@@ -96,9 +96,9 @@ LOGITS = {True: 5, False: 4}
 # moves replace what lies there, and where plain ones or those of shares make new memory. Measured as
 # growth of the process over the first update, compiling included, of 39 and of 110 million weights.
 UPDATE_IN_PLACE, UPDATE_ANEW = (1, 0.4), (8, 0.3)
-# Copies of a bucket on its way: packed, added up, cut into weights again.
+# Copies of a bucket of the all-reduce: packed, reduced, split into weights.
 BUCKETS = 3
-# What the allocator takes for all that comes and goes, over what of it is alive: measured 1.05 to 1.46 on CPUs.
+# Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
 
 
@@ -107,29 +107,29 @@ class Estimate:
     """Bytes on one device of a replica, by kind."""
 
     weights: int
-    """In the format of the precision; the word table, which emb and heads share, once."""
+    """In the format of the precision; the word embeddings, which emb and heads share, once."""
     accumulators: int
-    """Float32 sums of gradients; heads has a word table of its own in a stage without emb."""
+    """Float32 sums of gradients; a stage with heads and without emb has its own for the word embeddings."""
     moments: int
-    """Two in float32 for each weight: none where they are offloaded, a share where sharded."""
+    """Two in float32 for each weight; none if offloaded, a part if sharded."""
     stashes: int
-    """What micro-batches keep between forward and backward, at the schedule's most."""
+    """Activations saved between forward and backward, at the maximum of the schedule."""
     working: int
-    """Activations and gradients of the micro-batch at work, without its logits."""
+    """Activations and gradients of the current micro-batch, without its logits."""
     logits: int
-    """Scores of every word for every masked place, and what becomes of them."""
+    """Logits of the vocabulary for every masked position, and their temporaries."""
     update: int
-    """Temporaries at the end of a step, when stashes, working and logits are gone."""
+    """Temporaries at the end of a step, when stashes, working and logits are freed."""
 
     @property
     def total(self) -> int:
-        """The most at any time."""
+        """Return the peak memory."""
         most = max(self.stashes + self.working + self.logits, self.update)
         return self.weights + self.accumulators + self.moments + most
 
 
 def weights_of(config: BertConfig) -> dict[str, int]:
-    """Elements of the weights of each kind of block; `heads` without the word table it shares."""
+    """Return the number of weights of each block; `heads` without the shared word embeddings."""
     width, inner = config.hidden_size, config.intermediate_size
     dense, norm = width * width + width, 2 * width
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
@@ -154,7 +154,7 @@ def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
 
 
 def estimate(settings: TrainSettings) -> list[Estimate]:
-    """What each pipeline device of a replica holds."""
+    """Return the estimate of each pipeline device of a replica."""
     stages, mapping = stages_of(settings)
     return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
 
@@ -162,7 +162,7 @@ def estimate(settings: TrainSettings) -> list[Estimate]:
 def on_device(
     settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
 ) -> Estimate:
-    """What one device holds under this cut into stages, whatever cut the settings have."""
+    """Return the estimate of one device for these stages, instead of those of the settings."""
     config, parallel = settings.bert_config, settings.parallel
     here = [number for number, on in enumerate(mapping) if on == device]
     blocks = [block for number in here for block in stages[number]]
@@ -180,14 +180,14 @@ def on_device(
     of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ANEW
     moving = FLOAT32 * (of_largest * moved[1] + of_others * (moved[0] - moved[1]))
     if parallel.optimizer_state_offload:
-        # Only the gradient passes on the device; the rest is the host's.
+        # Only the gradients are on the device; the update runs on the host.
         moving = FLOAT32 * moved[0]
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * count,
         accumulators=FLOAT32 * (count + table * max(0, tables - 1)),
         moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * moved[0],
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
-        # Stages that share a device may be at work at once.
+        # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
         logits=int(GAPS * _logits(settings)) if "heads" in blocks else 0,
         update=int(GAPS * max(reduced, moving)),
@@ -195,7 +195,7 @@ def on_device(
 
 
 def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
-    """Bytes between forward and backward of a stage, of all micro-batches that are on their way."""
+    """Return the saved bytes of a stage for all micro-batches between forward and backward."""
     parallel, blocks = settings.parallel, stages[number]
     if number == len(stages) - 1:
         # It takes each micro-batch forward and at once backward.
@@ -214,14 +214,14 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
 
 
 def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
-    """The most that a stage has of one micro-batch at once, beyond its stash and the logits."""
+    """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
     parallel, blocks = settings.parallel, stages[number]
     kept = [_kept(settings, block, stashed=False) for block in blocks]
     passing = _bytes(settings, PASSING) if "hid" in blocks else 0
     gradients = [WEIGHT_BYTES[settings.precision] * _gradient(settings, name) for name in blocks]
     kernels = _sixteen_bit_kernels(settings, blocks)
     if number == len(stages) - 1:
-        # Either the heads are at work or, later, a layer; without recomputation on top of all layers.
+        # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
         *body, heads = kept
         below, layer = sum(body), 0
         if parallel.recompute and parallel.recompute_by == "layer":
@@ -230,7 +230,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
         logits = _logits(settings) if "heads" in blocks else 0
         return below + kernels + gradients[-1] + max(heads, layer + passing - logits)
     if not parallel.recompute:
-        # The backward function hands over the gradients of all weights at once.
+        # The backward function returns the gradients of all weights at once.
         return passing + sum(gradients)
     again = sum(kept)
     if parallel.recompute_by == "layer":
@@ -239,14 +239,14 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
 
 
 def _gradient(settings: TrainSettings, block: str) -> int:
-    """Elements of the gradients of a block's weights, the word table's for both its users."""
+    """Return the elements of a block's gradients; those of the word embeddings count for both blocks."""
     config = settings.bert_config
     table = config.vocab_size * config.hidden_size if block == "heads" else 0
     return weights_of(config)[block] + table
 
 
 def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
-    """Bytes of the kernels as the products read them, where that is a copy."""
+    """Return the bytes of 16-bit copies of the kernels, if the precision needs them."""
     if not settings.precision.startswith("mixed"):
         return 0
     config = settings.bert_config
@@ -261,7 +261,7 @@ def _logits(settings: TrainSettings) -> int:
 
 
 def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
-    """Bytes that the gradient of a block reads, of one micro-batch."""
+    """Return the bytes that the gradient of a block reads for one micro-batch."""
     config = settings.bert_config
     shares = config.attention_probs_dropout_prob > 0.0
     large = _bytes(settings, (("BSD", 1),)) > FLOAT32 * COMPILED_CHAIN_ELEMENTS
