@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Measure what spreading a run costs and saves: trace time, memory, overhead, stages, processes.
+"""Measure the costs and savings of layouts: trace time, memory, overhead, stages, processes.
 
     scripts/bench_parallel.py trace        # trace time at 8, 64 and 510 micro-batches
     scripts/bench_parallel.py memory       # peak memory of GPipe, 1F1B and recomputation
     scripts/bench_parallel.py moments      # memory that sharded and offloaded moments save
-    scripts/bench_parallel.py overhead     # the engine on one device beside a bare step
-    scripts/bench_parallel.py pipeline     # two stages of one core each beside one stage on one core
-    scripts/bench_parallel.py processes    # two processes of a core each, in one run or unrelated, beside one
+    scripts/bench_parallel.py overhead     # the engine on one device against a plain step
+    scripts/bench_parallel.py pipeline     # two stages of one core each against one stage on one core
+    scripts/bench_parallel.py processes    # two processes of a core each, in one run or unrelated, against one
 
-Every measurement is a process of its own on made-up examples; what is compared runs in turn, A B A B,
-and figures are medians. Peak memory is what the process has grown by since its runtime was up.
+Every measurement is a process of its own on synthetic examples. Measurements that are compared alternate, A B A B, and
+results are medians. Peak memory is the growth of the process since TensorFlow's runtime started.
 """
 
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,10 +31,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 STAGES = [["emb", "hid*2"], ["hid*2"], ["hid*2"], ["hid*2", "enc_out", "pool", "heads"]]
-# Of fine-tuning, whose head is small and has no word table.
-HALVES = [["emb", "hid*4"], ["hid*4", "qa_head"]]
-# The word table is in the first and in the last stage.
+# The first and the last stage share the word table.
 DEVICES = [0, 1, 2, 0]
+# Stages of fine-tuning, whose head is small and has no word table.
+HALVES = [["emb", "hid*4"], ["hid*4", "qa_head"]]
 MODEL = {
     "vocab_size": 2000,
     "hidden_size": 256,
@@ -42,12 +43,13 @@ MODEL = {
     "intermediate_size": 1024,
 }
 ROUNDS = 3
+RESULTS = ("traced", "step", "growth", "moments", "in_flight")
 
 
 def settings_of(
     micro_batches: int, size: int = 8, replicas: int = 1, stages: bool = False, **parallel: Any
 ) -> dict[str, Any]:
-    """Settings of a run as a config would say them."""
+    """Return the settings of a run as in a config file."""
     if stages:
         parallel |= {"pipeline_stages": STAGES, "pipeline_device_mapping": DEVICES}
     return {
@@ -66,13 +68,13 @@ def settings_of(
     }
 
 
-def work_in_a_process(work: str, settings: dict[str, Any], cores: str = "0-1") -> Any:
-    """What this script's function `work` finds in a process of its own."""
+def in_child(work: str, settings: dict[str, Any], cores: str = "0-1") -> Any:
+    """Return the result of a function of WORK in a child process."""
     return in_a_process([sys.executable, __file__, "--work", work, json.dumps(settings)], cores)
 
 
-def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Build the run of these settings, take some steps; seconds and growth of memory in bytes."""
+def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Build the run of these settings and take some steps; return its parts and what was measured."""
     import tensorflow as tf
 
     from bert_cli.config.parallel import Cluster
@@ -82,280 +84,249 @@ def measured(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.tasks.bench.timing import resident_bytes
     from bert_cli.tasks.run import build, corpora
 
-    asked = PretrainSettings.model_validate(settings)
+    run = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
-    mesh = build.open_mesh(asked, processes)
+    mesh = build.open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
-    plan = make_plan(asked, None)
-    model, engine, state, step = build.build_run(asked, mesh, plan)
-    reader = corpora.open_stream(asked, plan.examples_per_step, processes.rank, processes.count)
+    plan = make_plan(run, None)
+    _, engine, state, step = build.build_run(run, mesh, plan)
+    stream = corpora.open_stream(run, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
-    sample = reader.first_micro_batches(len(mesh.devices))
-    engine.compile(sample)
+    engine.compile(stream.first_micro_batches(len(mesh.devices)))
     traced = time.perf_counter() - began
-    batch = reader[0]
-    taken = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        step(batch)
-        taken.append(time.perf_counter() - began)
+    batch = stream[0]
+    seconds = [seconds_of(lambda: step(batch)) for _ in range(steps)]
     moments = [
         moment for pair in state.moments.values() for value in pair for moment in value.variables
     ]
     return {
         "traced": traced,
-        "first": taken[0],
-        "step": statistics.median(taken[1:] or taken),
-        "grown": resident_bytes()[1] - before,
+        "step": statistics.median(seconds[1:] or seconds),
+        "growth": resident_bytes()[1] - before,
         "moments": sum(4 * int(tf.size(moment)) for moment in moments),
-        "kept": engine.max_in_flight,
+        "in_flight": engine.max_in_flight,
         "engine": engine,
-        "model": model,
+        "step_function": step,
         "batch": batch,
-        "state": state,
     }
 
 
-FIGURES = ("traced", "first", "step", "grown", "moments", "kept")
+def seconds_of(function: Any) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
 
 
 def work_measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a run of a few steps."""
-    found = measured(settings, steps=settings.pop("steps", 3))
-    return {name: found[name] for name in FIGURES}
+    """Return the measurements of a run of a few steps."""
+    measured = run_steps(settings, steps=settings.pop("steps", 3))
+    return {name: measured[name] for name in RESULTS}
 
 
 def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of the engine's step and of a bare one on the same blocks, in turn."""
+    """Return the seconds of the engine's steps and of plain ones on the same blocks, alternating."""
     import numpy as np
     import tensorflow as tf
 
-    found = measured(settings, steps=2)
-    (stage,) = found["engine"].replicas[0]
-    (update,) = found["engine"].updates[0]
-    names = list(stage.weights)
-    columns = list(found["batch"])
+    from bert_cli.parallel.engine import count
+
+    run = run_steps(settings, steps=2)
+    engine, batch = run["engine"], run["batch"]
+    (stage,), (update,) = engine.replicas[0], engine.updates[0]
+    names = list(batch)
 
     @tf.function(autograph=False)
     def accumulate(
         arrays: list[tf.Tensor], key: tf.Tensor, counts: dict[str, tf.Tensor], first: bool
     ) -> Any:
-        batch = dict(zip(columns, arrays, strict=True))
+        columns = dict(zip(names, arrays, strict=True))
         with tf.GradientTape() as tape:
             hidden = None
             for block in stage.body:
-                hidden = block(hidden, batch, key)
-            loss, _ = stage.head(hidden, batch, counts, key)
-        for name, gradient in zip(
-            names, tape.gradient(loss, list(stage.weights.values())), strict=True
-        ):
-            held = stage.accumulators[name]
-            (held.assign if first else held.assign_add)(tf.convert_to_tensor(gradient))
+                hidden = block(hidden, columns, key)
+            loss, _ = stage.head(hidden, columns, counts, key)
+        gradients = tape.gradient(loss, list(stage.weights.values()))
+        for accumulator, gradient in zip(stage.accumulators.values(), gradients, strict=True):
+            (accumulator.assign if first else accumulator.assign_add)(
+                tf.convert_to_tensor(gradient)
+            )
         return loss
 
-    def bare(batch: dict[str, Any], number: int) -> None:
-        from bert_cli.model.heads import PretrainingHeads
-        from bert_cli.parallel.engine import count
-
+    def plain(number: int) -> None:
         counts = {
             name: tf.constant(value, tf.float32)
-            for name, value in count(batch, PretrainingHeads.COUNTS).items()
+            for name, value in count(batch, engine.head.COUNTS).items()
         }
-        losses = []
+        losses: list[Any] = []
         for micro_batch in range(len(batch["input_ids"])):
             key = tf.constant(np.array([1984, micro_batch], np.int32))
             arrays = [tf.convert_to_tensor(column[micro_batch]) for column in batch.values()]
             losses.append(accumulate(arrays, key, counts, not losses))
         float(tf.add_n(losses))
-        float(update._squared())
-        update._move_all(
-            tf.constant(1.0), tf.constant(1e-3), tf.constant(number), tf.constant(number)
-        )
+        float(update.all_reduce_gradients(1.0))
+        update.update(1.0, 1e-3, number, number)
 
-    from bert_cli.config.plan import make_plan
-    from bert_cli.config.training import PretrainSettings
-    from bert_cli.tasks.run import build
-
-    asked = PretrainSettings.model_validate(settings)
-    plan = make_plan(asked, None)
-    step = build.build_step(found["engine"], found["state"], asked, plan, build.never)
-    bare(found["batch"], 0)
-    taken: dict[str, list[float]] = {"engine": [], "bare": []}
+    plain(0)
+    seconds: dict[str, list[float]] = {"plain": [], "engine": []}
     for number in range(settings.get("rounds", 12)):
-        for name, act in (
-            ("bare", lambda n=number: bare(found["batch"], n)),
-            ("engine", lambda: step(found["batch"])),
-        ):
-            began = time.perf_counter()
-            act()
-            taken[name].append(time.perf_counter() - began)
-    return taken
+        seconds["plain"].append(seconds_of(lambda number=number: plain(number)))
+        seconds["engine"].append(seconds_of(lambda: run["step_function"](batch)))
+    return seconds
 
 
 def trace() -> None:
     """Trace time does not depend on the accumulation."""
     for micro_batches in (8, 64, 510):
-        runs = [
-            work_in_a_process("measure", {**settings_of(micro_batches, 1, stages=True), "steps": 1})
-            for _ in range(ROUNDS)
-        ]
-        seconds = statistics.median(run["traced"] for run in runs)
+        settings = {**settings_of(micro_batches, 1, stages=True), "steps": 1}
+        seconds = statistics.median(in_child("measure", settings)["traced"] for _ in range(ROUNDS))
         print(f"{micro_batches} micro-batches, 4 stages: traced in {seconds:.2f} s", flush=True)
-
-
-LAYOUTS = {
-    "GPipe": {"schedule": "GPipe"},
-    "1F1B": {"schedule": "1F1B"},
-    "GPipe, recompute by layer": {"schedule": "GPipe", "recompute": True},
-    "1F1B, recompute by layer": {"recompute": True},
-    "1F1B, recompute by stage": {"recompute": True, "recompute_by": "stage"},
-}
 
 
 def memory() -> None:
     """Peak memory of 16 micro-batches through four stages."""
-    for name, parallel in LAYOUTS.items():
-        run = work_in_a_process("measure", settings_of(16, stages=True, **parallel))
-        print(f"{name}: {run['grown'] / 1e6:.0f} MB, kept at most {run['kept']}", flush=True)
+    for name, parallel in {
+        "GPipe": {"schedule": "GPipe"},
+        "1F1B": {"schedule": "1F1B"},
+        "GPipe, recompute by layer": {"schedule": "GPipe", "recompute": True},
+        "1F1B, recompute by layer": {"recompute": True},
+        "1F1B, recompute by stage": {"recompute": True, "recompute_by": "stage"},
+    }.items():
+        run = in_child("measure", settings_of(16, stages=True, **parallel))
+        saved = f"activations of at most {run['in_flight']} micro-batches by stage"
+        print(f"{name}: {run['growth'] / 1e6:.0f} MB, {saved}", flush=True)
 
 
 def moments() -> None:
-    """What moments take on a replica and in the host's memory, and what the processes take."""
+    """Moments of a replica, and growth of its process."""
     for name, parallel in {
-        "whole": {},
+        "replicated": {},
         "sharded": {"replicated_tensor_sharding": True},
         "offloaded": {"optimizer_state_offload": True},
     }.items():
-        found = together(settings_of(2, 1, replicas=2, **parallel), 2)
-        print(
-            f"{name}: {found[0]['moments'] / 1e6:.1f} MB of moments a replica, process grown by "
-            f"{found[0]['grown'] / 1e6:.0f} MB",
-            flush=True,
-        )
+        run = two_ranks(settings_of(2, 1, replicas=2, **parallel))
+        sizes = f"{run['moments'] / 1e6:.1f} MB of moments, growth {run['growth'] / 1e6:.0f} MB"
+        print(f"{name}: {sizes}", flush=True)
 
 
-def together(settings: dict[str, Any], number: int) -> list[Any]:
-    """The figures of the processes of one run, each on a core."""
-    import socket
-
-    held = [socket.socket() for _ in range(number)]
-    for one in held:
+def two_ranks(settings: dict[str, Any]) -> Any:
+    """Return the measurements of rank 0 of a run of two processes, each on a core."""
+    sockets = [socket.socket() for _ in range(2)]
+    for one in sockets:
         one.bind(("localhost", 0))
-    workers = [f"localhost:{one.getsockname()[1]}" for one in held]
-    for one in held:
+    workers = [f"localhost:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
         one.close()
     running = []
-    for rank in range(number):
+    for rank in range(2):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        words = ["taskset", "--cpu-list", str(rank), sys.executable, __file__, "--work", "measure"]
+        command = ["taskset", "--cpu-list", str(rank), sys.executable, __file__]
         running.append(
             subprocess.Popen(
-                [*words, json.dumps(settings)],
+                [*command, "--work", "measure", json.dumps(settings)],
                 env={**os.environ, "TF_CONFIG": json.dumps(task)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
         )
-    return [json.loads(one.communicate()[0].strip().splitlines()[-1]) for one in running]
+    outputs = [one.communicate()[0] for one in running]
+    return json.loads(outputs[0].strip().splitlines()[-1])
 
 
 def overhead() -> None:
-    """The engine's step on one device beside a bare one."""
+    """The engine's step on one device against a plain one."""
     for micro_batches, size in ((1, 8), (8, 8), (8, 1)):
-        taken = work_in_a_process("overhead", settings_of(micro_batches, size))
-        middle = {name: statistics.median(values) for name, values in taken.items()}
-        print(
-            f"{micro_batches} micro-batches of {size}: bare {middle['bare']:.3f} s, engine {middle['engine']:.3f} s, "
-            f"ratio {middle['engine'] / middle['bare']:.3f}",
-            flush=True,
-        )
+        seconds = in_child("overhead", settings_of(micro_batches, size))
+        plain, engine = (statistics.median(seconds[name]) for name in ("plain", "engine"))
+        ratio = f"plain {plain:.3f} s, engine {engine:.3f} s, ratio {engine / plain:.3f}"
+        print(f"{micro_batches} micro-batches of {size}: {ratio}", flush=True)
 
 
 def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -> float:
-    """A step of fine-tuning as `bert bench squad` measures it, an operation on one thread."""
+    """Return the seconds of a step of fine-tuning by `bert bench squad`, with one thread an operation."""
     settings = {
         **{name: settings_of(micro_batches)[name] for name in ("bert_config", "global_batch")},
         "max_seq_length": 128,
         "doc_stride": 32,
         "parallel": parallel,
     }
-    with tempfile.TemporaryDirectory() as home:
-        config, figures = Path(home, "config.json"), Path(home, "figures.json")
+    with tempfile.TemporaryDirectory() as folder:
+        config, output = Path(folder, "config.json"), Path(folder, "output.json")
         config.write_text(json.dumps(settings), encoding="utf-8")
-        words = ["taskset", "--cpu-list", cores, sys.executable, "-m", "bert_cli", "bench", "squad"]
-        words += ["--config", str(config), "--json", str(figures), "--no-checkpoint"]
-        words += ["--steps", "7", "--warmup-steps", "2"]
+        command = ["taskset", "--cpu-list", cores, sys.executable, "-m", "bert_cli", "bench"]
+        command += ["squad", "--config", str(config), "--json", str(output), "--no-checkpoint"]
+        command += ["--steps", "7", "--warmup-steps", "2"]
         environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1"}
-        subprocess.run(words, capture_output=True, check=True, env=environment)
-        told = json.loads(figures.read_text(encoding="utf-8"))
-    return float(told["step_seconds"]["median"])
+        subprocess.run(command, capture_output=True, check=True, env=environment)
+        return float(json.loads(output.read_text(encoding="utf-8"))["step_seconds"]["median"])
 
 
 def pipeline() -> None:
-    """Two stages of a core's worth of threads each, beside one stage on one core."""
+    """Two stages on a core each against one stage on one core."""
     halves = {"pipeline_stages": HALVES, "pipeline_device_mapping": [0, 1]}
     for micro_batches in (2, 4, 8, 16):
         one: list[float] = []
         two: list[float] = []
         for _ in range(ROUNDS):
-            for taken, cores, parallel in ((one, "0", {}), (two, "0-1", halves)):
-                taken.append(seconds_of_squad(micro_batches, parallel, cores))
+            one.append(seconds_of_squad(micro_batches, {}, "0"))
+            two.append(seconds_of_squad(micro_batches, halves, "0-1"))
         alone, both = statistics.median(one), statistics.median(two)
-        ideal = micro_batches / (micro_batches + 1)
+        efficiency, ideal = alone / both / 2, micro_batches / (micro_batches + 1)
         print(
             f"{micro_batches} micro-batches: one stage {alone:.3f} s, two {both:.3f} s; efficiency "
-            f"{alone / both / 2:.3f} of an ideal {ideal:.3f}",
+            f"{efficiency:.3f} of an ideal {ideal:.3f}",
             flush=True,
         )
 
 
-def side_by_side(settings: dict[str, Any]) -> float:
-    """Seconds of a step of two unrelated processes, each on a core: what the machine itself takes."""
+def seconds_of_unrelated(settings: dict[str, Any]) -> float:
+    """Return the seconds of a step of two unrelated processes, each on a core: the machine's own slowdown."""
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(
-            lambda core: work_in_a_process("measure", settings, core)["step"], ("0", "1")
-        )
-        return statistics.mean(found)
+        runs = pool.map(lambda core: in_child("measure", settings, core)["step"], ("0", "1"))
+        return statistics.mean(runs)
 
 
 def processes() -> None:
-    """Two processes of one core each do twice the work of one process of one core, or less."""
+    """Two processes of a core each against one of a core, for the same work each."""
     for micro_batches in (8, 32):
-        alone: list[float] = []
-        unrelated: list[float] = []
-        one_run: list[float] = []
         # Long enough for a process that starts later than the other.
-        settings = settings_of(micro_batches) | {"steps": 128 // micro_batches}
-        spread = settings_of(2 * micro_batches, replicas=2) | {"steps": 128 // micro_batches}
-        for _ in range(ROUNDS):
-            alone.append(work_in_a_process("measure", settings, cores="0")["step"])
-            unrelated.append(side_by_side(settings))
-            one_run.append(together(spread, 2)[0]["step"])
-        one, apart, both = map(statistics.median, (alone, unrelated, one_run))
+        steps = {"steps": 128 // micro_batches}
+        single = settings_of(micro_batches) | steps
+        double = settings_of(2 * micro_batches, replicas=2) | steps
+        rounds = [
+            (
+                in_child("measure", single, cores="0")["step"],
+                seconds_of_unrelated(single),
+                two_ranks(double)["step"],
+            )
+            for _ in range(ROUNDS)
+        ]
+        one, unrelated, both = map(statistics.median, zip(*rounds, strict=True))
         print(
             f"{8 * micro_batches} examples each: one process {one:.3f} s, two of one run {both:.3f} s, efficiency "
-            f"{one / both:.3f}; two unrelated ones {apart:.3f} s, {one / apart:.3f}",
+            f"{one / both:.3f}; two unrelated ones {unrelated:.3f} s, {one / unrelated:.3f}",
             flush=True,
         )
 
 
 WORK = {"measure": work_measure, "overhead": work_overhead}
-MEASURES = {f.__name__: f for f in (trace, memory, moments, overhead, pipeline, processes)}
+MEASUREMENTS = {f.__name__: f for f in (trace, memory, moments, overhead, pipeline, processes)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", choices=[[], *MEASURES], help="all of them by default")
+    choices = [[], *MEASUREMENTS]
+    parser.add_argument("what", nargs="*", choices=choices, help="default: all")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        print(json.dumps(WORK[given.work[0]](json.loads(given.work[1]))))
+    options = parser.parse_args()
+    if options.work:
+        name, settings = options.work
+        print(json.dumps(WORK[name](json.loads(settings))))
         return
-    for name in given.what or MEASURES:
-        print(f"# {name}: {MEASURES[name].__doc__}", flush=True)
-        MEASURES[name]()
+    for name in options.what or MEASUREMENTS:
+        print(f"# {name}: {MEASUREMENTS[name].__doc__}", flush=True)
+        MEASUREMENTS[name]()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The interface of an engine: what a run needs from the framework that computes it.
 
 `train/` and `tasks/` use an engine through the classes of this file, which imports no framework. A second engine is a
-folder beside `tensorflow/` with subclasses of `ProcessGroup` and `Engine` and two functions: `devices_here`, which
+folder next to `tensorflow/` with subclasses of `ProcessGroup` and `Engine` and two functions: `devices_here`, which
 counts the devices of this process, and `open_mesh`, which takes them and joins the other processes.
 """
 
@@ -147,7 +147,7 @@ class ProcessGroup(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRequest:
-    """What an update needs beyond its batch."""
+    """The arguments of an update besides its batch."""
 
     step: int
     """Steps completed. With the sample index of a micro-batch it decides dropout and rounding."""
@@ -162,7 +162,7 @@ class UpdateRequest:
 
 
 class UpdateResult(NamedTuple):
-    """What an update reports; all values are of the whole step, over all processes."""
+    """The result of an update: values of the complete step, over all processes."""
 
     sums: dict[str, float]
     """The head's sums."""
@@ -211,7 +211,7 @@ class Engine(ABC):
     ) -> UpdateResult:
         """Update the weights with the gradient of a step, of which `batch` is this process' part.
 
-        The update is skipped, on all processes alike, when the gradient is not finite. Raises
+        All processes skip the update when the gradient is not finite. Raises
         StoppedBetweenMicroBatchesError when `stop_requested` returns true on any process, DeviceError when a
         micro-batch does not fit the memory or a process is lost.
         """
@@ -247,7 +247,7 @@ def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
 def scaled_for_accumulation(loss_scale: float, micro_batches: int) -> float:
     """Return the factor of a micro-batch's loss in a step of `micro_batches` micro-batches.
 
-    The loss is divided by the counts of the whole step, so the more micro-batches, the smaller the gradients of
+    The loss is divided by the counts of the complete step, so the more micro-batches, the smaller the gradients of
     each. Multiplied by their number (the power of two below it, so that nothing rounds), float16 gradients are as
     large as in a step of one micro-batch. Measured at 2,040 micro-batches and a loss scale of 4096: a gradient in
     float16 is off by 13 % without the factor and by 0.1 % with it.

@@ -95,7 +95,7 @@ class StopRequest:
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._handlers.items():
-            # None stands for a handler that was not set from Python.
+            # A handler that was not set from Python is None.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __call__(self) -> bool:

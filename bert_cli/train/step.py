@@ -50,7 +50,7 @@ class Step:
         self.stop_requested = stop_requested
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the whole step.
+        """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
 
         Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
         raises; the state is then that of the step before.

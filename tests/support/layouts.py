@@ -1,6 +1,8 @@
-"""A small model in any layout, as a run builds it, for the tests of this folder."""
+"""A small model in any layout, built as a run builds it."""
 
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from bert_cli.config.plan import make_plan
 from bert_cli.config.training import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import count
+from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train.step import State, Step
@@ -25,8 +27,9 @@ MODEL = {
     "max_position_embeddings": S,
     "initializer_range": 0.2,
 }
+SHALLOW = {"num_hidden_layers": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# Name -> replicas, stages, devices of the stages.
+# Name -> replicas, stages, device of each stage.
 LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
     "1x1": (1, None, None),
     "2x1": (2, None, None),
@@ -40,7 +43,7 @@ LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
 
 
 def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> PretrainSettings:
-    """Settings of a run in a layout, with so many micro-batches a step over all replicas."""
+    """Return the settings of a run in a layout, with so many micro-batches a step over all replicas."""
     replicas, stages, devices = LAYOUTS[layout]
     model = {**MODEL, **changes.pop("model", {})}
     optimizer = {
@@ -72,52 +75,79 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
 
 
 def built(
-    settings: PretrainSettings, moves: bool = True
+    settings: PretrainSettings, updates: bool = True
 ) -> tuple[TensorFlowEngine, State, Step, Any]:
-    """Engine, state, step and reader of a run, traced; without the update when nothing will move."""
+    """Return engine, state, step and stream of a run, traced; without `updates` only the stages are traced."""
     mesh = build.open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     _, engine, state, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)
     sample = reader.first_micro_batches(len(mesh.devices))
-    if moves:
+    if updates:
         engine.compile(sample)
     else:
         engine.compile_stages(sample, count(sample, PretrainingHeads.COUNTS))
     return engine, state, step, reader
 
 
+def engine_of(
+    layout: str = "1x1", micro_batches: int = 4, **changes: Any
+) -> tuple[TensorFlowEngine, Any]:
+    """Return an engine and a stream for gradients; engines are shared by all tests of a process."""
+    return _engine_of(json.dumps([layout, micro_batches, changes], sort_keys=True))
+
+
+@cache
+def _engine_of(described: str) -> tuple[TensorFlowEngine, Any]:
+    layout, micro_batches, changes = json.loads(described)
+    engine, _, _, reader = built(settings_of(layout, micro_batches, **changes), updates=False)
+    return engine, reader
+
+
+def accumulate(
+    engine: TensorFlowEngine, batch: Batch, first_index: int = 0, scale: float = 1.0
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the sums and the complete gradient of a batch."""
+    engine.clear_gradients()
+    counts = count(batch, PretrainingHeads.COUNTS)
+    sums = engine.accumulate(batch, first_index, counts, scale)
+    squared = engine.all_reduce_gradients(1.0)
+    complete = gradients(engine)
+    norm = sum(np.square(gradient, dtype=np.float64).sum() for gradient in complete.values())
+    np.testing.assert_allclose(squared, norm, rtol=1e-5)
+    return sums, complete
+
+
 def gradients(engine: TensorFlowEngine) -> dict[str, np.ndarray]:
-    """The accumulated gradients of replica 0 by name, after `reduce`."""
+    """Return the accumulated gradients of replica 0 by name, complete after `all_reduce_gradients`."""
     return {
-        name: held[0].numpy()
+        name: accumulators[0].numpy()
         for update in engine.updates[0]
-        for name, held in update.accumulators.items()
+        for name, accumulators in update.accumulators.items()
     }
 
 
 def assert_close(
     a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float
 ) -> None:
-    """Gradients equal relative to the norm of each tensor.
+    """Assert that gradients are equal relative to the norm of each tensor.
 
-    The true gradient of an attention key's bias is zero: what is there is rounding, compared with
-    the norm of the whole.
+    The true gradient of an attention key's bias is zero: its rounding is compared with the norm of all gradients.
     """
     assert a.keys() == b.keys()
-    whole = np.sqrt(sum(np.sum(np.square(right, dtype=np.float64)) for right in b.values()))
+    norm = np.sqrt(sum(np.sum(np.square(right, dtype=np.float64)) for right in b.values()))
     for name, right in b.items():
-        scale = whole if name.endswith(KEY_BIAS) else np.linalg.norm(right)
+        scale = norm if name.endswith(KEY_BIAS) else np.linalg.norm(right)
         assert np.linalg.norm(a[name] - right) <= tolerance * scale, name
 
 
 def assert_weights_close(
     a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float, wander: float
 ) -> None:
-    """Weights equal relative to the norm of each tensor.
+    """Assert that weights are equal relative to the norm of each tensor.
 
-    An attention key's bias changes nothing that the model computes. Adam divides the rounding that
-    is its gradient by its own size, so it wanders by up to the learning rate a step, `wander` in all.
+    An attention key's bias changes no output. Adam divides its gradient, which is rounding, by its size, so the bias
+    wanders by up to the learning rate a step, `wander` in all.
     """
     assert a.keys() == b.keys()
     for name, right in b.items():

@@ -19,8 +19,8 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.engine import Mesh, ProcessGroup
 from bert_cli.parallel.tensorflow import runtime
 
-# TensorFlow tells collectives apart by their keys, and its own count up from 1. Each mesh has a million keys,
-# each device 10,000 of those. A key stands for tensors of one shape.
+# TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
+# count up from 1. Each mesh has a million keys, each device 10,000 of those.
 KEYS_OF_MESH = 1_000_000
 KEYS_OF_DEVICE = 10_000
 FRAMES = (64, 1_000_000)
@@ -41,7 +41,7 @@ SIGNS_OF_LOSS = (
 class DeviceGroup:
     """The same device of all replicas, and the rank of one replica among them.
 
-    Methods take a `number` that tells the collectives of this device apart.
+    Methods take a `number` that identifies the collective among those of the device.
     """
 
     key: int

@@ -1,9 +1,8 @@
 """Runs steps on a mesh: every micro-batch through the stages of each replica, then the update.
 
-The stages of a pipeline work at the same time, each in a host thread, and hand tensors on through channels. The host
-reads no value before the end of the step: on a GPU a tensor may still be computed when it is handed on. One stage alone
-is a plain loop over the same functions. Dropout depends on the sample index of the micro-batch and gradients are sums,
-so the numbers do not depend on the layout.
+The stages of a pipeline work at the same time, each in a host thread; a single stage is a plain loop over the same
+functions. Dropout depends on the index of the micro-batch in the stream, and gradients are sums, so the numbers do not
+depend on the layout.
 """
 
 import math
@@ -66,17 +65,18 @@ class TensorFlowEngine(Engine):
         self.head: Any = replicas[0][-1].head
         self.weights = replicated_weights(replicas)
         self.updates: list[list[DeviceUpdate]] = []
-        if optimizer is not None:
-            for replica, stages in enumerate(replicas):
-                row = []
-                for device in range(len(mesh.devices[replica])):
-                    pairs = zip(stages, device_mapping, strict=True)
-                    own = [stage for stage, on in pairs if on == device]
-                    # A device may have only the gather of the masked positions, which has no weights.
-                    if any(stage.weights for stage in own):
-                        group = device_group(mesh, replica, device)
-                        row.append(DeviceUpdate(own, group, optimizer, options or UpdateOptions()))
-                self.updates.append(row)
+        for replica, devices in enumerate(mesh.devices):
+            if optimizer is None:
+                break
+            row = []
+            for device in range(len(devices)):
+                pairs = zip(replicas[replica], device_mapping, strict=True)
+                stages = [stage for stage, on in pairs if on == device]
+                # A device may have only the gather of the masked positions, which has no weights.
+                if any(stage.weights for stage in stages):
+                    group = device_group(mesh, replica, device)
+                    row.append(DeviceUpdate(stages, group, optimizer, options or UpdateOptions()))
+            self.updates.append(row)
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[int, ...]] = set()
@@ -121,16 +121,13 @@ class TensorFlowEngine(Engine):
         """Trace the stages by running a micro-batch of each replica forward and backward."""
         self._traced_shapes.add(batch["input_ids"].shape[1:])
         for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
-            work = [
-                (worker, item)
-                for number, worker in enumerate(workers)
-                for item in self.schedule(number, len(workers), 1)
-            ]
-            forward = [pair for pair in work if pair[1].kind != "backward"]
-            backward = [pair for pair in reversed(work) if pair[1].kind == "backward"]
+            *others, last = workers
             with reporting_out_of_memory():
-                for worker, item in forward + backward:
-                    worker.run([item], lambda: False)
+                for worker in others:
+                    worker.run([Work("forward", 0)])
+                last.run([Work("forward-backward", 0)])
+                for worker in reversed(others):
+                    worker.run([Work("backward", 0)])
         self.clear_gradients()
 
     def update(
@@ -180,7 +177,7 @@ class TensorFlowEngine(Engine):
         """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
 
         `first_index` is the index of the first micro-batch in the stream, which decides its dropout; `counts` are
-        those of the whole step.
+        those of the complete step.
         """
         is_one_stage = len(self.replicas) == len(self.replicas[0]) == self.group.world_size == 1
         if not is_one_stage and batch["input_ids"].shape[1:] not in self._traced_shapes:
@@ -192,7 +189,8 @@ class TensorFlowEngine(Engine):
         try:
             with reporting_out_of_memory():
                 if is_one_stage:
-                    self._run_stage(workers[0][0], stop_requested)
+                    work = self.schedule(0, 1, len(batch["input_ids"]))
+                    workers[0][0].run(work, stop_requested)
                 else:
                     self._run_pipelines(workers, abandoned, stop_requested)
         except StoppedBetweenMicroBatchesError:
@@ -271,9 +269,6 @@ class TensorFlowEngine(Engine):
                 ]
             )
         return workers
-
-    def _run_stage(self, worker: StageWorker, stop_requested: Callable[[], bool]) -> None:
-        worker.run(self.schedule(0, 1, len(worker.micro_batches.rows)), stop_requested)
 
     def _run_pipelines(
         self,

@@ -1,6 +1,6 @@
-"""The stage workers of a pipeline: each goes through its schedule and hands tensors on through channels.
+"""The stage workers of a pipeline: each runs its schedule and sends tensors to its neighbours through channels.
 
-The host reads no value meanwhile: on a GPU a tensor may still be computed when it is handed on.
+No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
 """
 
 import threading
@@ -87,7 +87,7 @@ class StageWorker:
         self.sums: list[tf.Tensor] = []
         """The head's sums of each micro-batch, in the last stage."""
 
-    def run(self, work: Iterable[Work], stop_requested: Callable[[], bool]) -> None:
+    def run(self, work: Iterable[Work], stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""
         passes = {
             "forward": self._forward,
@@ -121,11 +121,11 @@ class StageWorker:
     def _forward_backward(self, number: int) -> None:
         hidden = self._receive_hidden(number)
         self.max_in_flight = 1
-        feed = self.micro_batches
+        batches = self.micro_batches
         with self.span("forward-backward", number):
-            columns = self.stage.columns(feed.columns(number))
+            columns = self.stage.columns(batches.columns(number))
             gradient, sums = self.stage.forward_backward(
-                hidden, columns, feed.key(number), feed.counts, feed.loss_scale
+                hidden, columns, batches.key(number), batches.counts, batches.loss_scale
             )
         self.sums.append(sums)
         self._send_gradient(number, gradient)

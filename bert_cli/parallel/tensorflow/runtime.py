@@ -164,7 +164,7 @@ def configure(precision: str, deterministic: bool, has_gpu: bool, threads: int) 
 def join_cluster(processes: Processes, cluster: Cluster) -> None:
     """Start TensorFlow's runtime for collectives, and its service that knows which processes are alive.
 
-    MultiWorkerMirroredStrategy does it (ring over gRPC on CPUs, NCCL on GPUs), and is used for nothing else.
+    MultiWorkerMirroredStrategy does it (ring over gRPC on CPUs, NCCL on GPUs), and serves no other purpose here.
     """
     job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=processes.count)
     context.context().configure_coordination_service(

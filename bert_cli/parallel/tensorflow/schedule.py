@@ -5,7 +5,7 @@ pass for the gradient from the stage after. The last stage runs forward and back
 here computes anything, so a schedule is tested in microseconds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward", "forward-backward"]
@@ -53,13 +53,3 @@ def _last_stage(micro_batches: int) -> list[Work]:
 
 
 SCHEDULES: dict[str, Schedule] = {"1F1B": one_forward_one_backward, "GPipe": gpipe}
-
-
-def max_in_flight(work: Iterable[Work]) -> int:
-    """Return the most micro-batches whose activations are saved at once."""
-    in_flight = most = 0
-    for kind, _ in work:
-        in_flight += kind != "backward"
-        most = max(most, in_flight)
-        in_flight -= kind != "forward"
-    return most

@@ -1,7 +1,7 @@
 """A stage: consecutive blocks on one device, as tf.functions for the forward and the backward pass.
 
 The backward pass adds the gradients of the weights to float32 accumulators on the stage's device. The last stage runs
-forward, loss and backward in one function. Each function is traced once, whatever the number of micro-batches. The
+forward, loss and backward in one function. Each function is traced once for any number of micro-batches. The
 activations saved for the backward pass are all of them (a gradient tape), or only the inputs of each layer or of the
 stage, from which the others are computed again.
 """
@@ -62,7 +62,7 @@ class SharedTraces:
         if function not in self.functions:
             self.functions[function] = traced(partial(_call_with, first))
         weights = [weight.value for weight in block.weights]
-        # The first block's dropout ids, applied to a key shifted by the distance to this block's.
+        # The first block's dropout ids with a shifted key draw the masks of this block.
         key = shifted_key(key, block.dropout_id - first.dropout_id)
         return self.functions[function](weights, hidden, read, key)
 

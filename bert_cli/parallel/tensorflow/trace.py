@@ -66,15 +66,3 @@ class Trace:
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise ConfigError(f"parallel.trace ({path})", problem, "choose another file") from error
-
-
-def overlap(bars: list[Bar]) -> tuple[float, float]:
-    """Return the seconds in which any stage worked, and those in which two or more did."""
-    events = sorted([(bar.start, 1) for bar in bars] + [(bar.end, -1) for bar in bars])
-    busy = together = 0.0
-    working, since = 0, 0.0
-    for moment, change in events:
-        busy += (moment - since) * (working >= 1)
-        together += (moment - since) * (working >= 2)
-        working, since = working + change, moment
-    return busy, together

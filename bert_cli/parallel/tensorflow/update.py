@@ -184,19 +184,19 @@ class DeviceUpdate:
         sizes = {name: 4 * size_of(weight) for name, weight in self.weights.items()}
         self.make_functions(buckets(sizes, options.bucket_bytes))
 
-    def make_functions(self, buckets: Sequence[Sequence[str]], first: int = 0) -> None:
-        """Make the tf.functions for these buckets of weights' names; `first` is the number of the first collective."""
-        self.buckets = [tuple(names) for names in buckets]
-        reduce, gather = first, first + len(buckets)
+    def make_functions(self, buckets: Sequence[Sequence[str]]) -> None:
+        """Make the tf.functions for these buckets of weights' names."""
+        self.buckets = buckets
+        # Each function has one collective, with a number of its own.
         self._reduce_buckets = [
-            traced(partial(self._all_reduce_bucket, names, reduce + number))
-            for number, names in enumerate(self.buckets)
+            traced(partial(self._all_reduce_bucket, names, number))
+            for number, names in enumerate(buckets)
         ]
         self._update_buckets = [
-            traced(partial(self._update_bucket, names, gather + number))
-            for number, names in enumerate(self.buckets)
+            traced(partial(self._update_bucket, names, number))
+            for number, names in enumerate(buckets, len(buckets))
         ]
-        self._directions = traced(partial(self._shard_directions, first + 2 * len(buckets)))
+        self._directions = traced(partial(self._shard_directions, 2 * len(buckets)))
         self._add_duplicates = traced(self._add_duplicate_gradients)
         self._gradient_squared = traced(self._squared_norm_of_gradients)
         self._weight_squared = traced(lambda: self._squared_norm_of(self.weights))

@@ -1,6 +1,7 @@
-"""Devices as replicas x stages, and what is refused."""
+"""The devices of a mesh, what is rejected, and collectives of a single process."""
 
 import os
+import threading
 
 import pytest
 import tensorflow as tf
@@ -8,6 +9,7 @@ from support.layouts import settings_of
 
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import Mesh
 from bert_cli.parallel.tensorflow import runtime
 from bert_cli.parallel.tensorflow.collectives import (
     KEYS_OF_MESH,
@@ -20,23 +22,25 @@ from bert_cli.tasks.run import build
 WORKERS = ("a:1", "a:2", "b:1")
 
 
-def test_every_replica_has_devices_of_its_own():
-    found = build.open_mesh(settings_of("2x2"), Processes(()))
-    assert found.replicas == 2 and found.first_replica == 0 and found.kind == "CPU"
-    flat = [device for row in found.devices for device in row]
-    assert len(found.devices) == 2 and len(set(flat)) == 4
-    assert found.host == flat[0]
+def mesh_of(layout: str) -> Mesh:
+    return build.open_mesh(settings_of(layout), Processes(()))
 
 
-def test_replicas_that_cannot_be_divided_among_processes_are_refused():
-    with pytest.raises(
-        ConfigError, match="cannot be divided among 3 processes; give --global-batch"
-    ):
+def test_every_replica_has_devices_of_its_own_and_every_collective_a_key():
+    mesh, other = mesh_of("2x2"), mesh_of("2x2")
+    assert mesh.replicas == 2 and mesh.first_replica == 0 and mesh.kind == "CPU"
+    flat = [device for row in mesh.devices for device in row]
+    assert len(mesh.devices) == 2 and len(set(flat)) == 4
+    assert mesh.host == flat[0]
+    keys = [device_group(m, 0, device).key for m in (mesh, other) for device in (0, 1)]
+    assert len(set(keys)) == 4 and all(key > KEYS_OF_MESH for key in keys)
+    assert device_group(mesh, 0, 1).key == device_group(mesh, 1, 1).key
+
+
+def test_a_layout_that_does_not_fit_processes_gpus_or_devices_is_rejected(monkeypatch):
+    with pytest.raises(ConfigError, match="cannot be divided among 3 processes; give --global-"):
         build.open_mesh(settings_of("2x1"), Processes(WORKERS))
-
-
-def test_a_process_that_started_tensorflow_with_too_few_devices_is_told_so():
-    """The tests cut the CPU into eight; nobody can cut it again."""
+    # The tests divide the CPU into eight devices, which TensorFlow allows only once.
     assert len(tf.config.list_logical_devices("CPU")) == 8
     settings = settings_of("1x4", 16)
     batch = settings.global_batch.model_copy(
@@ -44,17 +48,14 @@ def test_a_process_that_started_tensorflow_with_too_few_devices_is_told_so():
     )
     with pytest.raises(DeviceError, match="TensorFlow was started before"):
         build.open_mesh(settings.model_copy(update={"global_batch": batch}), Processes(()))
-
-
-def test_too_few_gpus_are_refused_with_the_way_out(monkeypatch):
     monkeypatch.setattr(runtime, "gpus_of", lambda processes: ["one GPU"])
     with pytest.raises(
         DeviceError, match=r"needs 4 GPUs, here are 1; give --parallel\.layout auto"
     ):
-        build.open_mesh(settings_of("2x2"), Processes(()))
+        mesh_of("2x2")
 
 
-def test_a_hosts_gpus_are_divided_among_its_processes(monkeypatch):
+def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
     gpus = [f"GPU {number}" for number in range(4)]
     monkeypatch.setattr(runtime.tf.config, "list_physical_devices", lambda kind: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -71,50 +72,59 @@ def test_a_hosts_gpus_are_divided_among_its_processes(monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     assert runtime.gpus_of(Processes(WORKERS, 1)) == gpus
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    three = ("a:1", "a:2", "a:3")
     with pytest.raises(DeviceError, match="4 GPUs cannot be divided"):
-        runtime.gpus_of(Processes(three, 0))
+        runtime.gpus_of(Processes(("a:1", "a:2", "a:3"), 0))
 
 
-def test_no_two_collectives_of_a_process_share_a_key():
-    one = build.open_mesh(settings_of("2x2"), Processes(()))
-    other = build.open_mesh(settings_of("2x2"), Processes(()))
-    keys = [device_group(m, 0, device).key for m in (one, other) for device in (0, 1)]
-    assert len(set(keys)) == 4
-    assert device_group(one, 0, 1).key == device_group(one, 1, 1).key
-    assert all(key > KEYS_OF_MESH for key in keys)
-
-
-def test_a_process_alone_is_its_own_total():
-    group = TensorFlowProcessGroup(build.open_mesh(settings_of("1x1"), Processes(())))
+def test_a_single_process_has_the_sums_without_a_collective():
+    group = TensorFlowProcessGroup(mesh_of("1x1"))
     assert group.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
     assert group.all_gather(7.0) == [7.0]
     assert group.broadcast([float("inf")]) == [float("inf")]
+    group.barrier()
+    assert group.collectives == 0
 
 
-@pytest.mark.parametrize(
-    ("message", "who"),
-    [
-        ("aborted by: Error reported from /job:worker/task:2: The following tasks are", "rank 2"),
+class TwoProcesses(TensorFlowProcessGroup):
+    """Rank 1 of two, whose other process adds the same numbers."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh)
+        self.rank, self.world_size = 1, 2
+        self.seen: list[tuple[int, bool]] = []
+
+    def _sum(self, numbers):
+        self.seen.append((self.collectives, self.is_waiting.is_set()))
+        return 2 * numbers
+
+
+def test_a_collective_is_counted_and_flagged_while_it_runs_and_names_a_lost_process():
+    group = TwoProcesses(mesh_of("1x1"))
+    assert group.all_reduce([[1.0], [2.0]]).tolist() == [[2.0], [4.0]]
+    assert group.all_gather(3.0) == [0.0, 6.0]
+    assert group.broadcast([5.0]) == [0.0]
+    assert group.seen == [(1, True), (2, True), (3, True)]
+    assert isinstance(group.is_waiting, threading.Event) and not group.is_waiting.is_set()
+    error = tf.errors.UnavailableError(None, None, "from /job:worker/replica:0/task:0: closed")
+    with pytest.raises(DeviceError, match="rank 0 is gone"), group.collective():
+        raise error
+    assert not group.is_waiting.is_set()
+
+
+def test_the_error_of_a_lost_process_names_the_first_rank_in_the_message():
+    for message, which in (
+        ("aborted by: Error reported from /job:worker/task:2: The following tasks", "rank 2"),
         ("reset by peer from target /job:worker/replica:0/task:1 while calling task:2", "rank 1"),
-        ("Socket closed", "another process"),
-    ],
-)
-def test_the_error_of_a_lost_process_names_its_rank(message, who):
-    assert f"cluster: {who} is gone" in str(lost_process(message, rank=0))
+        ("from /job:worker/task:0: Socket closed", "another process"),
+    ):
+        assert f"cluster: {which} is gone" in str(lost_process(message, rank=0))
 
 
-@pytest.mark.parametrize(
-    ("own", "wanted"),
-    [
-        ("", "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
-        ("--a=b ", "--a=b --xla_backend_extra_options=xla_cpu_use_multi_output_fusion"),
-        ("flags.txt", "flags.txt"),
-    ],
-)
-def test_an_option_of_xlas_is_added_once_to_ones_own(monkeypatch, own, wanted):
-    monkeypatch.setenv("XLA_FLAGS", own)
-    runtime.fuse_results()
-    runtime.fuse_results()
-    assert os.environ["XLA_FLAGS"] == wanted
-    assert runtime.are_results_fused() == wanted.startswith("--")
+def test_an_option_of_xla_is_added_once_to_the_flags_of_the_user(monkeypatch):
+    option = "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"
+    for own, flags in (("", option), ("--a=b ", f"--a=b {option}"), ("flags.txt", "flags.txt")):
+        monkeypatch.setenv("XLA_FLAGS", own)
+        runtime.fuse_results()
+        runtime.fuse_results()
+        assert os.environ["XLA_FLAGS"] == flags
+        assert runtime.are_results_fused() == flags.startswith("--")

@@ -1,51 +1,160 @@
-"""Cutting the model's blocks into stages, and noting what they do."""
+"""Stages: blocks in order, shared traces that change no bit, gradients of unused weights; traces of their work."""
 
 import json
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_cli.config.model import BertConfig
 from bert_cli.errors import ConfigError
-from bert_cli.model.bert import block_names
-from bert_cli.parallel.tensorflow.stage import split_blocks
-from bert_cli.parallel.tensorflow.trace import Bar, Trace, overlap
-from bert_cli.parallel.tensorflow.update import buckets
+from bert_cli.model.bert import block_names, build_block
+from bert_cli.parallel.tensorflow.runtime import traced
+from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage, split_blocks
+from bert_cli.parallel.tensorflow.trace import Trace
 
 NAMES = block_names(BertConfig(num_hidden_layers=3))
+B, S = 3, 16
+CONFIG = BertConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=S,
+    initializer_range=0.5,
+)
+KEY = np.array([7, 3], np.int32)
 
 
 def test_hid_stands_for_the_next_layer():
     stages = [["emb", "hid"], ["hid", "hid", "enc_out"], ["pool", "heads"]]
-    wanted = [["emb", "hid_0"], ["hid_1", "hid_2", "enc_out"], ["pool", "heads"]]
-    assert split_blocks(stages, NAMES) == wanted
+    expected = [["emb", "hid_0"], ["hid_1", "hid_2", "enc_out"], ["pool", "heads"]]
+    assert split_blocks(stages, NAMES) == expected
 
 
-@pytest.mark.parametrize(
-    "stages",
-    [
+def test_stages_that_do_not_list_the_blocks_in_order_are_rejected():
+    for stages in (
         [["emb", "hid", "hid", "enc_out", "pool", "heads"]],
         [["emb", "hid", "hid", "hid", "hid", "enc_out", "pool", "heads"]],
         [["emb"], ["hid", "hid", "hid"], ["pool", "enc_out", "heads"]],
-    ],
-)
-def test_stages_that_do_not_list_the_blocks_in_order_are_refused(stages):
-    with pytest.raises(ValueError, match="do not list the blocks"):
-        split_blocks(stages, NAMES)
+    ):
+        with pytest.raises(ValueError, match="do not list the blocks"):
+            split_blocks(stages, NAMES)
 
 
-def test_buckets_hold_what_fits_and_a_larger_weight_travels_alone():
-    sizes = {"a": 3, "b": 4, "c": 30, "d": 1, "e": 9, "f": 1}
-    assert buckets(sizes, 10) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
-    assert buckets({}, 10) == []
+def layers(policy: str = "float32"):
+    return [build_block(f"hid_{n}", CONFIG, seed=1, policy=policy) for n in range(3)]
 
 
-def test_the_time_in_which_two_stages_work_is_counted_once():
-    bars = [Bar(0, 0, "forward", 0, 0.0, 4.0), Bar(0, 1, "forward-backward", 0, 1.0, 3.0)]
-    bars += [Bar(1, 0, "forward", 1, 2.0, 3.0), Bar(0, 0, "forward", 1, 6.0, 7.0)]
-    assert overlap(bars) == (5.0, 2.0)
+def inputs(policy: str, length: int):
+    hidden = np.random.default_rng(0).standard_normal((B, length, 16))
+    mask = (np.arange(length) < [[16], [7], [12]]).astype(np.int32)
+    columns = {"input_mask": tf.constant(mask), "input_ids": tf.zeros([B, length], tf.int32)}
+    return tf.cast(tf.constant(hidden, tf.float32), policy.removeprefix("mixed_")), columns
 
 
-def test_a_trace_is_what_its_viewers_read(tmp_path):
+def forward_and_backward(blocks, run, policy):
+    """Return a function of length and key: the output of the blocks, and the gradients of input and weights."""
+    weights = [weight.value for block in blocks for weight in block.weights]
+
+    def compute(hidden, columns, key):
+        with tf.GradientTape() as tape:
+            tape.watch(hidden)
+            output = hidden
+            for block in blocks:
+                output = run(block, output, columns, key)
+            loss = tf.reduce_sum(tf.cast(output, tf.float32) ** 3)
+        return output, tape.gradient(loss, [hidden, *weights])
+
+    function = traced(compute)
+
+    def values(length, key):
+        hidden, columns = inputs(policy, length)
+        output, gradients = function(hidden, columns, None if key is None else tf.constant(key))
+        return [np.asarray(tf.cast(tensor, tf.float32)) for tensor in (output, *gradients)]
+
+    return values
+
+
+@pytest.mark.parametrize(("policy", "key"), [("float32", None), ("mixed_bfloat16", KEY)])
+def test_layers_with_a_shared_trace_are_the_layers_bit_for_bit_at_every_length(policy, key):
+    blocks = layers(policy)
+    separate = forward_and_backward(blocks, lambda block, *rest: block(*rest), policy)
+    shared = forward_and_backward(blocks, SharedTraces(blocks).run, policy)
+    for length in (16, 8, 16):
+        values, expected = shared(length, key), separate(length, key)
+        assert len(values) == len(expected) == 2 + 3 * 16
+        for value, other in zip(values, expected, strict=True):
+            assert other.any()
+            np.testing.assert_array_equal(value, other)
+
+
+def test_three_layers_share_one_trace_for_each_length_and_a_single_one_has_none():
+    blocks = layers()
+    shared = SharedTraces(blocks)
+    run = forward_and_backward(blocks, shared.run, "float32")
+    for length in (16, 8):
+        run(length, KEY)
+    assert len(shared.functions) == 2
+    assert {f.experimental_get_tracing_count() for f in shared.functions.values()} == {1}
+    single = SharedTraces(blocks[:1])
+    forward_and_backward(blocks[:1], single.run, "float32")(16, KEY)
+    assert not single.functions
+
+
+def test_a_trace_for_any_length_is_not_used_for_a_known_one():
+    blocks = layers()
+    shared = SharedTraces(blocks)
+    shapes = set()
+
+    def forward(hidden, columns, key):
+        for block in blocks:
+            hidden = shared.run(block, hidden, columns, key)
+            shapes.add(tuple(hidden.shape))
+        return hidden
+
+    any_length, known = traced(forward, any_length=True), traced(forward)
+    for length in (16, 8, 12):
+        any_length(*inputs("float32", length), None)
+    assert (B, None, 16) in shapes
+    shapes.clear()
+    known(*inputs("float32", 12), None)
+    assert shapes == {(B, 12, 16)}
+
+
+def test_layers_of_another_width_precision_or_class_are_of_another_kind():
+    class Other(type(layers()[0])):
+        """A layer that might compute something else."""
+
+    first, second = layers()[:2]
+    assert first.kind == second.kind and hash(first.kind) == hash(second.kind)
+    narrow = CONFIG.model_copy(update={"intermediate_size": 8})
+    others = [
+        build_block("hid_1", narrow, seed=1, policy="float32"),
+        build_block("hid_1", CONFIG, seed=1, policy="mixed_bfloat16"),
+        Other(CONFIG, name="hid_1", policy=first.dtype_policy, site=4),
+    ]
+    assert len({block.kind for block in [first, *others]}) == 4
+
+
+def test_a_weight_without_a_part_in_the_loss_has_a_gradient_of_zero():
+    used, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+
+    def head(hidden, labels, counts, key):
+        loss = tf.reduce_sum(used**2)
+        return loss, {"loss": loss}
+
+    head.READS, head.COUNTS = (), ()
+    stage = Stage([], head, {"used": used, "other": other}, device="CPU:0")
+    for _ in range(2):
+        stage.accumulators["other"].assign([7.0])
+        stage.forward_backward(None, {}, KEY, {}, tf.constant(1.0))
+    np.testing.assert_array_equal(stage.accumulators["used"], [4.0, 8.0])
+    np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
+
+
+def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
     trace = Trace(1)
     with trace.span(0, 2, "backward", 7):
         pass
@@ -53,9 +162,5 @@ def test_a_trace_is_what_its_viewers_read(tmp_path):
     (event,) = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
     assert event["name"] == "backward 7" and event["ph"] == "X" and event["dur"] >= 0
     assert (event["pid"], event["tid"]) == ("rank 3", "replica 0 stage 2")
-
-
-def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"parallel\.trace"):
-        Trace(1).write(tmp_path / "file" / "trace.json", rank=0)
+        trace.write(tmp_path / "deep" / "trace.json" / "trace.json", rank=0)
