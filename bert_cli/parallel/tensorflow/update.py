@@ -68,7 +68,7 @@ class WeightUpdater:
         self,
         rule: Rule,
         state: WeightState,
-        number: tf.Tensor,
+        weight_id: tf.Tensor,
         factor: tf.Tensor,
         rate: tf.Tensor,
         updates: tf.Tensor,
@@ -77,7 +77,7 @@ class WeightUpdater:
         """Update a weight and its moments with `factor` times the gradient; return the new weight's squared norm."""
         weight, gradient, *moments = state
         with tf.device(self.device):
-            key = self.optimizer.key(number, step)
+            key = self.optimizer.key(weight_id, step)
             # Copied to the device that computes, if the weight is on another one.
             inputs = state[:2] if self.is_local else (tf.identity(weight), tf.identity(gradient))
             if rule.adapts:
@@ -280,7 +280,9 @@ class DeviceUpdate:
             accumulator.assign(tf.reshape(part, accumulator.shape))
 
     def _squared_norm_of_gradients(self) -> tf.Tensor:
-        return self._squared_norm_of({name: held[0] for name, held in self.accumulators.items()})
+        return self._squared_norm_of(
+            {name: first for name, (first, *_) in self.accumulators.items()}
+        )
 
     def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
         blocks = [[variables[name] for name in names] for names in self._blocks()]
@@ -305,23 +307,23 @@ class DeviceUpdate:
             key = rules, *(tuple(state.weight.shape) for state in states)
             if key not in self._block_functions:
                 self._block_functions[key] = traced(partial(self._update_block, rules))
-            seeds = tf.constant([self.optimizer.weight_id(name) for name in names])
+            weight_ids = tf.constant([self.optimizer.weight_id(name) for name in names])
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self._block_functions[key](states, seeds, *numbers))
+                squares.append(self._block_functions[key](states, weight_ids, *numbers))
         return tf.add_n(squares)
 
     def _update_block(
         self,
         rules: Sequence[Rule],
         states: Sequence[WeightState],
-        seeds: tf.Tensor,
+        weight_ids: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> tf.Tensor:
         squares: list[tf.Tensor] = []
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would hold several copies of the model.
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self.updater.update(rule, state, seeds[index], *numbers))
+                squares.append(self.updater.update(rule, state, weight_ids[index], *numbers))
         return tf.add_n(squares)
 
     def _shard_directions(

@@ -325,10 +325,11 @@ def test_stages_on_different_devices_work_at_the_same_time():
         stage.segments = [stage.body]
         stage.trace_functions()
     batch = examples(2 * micro_batches, micro_batches)
-    engine.compile_stages(batch, count(batch, PretrainingHeads.COUNTS))
+    counts = count(batch, PretrainingHeads.COUNTS)
+    engine.compile_stages(batch, counts)
     engine.trace = Trace(1)
     began = time.monotonic()
-    accumulate(engine, batch)
+    engine.accumulate(batch, 0, counts, 1.0)
     seconds = time.monotonic() - began
     # Forward, and again in the backward pass, three stages one after another.
     in_series = 2 * 3 * nap * micro_batches
