@@ -211,7 +211,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
         name = ".".join(map(str, first["loc"]))
         where = f"{where} ({name} {first['input']!r})" if name else where
         message = first["msg"].removeprefix("Value error, ")
-        raise CheckpointError(where, message, "give a model without it") from error
+        raise CheckpointError(where, f"this model cannot be run: {message}") from error
 
 
 def check_hf_config(
