@@ -80,7 +80,7 @@ COMMANDS = {
             "fine-tune on question answering (SQuAD)",
         ),
         "squad-score": (
-            "data.finetune.squad_score",
+            "tasks.finetune.squad_score",
             "finetune.SquadScoreSettings",
             "score SQuAD predictions as the official scripts do",
         ),

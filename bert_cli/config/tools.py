@@ -314,7 +314,8 @@ class ExportSettings(Settings):
     out: Positional[Path]
     """Folder of the export; new or empty."""
     format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
-    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx."""
+    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
+    `export`: PyTorch opens the written files."""
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""

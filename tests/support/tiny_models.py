@@ -14,16 +14,8 @@ SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
 OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]
 WORDS = ["good", "bad", "fine", "awful", *OTHERS, "who", "what", "where"]
 LETTERS = "bcdefghijklmnopqrstuvwxyz0123456789.,?"  # "a" is one of the words
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *WORDS,
-    *LETTERS,
-    *(f"##{c}" for c in "a" + LETTERS),
-]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *LETTERS]
+PIECES += [f"##{letter}" for letter in "a" + LETTERS]
 
 TINY = BertConfig(
     vocab_size=len(PIECES),
@@ -38,7 +30,7 @@ TINY = BertConfig(
 
 
 def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
-    """A pre-training checkpoint of new weights, with its tokenizer, as transformers would open it."""
+    """Write a pre-training checkpoint of new weights with its tokenizer, which transformers can open."""
     from bert_cli.model.bert import build_blocks, named_weights
     from bert_cli.model.hf import hf_config, to_hf
 
@@ -52,7 +44,7 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
 
 
 def write_as_google_did(model: Path, folder: Path) -> Path:
-    """The same weights as a TensorFlow 1 checkpoint, with bert_config.json and vocab.txt beside it."""
+    """Write the same weights as a TensorFlow 1 checkpoint, with bert_config.json and vocab.txt."""
     import tensorflow as tf
     from safetensors.numpy import load_file
 
@@ -61,25 +53,25 @@ def write_as_google_did(model: Path, folder: Path) -> Path:
     folder.mkdir()
     shutil.copy(model / "vocab.txt", folder)
     described = json.loads((model / "config.json").read_text())
-    kept = {name: described[name] for name in BertConfig.model_fields if name in described}
+    config = {name: described[name] for name in BertConfig.model_fields if name in described}
     for name in ("layer_norm_eps", "position_embedding_type"):
-        kept.pop(name, None)
-    (folder / "bert_config.json").write_text(json.dumps(kept))
+        config.pop(name, None)
+    (folder / "bert_config.json").write_text(json.dumps(config))
     layers = range(described["num_hidden_layers"])
     theirs = {row.format(n): name.format(n) for name, row in NAMES.items() for n in layers}
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         for name, value in load_file(model / "model.safetensors").items():
             if name in theirs:
-                turned = value.T if theirs[name].endswith("/kernel") else value
-                v1.get_variable(theirs[name], initializer=turned, use_resource=False)
+                kernel = value.T if theirs[name].endswith("/kernel") else value
+                v1.get_variable(theirs[name], initializer=kernel, use_resource=False)
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
     return folder
 
 
 def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
-    """A CSV of made-up reviews: those with "good" and "fine" are positive, others are "bad" and "awful"."""
+    """Write a CSV of synthetic reviews: "good" and "fine" are positive, "bad" and "awful" negative."""
     draw = np.random.default_rng(seed)
     lines = ["text,label,id"]
     for number in range(rows):
@@ -93,7 +85,7 @@ def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
 
 
 def write_questions(path, articles, seed, impossible=False):
-    """Paragraphs of a few words; the question's word is always "who", the answer the music's one."""
+    """Write paragraphs of a few words; the answer to the question "who" is "good" or "fine"."""
     draw = np.random.default_rng(seed)
     paragraphs = []
     for number in range(articles):

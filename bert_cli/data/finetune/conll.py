@@ -1,14 +1,15 @@
-"""Words with labels: CoNLL files, their features, and predictions brought back to the words.
+"""Words with labels: CoNLL files, their features, and predictions of words.
 
-A line is a word, in its first column, and its label, in its last; a blank line ends a sentence.
-Labels are O, B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity and
-B- only parts two that touch; such a start becomes B- here and is counted, which leaves a BIO file
-as it is. A word's first piece carries its label, as in Devlin et al. 2018, section 5.3, and a
-sentence that is too long is cut between words, so that every word is labelled.
+A line has a word in its first column and its label in its last; a blank line ends a sentence. Labels are O,
+B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity and B- only separates two
+adjacent ones of a type; such a start becomes B- and is counted, which leaves a BIO file unchanged. A word's
+first piece carries its label, as in Devlin et al. 2019, section 5.3. A sentence that is too long is cut
+between words, so that every word gets a label.
 """
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.examples import label_numbers, read_lines
 from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.tables import label_numbers, read_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 
@@ -30,9 +31,9 @@ CUT_WORDS = "words longer than max_seq_length, cut"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
+_OTHER_SCHEME = re.compile(r"[ESLUM]-.+")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
-_OTHER_SCHEME = re.compile(r"[ESLUM]-.+")
 
 
 @dataclass(frozen=True)
@@ -44,52 +45,51 @@ class Sentences:
     label_names: tuple[str, ...]
     """By number."""
     remarks: Mapping[str, int] = field(default_factory=dict)
-    """What was left out or changed, and how often."""
+    """What was left out or changed -> how often."""
 
     def __len__(self) -> int:
-        """Sentences n."""
+        """Return the number of sentences."""
         return len(self.words)
 
     def names(self, labels: Sequence[Sequence[int]]) -> list[list[str]]:
-        """Label numbers of each sentence's words as names."""
+        """Return label numbers of each sentence's words as names."""
         return [[self.label_names[number] for number in sentence] for sentence in labels]
 
 
 @dataclass(frozen=True)
-class WordPlaces:
+class WordPositions:
     """Where the words' first pieces are among the features' tokens [T]."""
 
-    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
     """[words] of all sentences."""
     ends: npt.NDArray[np.int64]
     """[sentences] end of each among the words."""
     remarks: Mapping[str, int]
-    """What was cut, and how often."""
+    """What was cut -> how often."""
 
 
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
-    """The sentences of a CoNLL file; columns are parted by tabs, or by spaces where there are none.
+    """Return the sentences of a CoNLL file; tabs separate columns, or spaces where there are no tabs.
 
-    Without label names the file tells them: O, then B- and I- of each type that occurs, sorted. A
-    line that starts with "# " is a comment only when its last column is no label, or when it has
-    no tab in a file of tabs. DataError, with file and line, for a file that is missing or without
-    sentences, a line with other columns than the first, a label that is neither O, B- nor I-, and
-    one that is not among the names.
+    Without label names they are O, then B- and I- of each type in the file, sorted. A line that starts with
+    "# " is a comment only if its last column is not a label, or if it has no tab in a file of tabs.
+    DataError, with file and line, for a file that is missing or without sentences, a line with another number
+    of columns than the first, a label that is neither O, B- nor I-, and one that is not among the names.
     """
     lines = read_lines(path)
-    parted = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
-    remarks = dict.fromkeys((CONVERTED, DOCUMENTS, COMMENTS), 0)
+    separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
+    remarks: Counter[str] = Counter()
     words: list[list[str]] = [[]]
     tags: list[list[tuple[int, str]]] = [[]]
     columns = 0
     for number, line in enumerate(lines, 1):
-        cells = _cells(line, parted)
+        cells = _cells(line, separator)
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
             if words[-1]:
                 words.append([])
                 tags.append([])
-        elif _is_comment(line, cells, parted):
+        elif _is_comment(line, cells, separator):
             remarks[COMMENTS] += 1
         else:
             columns = columns or len(cells)
@@ -99,82 +99,84 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     if not words[-1]:
         del words[-1], tags[-1]
     if not words:
-        raise DataError(
-            f"{path}: holds no sentences; give a CoNLL file, a word and its label a line"
-        )
+        remedy = "give a CoNLL file, with a word and its label on each line"
+        raise DataError(str(path), "contains no sentences", remedy)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)
     flat = [tag for sentence in tags for tag in sentence]
-    names = tuple(label_names) if label_names else _learnt_names(tag for _, tag in flat)
+    names = tuple(label_names) if label_names else _names_in(tag for _, tag in flat)
     numbers = label_numbers(path, flat, names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
-    return Sentences(words, labels, names, {name: n for name, n in remarks.items() if n})
+    return Sentences(words, labels, names, +remarks)
 
 
-def _cells(line: str, parted: str) -> list[str]:
-    """The columns of a line, none for a blank one; other white space than ASCII's is text."""
+def _cells(line: str, separator: str) -> list[str]:
+    """Return the columns of a line, none for a blank one; white space beyond ASCII is text."""
     if not line.strip(" \t"):
         return []
-    if parted == "\t":
+    if separator == "\t":
         return [cell.strip(" ") for cell in line.split("\t")]
     return [cell for cell in line.strip(" \t").split(" ") if cell]
 
 
-def _is_comment(line: str, cells: Sequence[str], parted: str) -> bool:
+def _is_comment(line: str, cells: Sequence[str], separator: str) -> bool:
     if not line.startswith("# "):
         return False
-    return (parted == "\t" and len(cells) == 1) or not _LABEL.fullmatch(cells[-1])
+    return (separator == "\t" and len(cells) == 1) or not _LABEL.fullmatch(cells[-1])
 
 
 def _checked(cells: Sequence[str], columns: int, where: str) -> tuple[str, str]:
-    """Word and label of a line whose columns are right."""
+    """Return word and label of a line. DataError when a column is wrong."""
     if len(cells) < 2 or len(cells) != columns:
-        told = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        number = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
         wanted = "two or more" if columns < 2 else f"{columns} as on the first line"
-        raise DataError(f"{where}: '{' '.join(cells)}' has {told}; give {wanted}, the label last")
+        remedy = f"give {wanted}, the label last"
+        raise DataError(where, f"'{' '.join(cells)}' has {number}", remedy)
     word, tag = cells[0], cells[-1]
     if not word:
-        raise DataError(f"{where}: has a label, '{tag}', and no word; mend it")
+        raise DataError(where, f"has a label, '{tag}', but no word", "fix the line")
     if not _LABEL.fullmatch(tag):
-        remedy = "convert the file to BIO" if _OTHER_SCHEME.fullmatch(tag) else "mend it"
-        raise DataError(f"{where}: label '{tag}' is neither O nor starts with B- or I-; {remedy}")
+        problem = f"label '{tag}' is not O and does not start with B- or I-"
+        remedy = "convert the file to BIO" if _OTHER_SCHEME.fullmatch(tag) else "fix the label"
+        raise DataError(where, problem, remedy)
     return word, tag
 
 
 def _start_with_b(sentence: list[tuple[int, str]]) -> int:
-    """Make every entity of a sentence begin with B-, in place; how many did not."""
+    """Make every entity of a sentence start with B-, in place; return how many did not."""
     before, converted = "O", 0
-    for place, (number, tag) in enumerate(sentence):
+    for index, (number, tag) in enumerate(sentence):
         if tag[0] == "I" and (before == "O" or before[1:] != tag[1:]):
-            sentence[place] = (number, f"B{tag[1:]}")
+            sentence[index] = (number, f"B{tag[1:]}")
             converted += 1
         before = tag
     return converted
 
 
-def _learnt_names(tags: Iterable[str]) -> tuple[str, ...]:
+def _names_in(tags: Iterable[str]) -> tuple[str, ...]:
     types = sorted({tag[1:] for tag in tags if tag != "O"})
     return ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
 
 
 def word_features(
     sentences: Sentences, tokenizer: TextTokenizer, max_seq_length: int
-) -> tuple[Features, WordPlaces]:
-    """[CLS] pieces [SEP] of each sentence, and where its words are.
+) -> tuple[Features, WordPositions]:
+    """Return [CLS] pieces [SEP] of each sentence, and where its words are.
 
-    The features have the place columns `labels` int32 and `label_weights` float32 [T], 1 at a
-    word's first piece and 0 elsewhere. A sentence that is too long becomes several examples, each as
-    many whole words as fit. ConfigError for a max_seq_length that holds no word.
+    The features have the position labels `labels` int32 and `label_weights` float32 [T], 1 at a word's first
+    piece and 0 elsewhere. A sentence that is too long becomes several examples, each of as many complete
+    words as fit. ConfigError for a max_seq_length without room for a word.
     """
     room = max_seq_length - 2
     if room < 1:
-        raise ConfigError(f"max_seq_length ({max_seq_length}): holds no word; give 3 or more")
+        where = f"max_seq_length ({max_seq_length})"
+        raise ConfigError(where, "has no room for a word", "give 3 or more")
     pieces = _pieces_of_words(sentences, tokenizer)
     special = tokenizer.special
     tokens: list[int] = []
     ends: list[int] = []
-    places: list[int] = []
-    remarks = dict.fromkeys((CUT_SENTENCES, CUT_WORDS, NO_PIECES), 0)
+    positions: list[int] = []
+    remarks: Counter[str] = Counter()
     for words in sentences.words:
         parts, left = 0, 0
         for word in words:
@@ -188,35 +190,35 @@ def word_features(
                     ends.append(len(tokens))
                 tokens.append(special.cls)
                 parts, left = parts + 1, room
-            places.append(len(tokens))
+            positions.append(len(tokens))
             tokens += ids
             left -= len(ids)
         tokens.append(special.sep)
         ends.append(len(tokens))
         remarks[CUT_SENTENCES] += parts > 1
-    where = np.array(places, np.int64)
+    own = np.array(positions, np.int64)
     labels, weights = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.float32)
-    labels[where] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
-    weights[where] = 1.0
-    by_place = {"labels": labels, "label_weights": weights}
-    told = {name: count for name, count in remarks.items() if count}
-    word_ends = np.cumsum([len(words) for words in sentences.words])
-    segments = np.zeros(len(tokens), np.int8)
+    labels[own] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
+    weights[own] = 1.0
     features = Features(
-        np.array(tokens, np.int32), segments, np.array(ends, np.int64), {}, by_place
+        np.array(tokens, np.int32),
+        np.zeros(len(tokens), np.int8),
+        np.array(ends, np.int64),
+        position_labels={"labels": labels, "label_weights": weights},
     )
-    return features, WordPlaces(where, word_ends, told)
+    word_ends = np.cumsum([len(words) for words in sentences.words])
+    return features, WordPositions(own, word_ends, +remarks)
 
 
-def words_of(text: str) -> list[tuple[int, int]]:
-    """First character and the one behind the last of each word of running text, as CoNLL files part them.
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return the first character of each word of a text and the one after its last, as in CoNLL files.
 
-    White space parts words, punctuation at either end of one stands alone, and so does each Han character,
-    since Chinese files label characters.
+    White space separates words. Punctuation at either end of a word is a word itself, and so is each Han
+    character, since Chinese files label characters.
     """
     spans: list[tuple[int, int]] = []
-    for found in _CHUNK.finditer(text):
-        begin, end = found.span()
+    for chunk in _CHUNK.finditer(text):
+        begin, end = chunk.span()
         while begin < end - 1 and _is_punctuation(text[begin]):
             spans.append((begin, begin + 1))
             begin += 1
@@ -224,7 +226,7 @@ def words_of(text: str) -> list[tuple[int, int]]:
         while last > begin + 1 and _is_punctuation(text[last - 1]):
             last -= 1
         spans.append((begin, last))
-        spans += [(place, place + 1) for place in range(last, end)]
+        spans += [(index, index + 1) for index in range(last, end)]
     return spans
 
 
@@ -233,13 +235,12 @@ def _is_punctuation(letter: str) -> bool:
 
 
 def _pieces_of_words(sentences: Sentences, tokenizer: TextTokenizer) -> dict[str, list[int]]:
-    """Ids of each different word: a word's pieces do not depend on those beside it."""
+    """Return the ids of each distinct word: a word's pieces do not depend on its neighbours."""
     once = list(dict.fromkeys(word for words in sentences.words for word in words))
-    encoded = tokenizer.library.encode_batch_fast(once, add_special_tokens=False)
-    return {word: found.ids for word, found in zip(once, encoded, strict=True)}
+    encodings = tokenizer.library.encode_batch_fast(once, add_special_tokens=False)
+    return {word: encoding.ids for word, encoding in zip(once, encodings, strict=True)}
 
 
-def word_labels(places: WordPlaces, predictions: npt.NDArray[np.integer[Any]]) -> list[list[int]]:
-    """The labels of each sentence's words, from one for each token [T]."""
-    flat = predictions[places.places]
-    return [part.tolist() for part in np.split(flat, places.ends[:-1])]
+def word_labels(words: WordPositions, predictions: npt.NDArray[np.integer[Any]]) -> list[list[int]]:
+    """Return the labels of each sentence's words, from one for each token [T]."""
+    return [part.tolist() for part in np.split(predictions[words.positions], words.ends[:-1])]

@@ -1,11 +1,11 @@
 """Tokenized examples of a task, and the batch of a step from them.
 
-Examples lie one after another in flat arrays, each as long as it is; a batch is padded to its
-longest example, rounded up so that few lengths come up and each is traced once. As with records, the
-examples of a step are a function of (seed, step): its permutation is the one of pre-training. What
-was built is kept in a cache under a fingerprint of all that it was built from.
+Examples are concatenated in flat arrays, each as long as it is. A batch is padded to its longest example,
+rounded up so that few lengths occur and each is traced once. As with records, the examples of a step are a
+function of (seed, step), by the permutation of pre-training. Built features are cached under a fingerprint of
+everything that they depend on.
 
-Shapes: n examples, T tokens of all of them, M micro-batches of a step, B examples of one, S places.
+Shapes: n examples, T tokens of all examples, M micro-batches of a step, B examples of one, S sequence length.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
-"""Places of a batch, unless max_seq_length comes first: more would pad less and trace longer."""
-FORMAT = 2
-"""Of the cache; features that are built otherwise from now on get another number."""
+"""Sequence lengths of batches, up to max_seq_length: more would pad less and trace longer."""
+CACHE_FORMAT = 3
+"""Increase it when features are built differently."""
 ENCODED_AT_ONCE = 20_000
-"""Texts; the library's answers take some 2 kB each."""
+"""Texts; the library's results take about 2 kB each."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Features:
-    """Tokenized examples, each as long as it is: flat arrays and where each example ends."""
+    """Tokenized examples in flat arrays."""
 
     tokens: npt.NDArray[np.int32]
     """[T] ids of all examples, special ones included."""
@@ -48,66 +48,64 @@ class Features:
     """[n] end of each example."""
     labels: Arrays = field(default_factory=dict)
     """Columns [n]."""
-    place_labels: Arrays = field(default_factory=dict)
-    """Columns [T]; a padded place has 0."""
+    position_labels: Arrays = field(default_factory=dict)
+    """Columns [T]; 0 in padding."""
 
     def __len__(self) -> int:
-        """Examples n."""
+        """Return the number of examples n."""
         return len(self.ends)
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
-        """[n] start of each example."""
+        """Return the start of each example [n]."""
         return np.append(0, self.ends[:-1]).astype(np.int64)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """[n] tokens of each example."""
+        """Return the tokens of each example [n]."""
         return self.ends - self.starts
 
     @property
     def fingerprint(self) -> str:
-        """Of everything in it."""
+        """Return a digest of all arrays."""
         digest = hashlib.sha256()
         for name, column in sorted(arrays_of(self).items()):
             digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:32]
 
-    def batch(self, numbers: npt.NDArray[np.int64], places: int) -> Batch:
-        """The examples of these numbers [B], padded to so many places: columns [B, S] and [B]."""
-        inside = np.arange(places) < self.lengths[numbers, None]
-        # Behind an example's end stands the next one; what is taken there is zeroed.
-        where = np.where(inside, self.starts[numbers, None] + np.arange(places), 0)
-        by_place: dict[str, npt.NDArray[Any]] = {
+    def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
+        """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
+        inside = np.arange(sequence_length) < self.lengths[numbers, None]
+        # In padding, the index points at another example's token, which is zeroed.
+        index = np.where(inside, self.starts[numbers, None] + np.arange(sequence_length), 0)
+        flat: dict[str, npt.NDArray[Any]] = {
             "input_ids": self.tokens,
             "segment_ids": self.segments,
-            **self.place_labels,
+            **self.position_labels,
         }
         columns: Batch = {
-            name: np.where(inside, column[where], 0).astype(_column_type(column))
-            for name, column in by_place.items()
+            name: np.where(inside, column[index], 0).astype(
+                np.float32 if column.dtype.kind == "f" else np.int32
+            )
+            for name, column in flat.items()
         }
         columns["input_mask"] = inside.astype(np.int32)
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
-def _column_type(column: npt.NDArray[Any]) -> type:
-    return np.float32 if column.dtype.kind == "f" else np.int32
-
-
 def padded_length(longest: int, most: int) -> int:
-    """Places of a batch whose longest example has so many tokens; at most `most`."""
+    """Return the sequence length of a batch whose longest example has so many tokens; at most `most`."""
     return next((length for length in LENGTHS if longest <= length < most), most)
 
 
 def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.int64]]:
-    """The numbers of all examples cut into batches of like length, the longest first."""
+    """Return the numbers of all examples in batches of similar length, the longest first."""
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
 
 
 class FeatureReader(Stream):
-    """`reader[step]`: the batch of a step, the same examples however the run is laid out."""
+    """`reader[step]` is the batch of a step, the same examples on every layout."""
 
     def __init__(
         self,
@@ -120,9 +118,9 @@ class FeatureReader(Stream):
         part: int = 0,
         parts: int = 1,
     ) -> None:
-        """Of each step's micro-batches give those of part `part` of `parts`.
+        """Read, of each step's micro-batches, those of part `part` of `parts`.
 
-        Raises ConfigError for a step that is no whole number of micro-batches in each part.
+        ConfigError for a step whose micro-batches cannot be divided into equal parts.
         """
         self._batching = Batching(examples_per_step, micro_batch_size, part, parts)
         self.features, self.seed, self.sequence_length = features, seed, sequence_length
@@ -130,14 +128,14 @@ class FeatureReader(Stream):
         self.epoch_size: int = len(features)
 
     def __len__(self) -> int:
-        """Examples of an epoch."""
+        """Return the number of examples of an epoch."""
         return len(self.features)
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of a step, or this part of it, [M, B, ...].
 
-        It is as long as the longest example of the whole step, so that its length, and the dropout
-        with it, does not depend on the part.
+        Its length is that of the longest example of the complete step, so that the length, and with it the
+        dropout, does not depend on the part.
         """
         size = len(self.features)
         _, complete = record_at(self._batching.step_indices(step), size, self.seed)
@@ -155,13 +153,11 @@ def encode_texts(
     *,
     max_seq_length: int,
 ) -> tuple[Features, int]:
-    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], and how many had to be cut.
+    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and how many examples were cut.
 
-    A second text without tokens adds no [SEP], as in Google's `run_classifier.py` and, of one pair, in
-    transformers. Special tokens written in a text are plain characters.
-
-    Of a pair that is too long the longer text loses its last piece until both fit, as in Google's
-    `_truncate_seq_pair`.
+    A second text without tokens adds no [SEP], as in Google's `run_classifier.py` and, for a single pair, in
+    transformers. Special tokens written in a text are plain characters. Of a pair that is too long, the
+    longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
     """
     special = tokenizer.special
     tokens: list[int] = []
@@ -173,13 +169,13 @@ def encode_texts(
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
         for number, (a, b) in enumerate(zip(left, right, strict=True), begin):
-            keep_a, keep_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
-            cut += keep_a + keep_b < len(a) + len(b)
+            length_a, length_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
+            cut += length_a + length_b < len(a) + len(b)
             before = len(tokens)
-            tokens += [special.cls, *a[:keep_a], special.sep]
+            tokens += [special.cls, *a[:length_a], special.sep]
             border = len(tokens)
             if b:
-                tokens += [*b[:keep_b], special.sep]
+                tokens += [*b[:length_b], special.sep]
             ends[number] = len(tokens)
             segments.append(
                 np.repeat(np.array([0, 1], np.int8), [border - before, len(tokens) - border])
@@ -189,17 +185,17 @@ def encode_texts(
 
 
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    encoded = tokenizer.library.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [encoding.ids for encoding in encoded]
+    encodings = tokenizer.library.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many pieces of two texts stay when the longer one loses its last until they fit.
+    """Return the lengths of two texts after the longer one has lost its last piece until they fit.
 
-    Of two that are equally long the second loses.
+    Of two equally long ones the second loses.
     """
     over = max(0, first + second - room)
-    # The longer one alone, down to the shorter; then both in turn.
+    # The longer one alone, down to the shorter; then both alternately.
     alone = min(over, abs(first - second))
     first, second = (first - alone, second) if first > second else (first, second - alone)
     rest = over - alone
@@ -207,20 +203,20 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def arrays_of(features: Features) -> dict[str, npt.NDArray[Any]]:
-    """All arrays of the features by name, for a cache or a fingerprint."""
+    """Return all arrays of the features by name, for a cache or a fingerprint."""
     named: dict[str, npt.NDArray[Any]] = {
         "tokens": features.tokens,
         "segments": features.segments,
         "ends": features.ends,
     }
     named |= {f"labels.{name}": column for name, column in features.labels.items()}
-    return named | {
-        f"place_labels.{name}": column for name, column in features.place_labels.items()
-    }
+    # The older name: another one would change the fingerprint in the checkpoints of existing runs.
+    columns = features.position_labels.items()
+    return named | {f"place_labels.{name}": column for name, column in columns}
 
 
 def features_of(arrays: Arrays) -> Features:
-    """The features whose arrays these are; others among them are left out."""
+    """Return the features of these arrays; others among them are ignored."""
 
     def below(prefix: str) -> dict[str, npt.NDArray[Any]]:
         return {
@@ -235,24 +231,23 @@ def features_of(arrays: Arrays) -> Features:
 
 def cached(
     folder: Path | None, made_from: Mapping[str, Any], build: Callable[[], Arrays]
-) -> tuple[dict[str, npt.NDArray[Any]], bool]:
-    """What `build` gives, from the cache when it was built from the same before; whether it was.
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that `build` returns, from the cache where it was built from the same before.
 
-    `made_from` holds everything the arrays depend on: hashes of files, the tokenizer's fingerprint,
-    settings. Raises DataError when the folder cannot be written.
+    `made_from` has everything the arrays depend on: hashes of files, the tokenizer's fingerprint, settings.
+    DataError when the folder cannot be written.
     """
     if folder is None:
-        return dict(build()), False
+        return dict(build())
     folder = folder.expanduser()
-    told = json.dumps({"format": FORMAT, **made_from}, sort_keys=True)
-    path = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.npz"
+    key = json.dumps({"format": CACHE_FORMAT, **made_from}, sort_keys=True)
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
     if path.is_file():
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-                return dict(found), True
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            # A disk's damage; it is only a cache.
-            print(f"{path}: cannot be read; built again")
+            print(f"{path}: is damaged; the features are built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     try:
@@ -260,14 +255,13 @@ def cached(
         with atomic_file(path, size) as partial, partial.open("wb") as output:
             np.savez(output, allow_pickle=False, **built)
     except OSError as error:
-        raise DataError(
-            f"cache_dir ({folder}): cannot be written ({error.strerror}); give another --cache-dir"
-        ) from error
-    return built, False
+        problem = f"cannot be written ({error.strerror})"
+        raise DataError(f"cache_dir ({folder})", problem, "give another --cache-dir") from error
+    return built
 
 
 def texts_hash(*columns: Sequence[str]) -> str:
-    """SHA-256 of columns of texts; other texts, or the same cut elsewhere, give another one."""
+    """Return the SHA-256 of columns of texts; it differs if texts are cut elsewhere."""
     digest = hashlib.sha256()
     for column in columns:
         for text in column:
@@ -278,9 +272,10 @@ def texts_hash(*columns: Sequence[str]) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes. DataError when it cannot be read."""
+    """Return the SHA-256 of a file's bytes. DataError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check the path") from error

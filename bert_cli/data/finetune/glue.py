@@ -1,12 +1,14 @@
-"""The GLUE tasks (Wang et al. 2018): their files, labels and metrics, as tables, and one reader.
+"""The tasks of GLUE (Wang et al. 2018) and CLUE (Xu et al. 2020): one table and one reader.
 
-The distribution is a folder per task with TSV files whose quotes are text. A labelled row that is
-too short is an error, but for QQP, whose published files hold a few broken ones: they are left out
-and counted. A test row is never left out, since the server wants a prediction for each. What
-`write_server_file` writes is what gluebenchmark.com takes.
+A GLUE task is a folder of TSV files whose quotes are text, a CLUE task a folder of files with a JSON object
+per line. A labelled row that is too short is an error, except in QQP, whose published files have a few: they
+are left out and counted, as are CLUE's rows without a label. A test row is never left out, since the
+benchmark's server wants a prediction for each; `write_server_file` writes what it accepts.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +16,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.examples import (
+from bert_cli.data.finetune.tables import (
     EMPTY_TEXT,
     Labels,
+    Row,
     TextExamples,
     label_numbers,
+    label_of,
     listed,
     missing_column,
+    read_json_lines,
     read_lines,
-    there_instead,
+    sorted_labels,
+    text_of,
     write_lines,
 )
 from bert_cli.errors import ConfigError, DataError
 
 SHORT_ROW = "rows with too few columns, left out"
-LONG_ROW = "rows with more columns than the header, the rest of them not read"
-FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+LONG_ROW = "rows with more columns than the header, which are ignored"
+UNLABELLED = 'rows without a label of the annotators ("-"), left out'
+GLUE_FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 MNLI_FILES = {
     "train": "train.tsv",
     "validation": "dev_matched.tsv",
@@ -37,207 +44,282 @@ MNLI_FILES = {
     "test": "test_matched.tsv",
     "test_mismatched": "test_mismatched.tsv",
 }
-MOST_STSB = 5.0
+CLUE_FILES = {"train": "train.json", "validation": "dev.json", "test": "test.json"}
+LARGEST_TRAIN_FILE = "train.50k.json"
+"""OCNLI is published with training sets of five sizes, and without a train.json."""
+LABELS_FILE = "labels.json"
+HIGHEST_SIMILARITY = 5.0
 """STS-B's similarities are 0 to 5."""
+
+MakeTexts = Callable[[Row, str], tuple[str, ...]]
+"""A row and where it is -> one text or two."""
 
 
 @dataclass(frozen=True)
-class GlueTask:
+class Task:
     """Where a task's texts and labels are, and how it is scored."""
 
-    folder: str
-    """In the GLUE distribution."""
-    texts: tuple[str, ...]
-    """One column or two."""
-    label: str
+    folders: tuple[str, ...]
+    """Names of its folder."""
+    columns: tuple[str, ...]
+    """Of the texts."""
     label_names: tuple[str, ...] | None
-    """By number, in Hugging Face's order; None: regression."""
-    metrics: tuple[str, ...]
-    best: str
-    """The metric that picks the checkpoint: the one that Devlin et al. 2018, table 1, report."""
+    """By number, in Hugging Face's order; None: those of the files, or regression."""
     server_files: Mapping[str, str]
-    """By split."""
-    words: tuple[str, ...] | None = ("0", "1")
-    """The labels in the files, by number."""
-    files: Mapping[str, str] = field(default_factory=lambda: FILES)
-    """By split."""
-    index: str = "index"
-    """Column of the ids, where there is one."""
+    """Split -> name of the file of predictions that the benchmark's server accepts."""
+    label: str = "label"
+    """Column of the labels."""
+    labels: tuple[str, ...] | None = None
+    """The labels in the files by number, where they differ from the names."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    best: str = "accuracy"
+    """The metric that chooses the checkpoint; in GLUE the one that Devlin et al. 2019, table 1, report."""
+    files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)
+    """Split -> file."""
+    ids: tuple[str, ...] = ("index",)
+    """Columns of the ids, where there is one."""
     headless: tuple[str, ...] = ()
-    """Columns of train.tsv and dev.tsv when these have no header."""
-    drops_short: bool = False
-    """Labelled rows that are too short are left out and counted."""
+    """Columns of labelled files without a header."""
+    make_texts: MakeTexts | None = None
+    """Makes the texts of a row where they are more than columns."""
+    may_lack_columns: bool = False
+    """Labelled rows that are too short are left out."""
+    may_lack_label: bool = False
+    """Labelled rows whose label is "-" are left out."""
+    is_regression: bool = False
 
 
-_ENTAILS = ("entailment", "not_entailment")
+def _keywords(row: Row, where: str) -> tuple[str, str]:
+    """Return CSL's keywords, and the abstract second: of a pair the longer text is cut."""
+    if "keyword" not in row:
+        raise missing_column(where, "keyword", row)
+    words = row["keyword"]
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise DataError(where, "'keyword' is not a list of strings", "get the file again")
+    return " ".join(words), text_of(row, "abst", where)
+
+
+def _marked(row: Row, where: str) -> tuple[str]:
+    """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
+    text, target = text_of(row, "text", where), row.get("target")
+    if not isinstance(target, dict):
+        raise DataError(where, "'target' is not an object", "get the file again")
+    spans = []
+    for name, opening, closing in (("span1", "_", "_"), ("span2", "[", "]")):
+        span, begin = text_of(target, f"{name}_text", where), target.get(f"{name}_index")
+        if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
+            problem = f"{name} '{span}' is not at character {begin} of the text"
+            raise DataError(where, problem, "get the file again")
+        spans.append((begin, begin + len(span), opening, closing))
+    # From the right, so that the marks do not shift the other span.
+    for begin, end, opening, closing in sorted(spans, reverse=True):
+        text = f"{text[:begin]}{opening}{text[begin:end]}{closing}{text[end:]}"
+    return (text,)
+
+
+def _clue(task: str, columns: tuple[str, ...], **more: Any) -> Task:
+    """Return a task of CLUE; its server file is named as for version 1.1 of 2021, if not given."""
+    values: dict[str, Any] = {
+        "folders": (task, f"{task}_public"),
+        "label_names": ("0", "1"),
+        "server_files": {"test": f"{task}_predict.json"},
+        "files": CLUE_FILES,
+        "ids": ("id", "idx"),
+    }
+    return Task(columns=columns, **{**values, **more})
+
+
 _PAIR = ("sentence1", "sentence2")
+_BINARY = ("0", "1")
+_ENTAILS = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
-_DUPLICATE = ("not_duplicate", "duplicate")
 
-TASKS: Mapping[str, GlueTask] = {
-    "cola": GlueTask(
-        "CoLA", ("sentence",), "label", ("unacceptable", "acceptable"),
-        ("matthews",), "matthews", {"test": "CoLA.tsv"},
-        headless=("source", "label", "star", "sentence"),
+TASKS: Mapping[str, Task] = {
+    "cola": Task(
+        ("CoLA",), ("sentence",), ("unacceptable", "acceptable"), {"test": "CoLA.tsv"}, labels=_BINARY,
+        metrics=("matthews",), best="matthews", headless=("source", "label", "star", "sentence"),
     ),
-    "mnli": GlueTask(
-        "MNLI", _PAIR, "gold_label", _NLI, ("accuracy",), "accuracy",
-        {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}, words=_NLI, files=MNLI_FILES,
+    "mnli": Task(
+        ("MNLI",), _PAIR, _NLI, {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+        label="gold_label", files=MNLI_FILES,
     ),
-    "mrpc": GlueTask(
-        "MRPC", ("#1 String", "#2 String"), "Quality", ("not_equivalent", "equivalent"),
-        ("accuracy", "f1"), "f1", {"test": "MRPC.tsv"},
+    "mrpc": Task(
+        ("MRPC",), ("#1 String", "#2 String"), ("not_equivalent", "equivalent"), {"test": "MRPC.tsv"},
+        label="Quality", labels=_BINARY, metrics=("accuracy", "f1"), best="f1",
     ),
-    "qnli": GlueTask(
-        "QNLI", ("question", "sentence"), "label", _ENTAILS,
-        ("accuracy",), "accuracy", {"test": "QNLI.tsv"}, words=_ENTAILS,
+    "qnli": Task(("QNLI",), ("question", "sentence"), _ENTAILS, {"test": "QNLI.tsv"}),
+    "qqp": Task(
+        ("QQP",), ("question1", "question2"), ("not_duplicate", "duplicate"), {"test": "QQP.tsv"},
+        label="is_duplicate", labels=_BINARY, metrics=("accuracy", "f1"), best="f1", ids=("id",),
+        may_lack_columns=True,
     ),
-    "qqp": GlueTask(
-        "QQP", ("question1", "question2"), "is_duplicate", _DUPLICATE,
-        ("accuracy", "f1"), "f1", {"test": "QQP.tsv"}, index="id", drops_short=True,
+    "rte": Task(("RTE",), _PAIR, _ENTAILS, {"test": "RTE.tsv"}),
+    "sst2": Task(
+        ("SST-2",), ("sentence",), ("negative", "positive"), {"test": "SST-2.tsv"}, labels=_BINARY
     ),
-    "rte": GlueTask(
-        "RTE", _PAIR, "label", _ENTAILS,
-        ("accuracy",), "accuracy", {"test": "RTE.tsv"}, words=_ENTAILS,
+    "stsb": Task(
+        ("STS-B",), _PAIR, None, {"test": "STS-B.tsv"}, label="score",
+        metrics=("pearson", "spearman"), best="spearman", is_regression=True,
     ),
-    "sst2": GlueTask(
-        "SST-2", ("sentence",), "label", ("negative", "positive"),
-        ("accuracy",), "accuracy", {"test": "SST-2.tsv"},
+    "wnli": Task(
+        ("WNLI",), _PAIR, ("not_entailment", "entailment"), {"test": "WNLI.tsv"}, labels=_BINARY
     ),
-    "stsb": GlueTask(
-        "STS-B", _PAIR, "score", None,
-        ("pearson", "spearman"), "spearman", {"test": "STS-B.tsv"}, words=None,
+    "afqmc": _clue("afqmc", _PAIR),
+    "tnews": _clue(
+        "tnews", ("sentence",), label_names=None, server_files={"test": "tnews11_predict.json"}
     ),
-    "wnli": GlueTask(
-        "WNLI", _PAIR, "label", ("not_entailment", "entailment"),
-        ("accuracy",), "accuracy", {"test": "WNLI.tsv"},
+    "iflytek": _clue("iflytek", ("sentence",), label_names=None),
+    "cmnli": _clue("cmnli", _PAIR, label_names=_NLI, may_lack_label=True),
+    "ocnli": _clue(
+        "ocnli", _PAIR, label_names=_NLI, may_lack_label=True, server_files={"test": "ocnli_50k_predict.json"}
     ),
+    "wsc": _clue(
+        "wsc", (), label_names=("false", "true"), make_texts=_marked,
+        folders=("cluewsc2020", "cluewsc2020_public", "wsc"), server_files={"test": "cluewsc11_predict.json"},
+    ),
+    "csl": _clue("csl", (), make_texts=_keywords),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a TSV file that have their columns, and how many have not or have more."""
+def read_split(folder: Path, name: str, split: str) -> TextExamples:
+    """Return a split of a task: train, validation, test; of MNLI also validation_ and test_mismatched.
 
-    path: Path
-    columns: Sequence[str]
-    lines: list[int]
-    """[n] line of each row."""
-    cells: list[list[str]]
-    short: int
-    long: int
-
-    def column(self, name: str) -> list[str]:
-        """One column [n]. DataError when there is none of this name."""
-        if name not in self.columns:
-            raise missing_column(f"{self.path} (line 1)", name, self.columns)
-        place = list(self.columns).index(name)
-        return [row[place] for row in self.cells]
-
-
-def read_glue(folder: Path, task: str, split: str) -> TextExamples:
-    """A split of a task: train, validation, test, for MNLI also those that end in _mismatched.
-
-    `folder` is the GLUE distribution or the task's own folder. Labels of a test file are not read.
-    ConfigError for an unknown task or split. DataError, with file and line, for a file that is
-    missing, empty or lacks a column, for a row that is too short, and for an unknown label.
+    `folder` contains the tasks' folders, or is the task's own. Labels of a test file are not read.
+    ConfigError for an unknown task or split. DataError, with file and line, for a file that is missing, empty
+    or lacks a column, a row that is too short, a field of another kind, and an unknown label.
     """
-    table = task_of(task, split)
-    path = _split_file(folder, table, split)
-    labelled = not split.startswith("test")
-    has_header = not (table.headless and labelled)
-    rows = _read_rows(
-        path, () if has_header else table.headless, drops_short=table.drops_short and labelled
+    task = task_of(name, split)
+    path, is_labelled = _find_file(folder, task, split), not split.startswith("test")
+    remarks: Counter[str] = Counter()
+    texts: list[tuple[str, ...]] = []
+    words: list[tuple[int, str]] = []
+    ids: list[str] = []
+    for number, (line, row) in enumerate(_rows(path, task, remarks, is_labelled)):
+        where = f"{path} (line {line})"
+        if is_labelled:
+            word = label_of(row, task.label, where)
+            if word == "-" and task.may_lack_label:
+                remarks[UNLABELLED] += 1
+                continue
+            words.append((line, word))
+        if task.make_texts is not None:
+            texts.append(task.make_texts(row, where))
+        else:
+            texts.append(tuple(text_of(row, column, where) for column in task.columns))
+        ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
+    if not texts:
+        raise DataError(str(path), "contains no labelled rows", "get the file again")
+    remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
+    names = task.label_names
+    if names is None and not task.is_regression:
+        names = _label_names(path.parent, task)
+    return TextExamples(
+        first=[row[0] for row in texts],
+        second=[row[1] for row in texts] if len(texts[0]) == 2 else None,
+        labels=_labels(path, task, words, names) if is_labelled else None,
+        ids=ids,
+        label_names=names,
+        remarks=+remarks,
     )
-    texts = [rows.column(name) for name in table.texts]
-    labels = _labels(rows, table) if labelled else None
-    if table.index in rows.columns:
-        ids = rows.column(table.index)
-    else:
-        ids = [str(number) for number in range(len(rows.cells))]
-    empty = sum("" in (text.strip() for text in row) for row in zip(*texts, strict=True))
-    told = {SHORT_ROW: rows.short, LONG_ROW: rows.long, EMPTY_TEXT: empty}
-    remarks = {name: count for name, count in told.items() if count}
-    second = texts[1] if len(texts) == 2 else None
-    return TextExamples(texts[0], second, labels, ids, table.label_names, remarks)
 
 
-def task_of(task: str, split: str) -> GlueTask:
-    """The task of this name, when it has this split; ConfigError otherwise."""
-    if task not in TASKS:
-        raise ConfigError(f"glue_task ({task}): is unknown; choose one of {', '.join(TASKS)}")
-    if split not in TASKS[task].files:
-        known = ", ".join(TASKS[task].files)
-        raise ConfigError(f"split ({split}): {task} has none of this name; choose one of {known}")
-    return TASKS[task]
+def task_of(name: str, split: str) -> Task:
+    """Return the task of this name if it has this split. ConfigError otherwise."""
+    if name not in TASKS:
+        remedy = f"choose one of {', '.join(TASKS)}"
+        raise ConfigError(f"glue_task ({name})", "is not a task of GLUE or CLUE", remedy)
+    if split not in TASKS[name].files:
+        remedy = f"choose one of {', '.join(TASKS[name].files)}"
+        raise ConfigError(f"split ({split})", f"{name} has no split of this name", remedy)
+    return TASKS[name]
 
 
-def _split_file(folder: Path, table: GlueTask, split: str) -> Path:
-    own = folder / table.folder if (folder / table.folder).is_dir() else folder
-    path = own / table.files[split]
-    if not path.is_file():
-        raise DataError(
-            f"{path}: no such file; give the folder that holds {table.folder}, or that one itself; "
-            f"{there_instead(path)}"
-        )
-    return path
+def _find_file(folder: Path, task: Task, split: str) -> Path:
+    own = next((folder / name for name in task.folders if (folder / name).is_dir()), folder)
+    path = own / task.files[split]
+    if path.is_file():
+        return path
+    if split == "train" and (own / LARGEST_TRAIN_FILE).is_file():
+        return own / LARGEST_TRAIN_FILE
+    name = task.folders[0]
+    raise DataError(
+        str(path), "no such file", f"give the folder that contains {name}, or {name} itself"
+    )
 
 
-def _read_rows(path: Path, headless: Sequence[str], *, drops_short: bool) -> _Rows:
-    """Split a TSV file; its first line is the header unless the columns are given."""
+def _rows(
+    path: Path, task: Task, remarks: Counter[str], is_labelled: bool
+) -> Iterator[tuple[int, Row]]:
+    """Yield the line and the columns of each row of a TSV or a JSON-lines file."""
+    if path.suffix == ".json":
+        yield from read_json_lines(path)
+        return
     lines = read_lines(path)
-    first = 0 if headless else 1
-    columns = list(headless) or lines[0].split("\t")
-    rows = [(number, line.split("\t")) for number, line in enumerate(lines[first:], first + 1)]
-    whole = [(number, row) for number, row in rows if len(row) >= len(columns)]
-    if len(whole) < len(rows) and not drops_short:
-        number, row = next((n, row) for n, row in rows if len(row) < len(columns))
-        raise DataError(
-            f"{path} (line {number}): has {len(row)} of {len(columns)} columns ({listed(columns)}); "
-            "get the file again"
-        )
-    if not whole:
-        raise DataError(f"{path}: holds no rows; get the file again")
-    long = sum(len(row) > len(columns) for _, row in whole)
-    numbers, cells = [number for number, _ in whole], [row for _, row in whole]
-    return _Rows(path, columns, numbers, cells, len(rows) - len(whole), long)
+    columns = task.headless if is_labelled else ()
+    first = 0 if columns else 1
+    columns = columns or tuple(lines[0].split("\t"))
+    for name in (*task.columns, *([task.label] if is_labelled else [])):
+        if name not in columns:
+            raise missing_column(f"{path} (line 1)", name, columns)
+    for number, line in enumerate(lines[first:], first + 1):
+        cells = line.split("\t")
+        if len(cells) >= len(columns):
+            remarks[LONG_ROW] += len(cells) > len(columns)
+            yield number, dict(zip(columns, cells, strict=False))
+        elif is_labelled and task.may_lack_columns:
+            remarks[SHORT_ROW] += 1
+        else:
+            problem = f"has {len(cells)} of {len(columns)} columns ({listed(columns)})"
+            raise DataError(f"{path} (line {number})", problem, "get the file again")
 
 
-def _labels(rows: _Rows, table: GlueTask) -> Labels:
-    told = rows.column(table.label)
-    if table.words is not None:
-        return label_numbers(rows.path, zip(rows.lines, told, strict=True), table.words)
-    scores = np.zeros(len(told), np.float32)
-    for place, (line, word) in enumerate(zip(rows.lines, told, strict=True)):
+def _labels(
+    path: Path, task: Task, words: Sequence[tuple[int, str]], names: Sequence[str] | None
+) -> Labels:
+    """Return the label numbers, or for regression the scores [n], of (line, label) rows."""
+    if not task.is_regression:
+        return label_numbers(path, words, task.labels or names or ())
+    scores = np.zeros(len(words), np.float32)
+    for row, (line, word) in enumerate(words):
         try:
-            scores[place] = float(word)
-        except ValueError as error:
-            raise DataError(
-                f"{rows.path} (line {line}): '{word}' is no score; give a number from 0 to 5"
-            ) from error
-        if not 0 <= scores[place] <= MOST_STSB:
-            raise DataError(
-                f"{rows.path} (line {line}): score {word} is not within 0 to 5; mend it"
-            )
+            scores[row] = float(word)
+        except ValueError:
+            scores[row] = np.nan
+        if not 0 <= scores[row] <= HIGHEST_SIMILARITY:
+            problem = f"score '{word}' is not a number from 0 to 5"
+            raise DataError(f"{path} (line {line})", problem, "fix the row")
     return scores
 
 
-def write_server_file(
-    path: Path, task: str, examples: TextExamples, predictions: npt.NDArray[Any]
-) -> None:
-    """Write the test predictions [n] as the server takes them: `TASKS[task].server_files[split]`.
+def _label_names(own: Path, task: Task) -> tuple[str, ...]:
+    """Return the labels of labels.json or, if it is absent, those of the training file, sorted."""
+    path = own / LABELS_FILE
+    path = path if path.is_file() else _find_file(own, task, "train")
+    rows = read_json_lines(path)
+    return sorted_labels(label_of(row, task.label, f"{path} (line {line})") for line, row in rows)
 
-    Predictions are label numbers, for STS-B similarities, which are clipped to 0 to 5. DataError
-    when there is not one for each example, or the file cannot be written.
+
+def write_server_file(
+    path: Path, name: str, examples: TextExamples, predictions: npt.NDArray[Any]
+) -> None:
+    """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
+
+    Predictions are label numbers or, for STS-B, similarities, which are clipped to 0 to 5. DataError when
+    there is not one for each example, or the file cannot be written.
     """
     if len(predictions) != len(examples):
-        raise DataError(
-            f"{path}: {len(predictions)} predictions for {len(examples)} examples; give one for each"
-        )
-    words = TASKS[task].words
-    if words is None:
-        told = [f"{score:.3f}" for score in np.clip(predictions, 0.0, MOST_STSB)]
+        problem = f"{len(predictions)} predictions for {len(examples)} examples of {name}"
+        raise DataError(str(path), problem, "give one for each")
+    task = TASKS[name]
+    if task.is_regression:
+        words = [f"{score:.3f}" for score in np.clip(predictions, 0.0, HIGHEST_SIMILARITY)]
     else:
-        told = [words[int(number)] for number in predictions]
-    rows = (f"{name}\t{word}" for name, word in zip(examples.ids, told, strict=True))
-    write_lines(path, ["index\tprediction", *rows])
+        labels = task.labels or examples.label_names or ()
+        words = [labels[int(number)] for number in predictions]
+    pairs = zip(examples.ids, words, strict=True)
+    if path.suffix == ".tsv":
+        write_lines(path, ["index\tprediction", *(f"{own}\t{word}" for own, word in pairs)])
+        return
+    # Ids are numbers in the files.
+    rows = ({"id": int(own) if own.isdecimal() else own, "label": word} for own, word in pairs)
+    write_lines(path, (json.dumps(row) for row in rows))

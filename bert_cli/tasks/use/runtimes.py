@@ -1,11 +1,15 @@
-"""A model in the forms of other runtimes: each writer gives a folder, and a way to ask what lies there.
+"""A model in the formats of other runtimes: each writer fills a folder and returns the model loaded from it.
 
-All forms take `input_ids`, `attention_mask` and `token_type_ids` [B, S], as many examples and places
-as come, and give the outputs that transformers' class of the architecture gives, by its names.
-SavedModel and TFLite are made from the blocks here, ONNX by PyTorch from transformers' model of the
-same files. Beside each lie the config and the tokenizer's files, which say how to feed it.
+All formats take `input_ids`, `attention_mask` and `token_type_ids` [B, S], with any number of examples and
+positions, and return the outputs of transformers' class of the architecture, by its names. SavedModel and
+TFLite are made from the blocks here, ONNX by PyTorch from transformers' model of the same files. Each folder
+has the config and the tokenizer's files too.
 
-Shapes: B examples, S places, D model width, V words.
+A SavedModel can also take strings, with the tokenizer in tensorflow-text. Its normalization is written out here,
+because that of tensorflow-text decomposes compatibility characters (½ becomes 1⁄2): so 6,000 paragraphs of
+Wikipedia became the same pieces. It is compared with the tokenizer before it is used.
+
+Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
 
 import json
@@ -23,18 +27,21 @@ import numpy.typing as npt
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from bert_cli.data.records.tokenizer import files_for_model
-from bert_cli.errors import CheckpointError
+from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.records.sentence_pairs import SpecialIds
+from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model
+from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.use.model import Opened
 from bert_cli.train import checkpoint
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 Outputs = dict[str, npt.NDArray[np.float32]]
-Ask = Callable[[Any, Any, Any], Outputs]
+Predict = Callable[[Any, Any, Any], Outputs]
 """ids, mask and segments [B, S] int32 -> outputs by name."""
+Encoder = Callable[..., dict[str, tf.Tensor]]
+"""One or two columns of strings [B] -> `INPUTS` by name."""
 
-# Architecture -> transformers' class that opens it.
 AUTO = {
     "BertForPreTraining": "AutoModelForPreTraining",
     "BertForMaskedLM": "AutoModelForMaskedLM",
@@ -43,48 +50,68 @@ AUTO = {
     "BertForTokenClassification": "AutoModelForTokenClassification",
     "BertModel": "AutoModel",
 }
+"""Architecture -> class of transformers that opens it."""
 TFLITE = "model.tflite"
 ONNX = "model.onnx"
+
+LONGEST_WORD = 100
+"""Characters; a longer word is [UNK]."""
+# A private character: no vocabulary has it, and cleaned text does not contain it.
+UNKNOWN_WORD = "\ue000"
+# Characters that BERT's tokenizer removes: control, format and private ones, but not tab and line ends.
+CLEANED = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}\x{FFFD}]"
+# ASCII only: the class of all letters with a count exceeds the memory of a regular expression. In other scripts, words
+# between 100 characters and 400 bytes are cut into pieces instead of becoming [UNK].
+TOO_LONG = rf"[0-9A-Za-z]{{{LONGEST_WORD + 1},}}"
+COMPARED = (
+    "The cat sat on the mat, didn't it?",
+    "Ångström naïve résumé e\u0301 ½ 8″ … ﬁ İstanbul ΑΣ ΣΑΣ ß",
+    "東京タワー 한국어 हिन्दी भाषा تجربة кириллица עברית",
+    "ไม่มีช่องว่างระหว่างคำในภาษาไทยเลยแม้แต่น้อยจริงๆนะ",
+    "a\u00a0b\tc\x01d\ufffde\u200bf\u00adg",
+    "[MASK] [SEP] $5.00 ~50% `x^2` <tag> C++ snake_case 😀",
+    "x" * 100 + " " + "y" * 101,
+    "",
+)
+"""Texts for which an encoder must give the tokenizer's pieces."""
 
 
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, as TensorFlow saves it."""
 
-    def __init__(
-        self, model: Opened, columns_of_texts: Callable[..., dict[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
         super().__init__(name="bert")
-        self.model, self.columns_of_texts = model, columns_of_texts
+        self.model, self.encoder = model, encoder
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
-        # As a partial: TensorFlow takes the methods of two objects for one function traced often.
+        # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
 
     @property
     def names(self) -> list[str]:
-        """The outputs."""
+        """Return the names of the outputs."""
         return list(self.serve.get_concrete_function().structured_outputs)
 
-    def ask(self, *columns: Any) -> Outputs:
-        """The outputs of the model itself."""
-        return {name: found.numpy() for name, found in self.serve(*columns).items()}
+    def predict(self, *columns: Any) -> Outputs:
+        """Return the outputs of the model itself."""
+        return {name: values.numpy() for name, values in self.serve(*columns).items()}
 
-    def reading(self, *names: str) -> Any:
-        """The model for columns of strings [B] by these names; gives the inputs made of them too."""
+    def serve_texts(self, *names: str) -> Any:
+        """Return the model as a function of columns of strings [B]; it returns the encoded inputs too."""
 
-        def read(*texts: Any) -> dict[str, Any]:
-            assert self.columns_of_texts is not None
-            columns = self.columns_of_texts(*texts)
+        def serve(*texts: Any) -> dict[str, Any]:
+            assert self.encoder is not None
+            columns = self.encoder(*texts)
             return {**columns, **self._outputs(**columns)}
 
         shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
-        return tf.function(read, input_signature=shape, autograph=False)
+        return tf.function(serve, input_signature=shape, autograph=False)
 
     def _serve(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
-        """The outputs of ids; too many of them are an error, which a GPU would not notice."""
+        """Return the outputs; too many positions are an error, which a GPU would not notice."""
         most = self.model.config.max_position_embeddings
-        told = f"input_ids: has more tokens than the model's {most} positions; cut the texts"
-        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], most, told)
+        message = f"input_ids: has more tokens than the model's {most} positions; cut the texts"
+        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], most, message)
         with tf.control_dependencies([check]):
             return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
 
@@ -96,7 +123,7 @@ class Served(tf.Module):
         }
         hidden_BSD, blocks = self.model.hidden(columns), dict(self.model.blocks)
         if "heads" in blocks:
-            # [CLS] for the pooler, and then every place as if it were masked.
+            # [CLS] for the pooler, and then every position as if it were masked.
             rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
             words_BSV, next_B2 = blocks["heads"].logits(blocks["pool"](rows, columns, None), None)
             if architecture_of(self.model) == "BertForMaskedLM":
@@ -117,7 +144,7 @@ class Served(tf.Module):
 
 
 def architecture_of(model: Opened) -> str:
-    """Transformers' class for what is really in the file."""
+    """Return transformers' class for the weights in the file."""
     named = model.source.architecture
     if named in ("?", "BertForPreTraining") and "heads" in dict(model.blocks):
         lacks = {"pool", "heads/next_sentence"} & set(model.new)
@@ -125,91 +152,94 @@ def architecture_of(model: Opened) -> str:
     return "BertModel" if named == "?" else named
 
 
-def write_hf(served: Served, folder: Path) -> Ask:
-    """Config, weights and tokenizer, without a run's optimizer and state; asked through transformers."""
-    _write_hf_files(served.model, folder)
-    theirs = _in_transformers(served.model, folder)
+# --- writers
 
-    def ask(*columns: Any) -> Outputs:
+
+def write_hf(served: Served, folder: Path) -> Predict:
+    """Write config, weights and tokenizer, without a run's optimizer and state; opened by transformers."""
+    _write_hf_files(served.model, folder)
+    model = _in_transformers(served.model, folder)
+
+    def predict(*columns: Any) -> Outputs:
         import torch
 
         with torch.no_grad():
-            given = {n: torch.from_numpy(c).long() for n, c in zip(INPUTS, columns, strict=True)}
-            return {name: found.numpy() for name, found in theirs(**given).items()}
+            inputs = {n: torch.from_numpy(c).long() for n, c in zip(INPUTS, columns, strict=True)}
+            return {name: values.numpy() for name, values in model(**inputs).items()}
 
-    return ask
+    return predict
 
 
-def write_saved_model(served: Served, folder: Path) -> Ask:
-    """A TensorFlow SavedModel with the signature `serving_default`."""
+def write_saved_model(served: Served, folder: Path) -> Predict:
+    """Write a TensorFlow SavedModel with the signature `serving_default`."""
     signatures = {"serving_default": served.serve}
-    if served.columns_of_texts is not None:
-        # Named inputs only: a signature's are.
-        signatures["texts"] = served.reading("texts")
-        signatures["pairs"] = served.reading("texts", "seconds")
+    if served.encoder is not None:
+        # Two signatures, because one has a fixed number of inputs.
+        signatures["texts"] = served.serve_texts("texts")
+        signatures["pairs"] = served.serve_texts("texts", "seconds")
     tf.saved_model.save(served, str(folder), signatures=signatures)
-    _write_beside(served.model, folder)
+    _write_config_and_tokenizer(served.model, folder)
     loaded = tf.saved_model.load(str(folder))
     signature = loaded.signatures["serving_default"]
 
-    def ask(*columns: Any) -> Outputs:
-        # The variables live as long as what was loaded.
+    def predict(*columns: Any) -> Outputs:
+        # The variables live as long as the loaded object.
         assert loaded is not None
-        given = {n: tf.constant(c) for n, c in zip(INPUTS, columns, strict=True)}
-        return {name: found.numpy() for name, found in signature(**given).items()}
+        inputs = {n: tf.constant(c) for n, c in zip(INPUTS, columns, strict=True)}
+        return {name: values.numpy() for name, values in signature(**inputs).items()}
 
-    return ask
+    return predict
 
 
-def write_tflite(served: Served, folder: Path) -> Ask:
-    """A flat buffer of TensorFlow Lite (LiteRT), float32, with operators of its own only."""
+def write_tflite(served: Served, folder: Path) -> Predict:
+    """Write a flat buffer of TensorFlow Lite (LiteRT), float32, with its own operators only."""
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [served.serve.get_concrete_function()], served
     )
     data = converter.convert()
     (folder / TFLITE).write_bytes(data)
-    _write_beside(served.model, folder)
+    _write_config_and_tokenizer(served.model, folder)
     with warnings.catch_warnings():
-        # Of TensorFlow's own interpreter, that another package will have it one day.
+        # TensorFlow warns that its interpreter will move to another package.
         warnings.simplefilter("ignore")
         interpreter = tf.lite.Interpreter(model_path=str(folder / TFLITE))
 
-    def ask(*columns: Any) -> Outputs:
+    def predict(*columns: Any) -> Outputs:
         runner = interpreter.get_signature_runner()
-        found: Outputs = runner(**dict(zip(INPUTS, columns, strict=True)))
-        return found
+        outputs: Outputs = runner(**dict(zip(INPUTS, columns, strict=True)))
+        return outputs
 
-    return ask
+    return predict
 
 
-def write_onnx(served: Served, folder: Path) -> Ask:
-    """An ONNX graph of transformers' model, asked through ONNX Runtime."""
+def write_onnx(served: Served, folder: Path) -> Predict:
+    """Write an ONNX graph of transformers' model; opened by ONNX Runtime."""
     import onnxruntime
     import torch
 
     files = folder / "hf"
     files.mkdir()
     _write_hf_files(served.model, files)
-    theirs = _in_transformers(served.model, files)
+    model = _in_transformers(served.model, files)
     outputs = served.names
 
     class Ordered(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = theirs
+            self.model = model
 
         def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
             columns = (input_ids, attention_mask, token_type_ids)
-            found = self.model(**dict(zip(INPUTS, columns, strict=True)))
-            return tuple(found[name] for name in outputs)
+            values = self.model(**dict(zip(INPUTS, columns, strict=True)))
+            return tuple(values[name] for name in outputs)
 
-    # Three tensors: of one given three times the exporter would make one input.
+    # Three tensors: the exporter would merge inputs that are the same object.
     example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
     free = {
         0: torch.export.Dim("batch", min=1),
         1: torch.export.Dim("length", min=1, max=served.model.config.max_position_embeddings),
     }
-    with _without_remarks():
+    with _without_log_noise():
         torch.onnx.export(
             Ordered().eval(),
             example,
@@ -222,35 +252,45 @@ def write_onnx(served: Served, folder: Path) -> Ask:
             verbose=False,
         )
     shutil.rmtree(files)
-    _write_beside(served.model, folder)
+    _write_config_and_tokenizer(served.model, folder)
     session = onnxruntime.InferenceSession(str(folder / ONNX), providers=["CPUExecutionProvider"])
 
-    def ask(*columns: Any) -> Outputs:
-        given = {n: c.astype(np.int64) for n, c in zip(INPUTS, columns, strict=True)}
-        return dict(zip(outputs, session.run(outputs, given), strict=True))
+    def predict(*columns: Any) -> Outputs:
+        inputs = {n: c.astype(np.int64) for n, c in zip(INPUTS, columns, strict=True)}
+        return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
-    return ask
+    return predict
+
+
+WRITERS: Mapping[str, Callable[[Served, Path], Predict]] = {
+    "hf": write_hf,
+    "saved-model": write_saved_model,
+    "tflite": write_tflite,
+    "onnx": write_onnx,
+}
 
 
 def _in_transformers(model: Opened, folder: Path) -> Any:
-    """The folder's model in PyTorch, float32. CheckpointError when weights are missing or left over."""
+    """Return the folder's model in PyTorch, float32. CheckpointError when weights are missing."""
     import torch
     import transformers
 
     kind = getattr(transformers, AUTO[architecture_of(model)])
-    with _without_remarks():
-        theirs, told = kind.from_pretrained(
+    with _without_log_noise():
+        loaded, report = kind.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,
             local_files_only=True,
         )
-    # An encoder's file may have no pooler; its output is then not among those that are compared.
-    wrong = sorted(name for name in told["missing_keys"] if "pooler.dense." not in name)
-    if wrong:
-        raise CheckpointError(f"{folder}: transformers finds no {', '.join(wrong[:8])} in it")
-    return theirs.eval()
+    # An encoder's file may have no pooler; its output is then not compared.
+    missing = sorted(name for name in report["missing_keys"] if "pooler.dense." not in name)
+    if missing:
+        raise CheckpointError(
+            str(folder), f"transformers misses the weights {', '.join(missing[:8])}"
+        )
+    return loaded.eval()
 
 
 def _write_hf_files(model: Opened, folder: Path) -> None:
@@ -258,15 +298,14 @@ def _write_hf_files(model: Opened, folder: Path) -> None:
     if source.weights.name == checkpoint.MODEL:
         shutil.copyfile(source.weights, folder / checkpoint.MODEL)
     else:
-        # transformers asks for this mark of the framework whose layout the tensors have.
+        # transformers requires the mark of the framework whose layout the tensors have.
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         save_file(tensors, folder / checkpoint.MODEL, metadata={"format": "pt"})
-    _write_beside(model, folder)
+    _write_config_and_tokenizer(model, folder)
     shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
 
 
-def _write_beside(model: Opened, folder: Path) -> None:
-    """config.json, with the names of the labels, and the tokenizer's files."""
+def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     described = {
         "model_type": "bert",
         **model.source.described,
@@ -283,16 +322,16 @@ def _write_beside(model: Opened, folder: Path) -> None:
 
 
 @contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Without what PyTorch and transformers say about themselves: bars, absent extras, deprecations."""
+def _without_log_noise() -> Iterator[None]:
+    """Silence PyTorch and transformers: progress bars, absent extras, deprecations."""
     import transformers
 
-    logging_there = transformers.utils.logging
-    level, bars = logging_there.get_verbosity(), logging_there.is_progress_bar_enabled()
+    library = transformers.utils.logging
+    level, bars = library.get_verbosity(), library.is_progress_bar_enabled()
     quiet = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in quiet]
-    logging_there.set_verbosity_error()
-    logging_there.disable_progress_bar()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
     for logger in quiet:
         logger.setLevel(logging.ERROR)
     try:
@@ -300,16 +339,103 @@ def _without_remarks() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging_there.set_verbosity(level)
+        library.set_verbosity(level)
         if bars:
-            logging_there.enable_progress_bar()
+            library.enable_progress_bar()
         for logger, old in zip(quiet, before, strict=True):
             logger.setLevel(old)
 
 
-WRITERS: Mapping[str, Callable[[Served, Path], Ask]] = {
-    "hf": write_hf,
-    "saved-model": write_saved_model,
-    "tflite": write_tflite,
-    "onnx": write_onnx,
-}
+# --- strings
+
+
+def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
+    """Return a tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
+
+    As there, a second text without tokens adds no [SEP], and special tokens in a text are plain. ConfigError
+    for a tokenizer that is not BERT's own.
+    """
+    import tensorflow_text as text
+
+    lowers, strips = _normalization(tokenizer)
+    pieces = text.FastBertTokenizer(
+        vocab=list(tokenizer.pieces),
+        suffix_indicator="##",
+        max_bytes_per_word=4 * LONGEST_WORD,
+        token_out_type=tf.int32,
+        unknown_token="[UNK]",
+        lower_case_nfd_strip_accents=False,
+    )
+    special = tokenizer.special
+
+    def normalized(texts: tf.Tensor) -> tf.Tensor:
+        texts = tf.strings.regex_replace(texts, CLEANED, "")
+        if strips:
+            texts = text.normalize_utf8(texts, "NFD")
+            texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+        if lowers:
+            # First, because the lower case of a complete word would end in the final form of sigma.
+            texts = tf.strings.regex_replace(texts, "Σ", "σ")
+            texts = tf.strings.lower(texts, encoding="utf-8")
+        return tf.strings.regex_replace(texts, TOO_LONG, UNKNOWN_WORD)
+
+    def encode(*texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [pieces.tokenize(normalized(column)) for column in texts]
+        ids, segments = _joined(parts[:1], special, length)
+        if len(parts) == 2:
+            both = zip((ids, segments), _joined(parts, special, length), strict=True)
+            # Each row from the single texts or, after them, from the pairs.
+            count = ids.nrows()
+            rows = tf.range(count) + tf.where(parts[1].row_lengths() > 0, count, 0)
+            ids, segments = (tf.gather(tf.concat(pair, 0), rows) for pair in both)
+        return {
+            "input_ids": ids.to_tensor(special.pad),
+            "attention_mask": tf.ones_like(ids).to_tensor(0),
+            "token_type_ids": segments.to_tensor(0),
+        }
+
+    return encode
+
+
+def _normalization(tokenizer: TextTokenizer) -> tuple[bool, bool]:
+    """Return whether the tokenizer lower-cases and strips accents. ConfigError for another kind."""
+    described = json.loads(tokenizer.library.to_str())
+    normalizer, model = described.get("normalizer") or {}, described["model"]
+    usual = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    rest = {"max_input_chars_per_word": LONGEST_WORD, "continuing_subword_prefix": "##"}
+    is_bert = all(normalizer.get(name) == value for name, value in usual.items())
+    if not is_bert or any(model.get(name) != value for name, value in rest.items()):
+        problem = "is configured differently from BERT's"
+        raise ConfigError("texts (tokenizer)", problem, "leave out --texts and give ids")
+    lowers, strips = bool(normalizer.get("lowercase")), normalizer.get("strip_accents")
+    return lowers, lowers if strips is None else bool(strips)
+
+
+def _joined(
+    parts: list[tf.RaggedTensor], special: SpecialIds, length: int
+) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """Return ids and segments of one or two texts [B, (S)] with special tokens, cut to `length`."""
+    import tensorflow_text as text
+
+    trimmed = text.RoundRobinTrimmer(length - 1 - len(parts)).trim(parts)
+    ids, segments = text.combine_segments(trimmed, special.cls, special.sep)
+    return ids, segments
+
+
+def compare_encoders(tokenizer: TextTokenizer, encoder: Encoder, length: int) -> None:
+    """Refuse an encoder that splits a text differently from the tokenizer; CheckpointError names it."""
+    for second in (None, COMPARED[::-1]):
+        features, _ = encode_texts(tokenizer, COMPARED, second, {}, max_seq_length=length)
+        texts = [list(COMPARED)] if second is None else [list(COMPARED), list(second)]
+        columns = encoder(*map(tf.constant, texts))
+        rows = features.batch(np.arange(len(COMPARED)), int(features.lengths.max()))
+        ids = np.where(rows["input_mask"], rows["input_ids"], tokenizer.special.pad)
+        expected = zip(INPUTS, (ids, rows["input_mask"], rows["segment_ids"]), strict=True)
+        for name, column in expected:
+            found = columns[name].numpy()
+            wrong = found.shape != column.shape or (found != column).any(axis=1)
+            if np.any(wrong):
+                row = int(np.argmax(wrong))
+                problem = "becomes other pieces in the export than in the model's tokenizer"
+                remedy = "leave out --texts and give ids"
+                raise CheckpointError(f"texts ({COMPARED[row][:40]!r})", problem, remedy)

@@ -1,18 +1,28 @@
-"""GLUE's files as published, their oddities, and what the server takes."""
+"""The tasks of GLUE and CLUE: files and labels as published, their oddities, and the files for the servers."""
+
+import json
 
 import numpy as np
 import pytest
 
-from bert_cli.data.finetune.examples import EMPTY_TEXT, TextExamples
-from bert_cli.data.finetune.glue import LONG_ROW, SHORT_ROW, TASKS, read_glue, write_server_file
+from bert_cli.config.finetune import CLUE_TASKS, GLUE_TASKS
+from bert_cli.data.finetune.glue import (
+    LONG_ROW,
+    SHORT_ROW,
+    TASKS,
+    UNLABELLED,
+    read_split,
+    write_server_file,
+)
 from bert_cli.data.finetune.metrics import METRICS
+from bert_cli.data.finetune.tables import EMPTY_TEXT, TextExamples
 from bert_cli.errors import ConfigError, DataError
 
+# GLUE: a labelled and a test file of each task, with the columns of the distribution.
 MNLI_HEAD = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
     "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label"
 )
-# Header and rows as the distribution has them, a labelled and a test file of each task.
 FILES = {
     "cola": ("gj04\t1\t\tIt \"is\".\nks08\t0\t*\tIs it.\n", "index\tsentence\n0\tSo it is.\n"),
     "mnli": (
@@ -47,12 +57,48 @@ FILES = {
         "index\tsentence1\tsentence2\n0\tThree.\tFour.\n",
     ),
 }  # fmt: skip
+# What the labelled file is: first texts, second texts, and the names of the labels, or the score.
 READ = {
-    "cola": (['It "is".', "Is it."], None, [1, 0]), "mnli": (["One."], ["Two."], [2]),
-    "mrpc": (["One ."], ['Two " .'], [1]), "qnli": (["Who?"], ["He."], [1]),
-    "qqp": (["How?"], ["Why?"], [0]), "rte": (["One."], ["Two."], [0]),
-    "sst2": (["fine "], None, [1]), "stsb": (["One."], ["Two."], [4.75]),
-    "wnli": (["One."], ["Two."], [1]),
+    "cola": (['It "is".', "Is it."], None, ["acceptable", "unacceptable"]),
+    "mnli": (["One."], ["Two."], ["contradiction"]), "mrpc": (["One ."], ['Two " .'], ["equivalent"]),
+    "qnli": (["Who?"], ["He."], ["not_entailment"]), "qqp": (["How?"], ["Why?"], ["not_duplicate"]),
+    "rte": (["One."], ["Two."], ["entailment"]), "sst2": (["fine "], None, ["positive"]),
+    "stsb": (["One."], ["Two."], [4.75]), "wnli": (["One."], ["Two."], ["entailment"]),
+}  # fmt: skip
+# The order of labels in Hugging Face's copy of GLUE, which published models have in their configs.
+ORDER = {
+    "cola": "unacceptable acceptable", "mnli": "entailment neutral contradiction",
+    "mrpc": "not_equivalent equivalent", "qnli": "entailment not_entailment",
+    "qqp": "not_duplicate duplicate", "rte": "entailment not_entailment", "sst2": "negative positive",
+    "wnli": "not_entailment entailment",
+}  # fmt: skip
+# CLUE: a row as published, then what it is read as: first text, second text, label number, id.
+WSC = {
+    "target": {"span2_index": 15, "span1_index": 5, "span1_text": "床", "span2_text": "它"},
+    "idx": 261, "label": "false", "text": "这时候放在床上的手机响了,现在它突然响了。",
+}  # fmt: skip
+NLI = {
+    "level": "easy", "sentence1": "来到了出口", "sentence2": "他走了", "label": "neutral",
+    "label0": "neutral", "genre": "lit", "prem_id": "lit_1", "id": 7,
+}  # fmt: skip
+CLUE_ROWS = {
+    "afqmc": (
+        {"sentence1": "怎么还款", "sentence2": "如何还款", "label": "1"}, "怎么还款", "如何还款", 1, "0",
+    ),
+    "tnews": (
+        {"label": "102", "label_desc": "news_entertainment", "sentence": "江疏影", "keywords": "a,b"},
+        "江疏影", None, 0, "0",
+    ),
+    "iflytek": ({"label": "110", "label_des": "社区超市", "sentence": "朴朴"}, "朴朴", None, 0, "0"),
+    "cmnli": (
+        {"sentence1": "权利", "sentence2": "福利", "label": "contradiction"}, "权利", "福利", 2, "0",
+    ),
+    "ocnli": (NLI, "来到了出口", "他走了", 1, "7"),
+    "wsc": (WSC, "这时候放在_床_上的手机响了,现在[它]突然响了。", None, 0, "261"),
+    "csl": (
+        {"id": 1, "abst": "为解决问题.", "keyword": ["水声学", "FFT"], "label": "1"},
+        "水声学 FFT", "为解决问题.", 1, "1",
+    ),
 }  # fmt: skip
 
 
@@ -62,156 +108,120 @@ def put(folder, name, text):
     return folder
 
 
+def put_rows(folder, name, rows):
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    return put(folder, name, "".join(f"{line}\n" for line in lines))
+
+
 def rte(folder, rows):
     return put(folder, "dev.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_task_s_published_columns_are_read(tmp_path, task):
-    own = tmp_path / TASKS[task].folder
+def afqmc(label, **changes):
+    return {"sentence1": "a", "sentence2": "b", "label": label} | changes
+
+
+def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
+    assert tuple(TASKS) == (*GLUE_TASKS, *CLUE_TASKS)
+    for task in TASKS.values():
+        assert task.best in task.metrics and set(task.metrics) <= set(METRICS)
+
+
+# --- GLUE
+
+
+@pytest.mark.parametrize("task", GLUE_TASKS)
+def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task):
+    own = tmp_path / TASKS[task].folders[0]
     labelled, test = FILES[task]
     for split, name in TASKS[task].files.items():
         put(own, name, test if split.startswith("test") else labelled)
     first, second, labels = READ[task]
-    for split in TASKS[task].files:
-        found = read_glue(tmp_path, task, split)
-        assert found.label_names == TASKS[task].label_names
-        assert found.remarks == {}
-        if split.startswith("test"):
-            assert found.labels is None and found.ids == ["0"]
-            assert (found.second is None) == (second is None)
-        else:
-            assert (found.first, found.second) == (first, second)
-            assert found.labels is not None and found.labels.tolist() == labels
-            assert found.labels.dtype == (np.float32 if task == "stsb" else np.int32)
-    assert read_glue(own, task, "train").first == first
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_task_s_table_agrees_with_itself(task):
-    table = TASKS[task]
-    assert table.best in table.metrics and set(table.metrics) <= set(METRICS)
-    assert (table.words is None) == (table.label_names is None) == (task == "stsb")
-    assert table.words is None or len(table.words) == len(table.label_names)
-    assert set(table.server_files) == {s for s in table.files if s.startswith("test")}
+    for folder in (tmp_path, own):
+        result = read_split(folder, task, "train")
+        assert (result.first, result.second, result.remarks) == (first, second, {})
+        names = result.label_names
+        assert (names and " ".join(names)) == ORDER.get(task)
+        numbers = result.labels.tolist()
+        assert (numbers if names is None else [names[number] for number in numbers]) == labels
+        bare = read_split(folder, task, "test")
+        assert bare.labels is None and bare.ids == ["0"] and bare.label_names == names
+        assert bare.first[0] == test.splitlines()[1].split("\t")[-1 if second is None else -2]
+    assert result.ids == (["133273"] if task == "qqp" else [str(n) for n in range(len(first))])
 
 
 def test_mnli_has_a_file_for_each_of_its_splits(tmp_path):
     labelled, _ = FILES["mnli"]
     put(tmp_path, "dev_matched.tsv", labelled)
     put(tmp_path, "dev_mismatched.tsv", labelled.replace("One.", "Other."))
-    assert read_glue(tmp_path, "mnli", "validation").first == ["One."]
-    assert read_glue(tmp_path, "mnli", "validation_mismatched").first == ["Other."]
+    assert read_split(tmp_path, "mnli", "validation").first == ["One."]
+    assert read_split(tmp_path, "mnli", "validation_mismatched").first == ["Other."]
 
 
 def test_quotes_and_other_line_breaks_are_text_and_crlf_ends_a_line(tmp_path):
     folder = rte(tmp_path, '0\t"One\u2028a\tTwo\x85"\tentailment\r\n1\t"\ttwo\tnot_entailment\r\n')
-    found = read_glue(folder, "rte", "validation")
-    assert (found.first, found.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
+    result = read_split(folder, "rte", "validation")
+    assert (result.first, result.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
 
 
-def test_a_short_row_is_told_with_its_file_and_line(tmp_path):
-    folder = rte(tmp_path, "0\tOne.\tTwo.\tentailment\n1\tOne.\tTwo.\n")
-    with pytest.raises(DataError, match=r"dev\.tsv \(line 3\): has 3 of 4 columns"):
-        read_glue(folder, "rte", "validation")
-
-
-def test_qqp_s_broken_rows_are_left_out_and_counted_but_none_of_its_test_rows(tmp_path):
+def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tmp_path):
     head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    put(
-        tmp_path, "train.tsv", f"{head}1\t1\t2\tHow\n?\t1\n3\t1\t2\t\tWhy?\t0\n4\t1\t2\tA?\tB?\t1\n"
-    )
-    found = read_glue(tmp_path, "qqp", "train")
-    assert (found.first, found.ids) == (["", "A?"], ["3", "4"])
-    assert found.labels is not None and found.labels.tolist() == [0, 1]
-    assert found.remarks == {SHORT_ROW: 2, EMPTY_TEXT: 1}
+    rows = "1\t1\t2\tHow\n?\t1\n3\t1\t2\t\tWhy?\t0\n4\t1\t2\tA?\tB?\t1\n"
+    result = read_split(put(tmp_path, "train.tsv", head + rows), "qqp", "train")
+    assert (result.first, result.ids) == (["", "A?"], ["3", "4"])
+    assert result.labels.tolist() == [0, 1] and result.remarks == {SHORT_ROW: 2, EMPTY_TEXT: 1}
     put(tmp_path, "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tA?\n")
     with pytest.raises(DataError, match=r"test\.tsv \(line 3\): has 2 of 3 columns"):
-        read_glue(tmp_path, "qqp", "test")
+        read_split(tmp_path, "qqp", "test")
 
 
 def test_a_row_with_more_columns_than_the_header_is_counted(tmp_path):
-    found = read_glue(rte(tmp_path, "0\tOne.\tTwo.\tentailment\tx\n"), "rte", "validation")
-    assert found.remarks == {LONG_ROW: 1} and found.second == ["Two."]
+    result = read_split(rte(tmp_path, "0\tOne.\tTwo.\tentailment\tx\n"), "rte", "validation")
+    assert result.remarks == {LONG_ROW: 1} and result.second == ["Two."]
 
 
-def test_an_unknown_label_is_told_with_its_file_line_and_the_nearest(tmp_path):
-    folder = rte(tmp_path, "0\tOne.\tTwo.\tentailment\n1\tOne.\tTwo.\tnot_entailement\n")
-    told = (
-        r"dev\.tsv \(line 3\): label 'not_entailement' is unknown; did you mean 'not_entailment'\?"
-    )
-    with pytest.raises(DataError, match=told):
-        read_glue(folder, "rte", "validation")
-
-
-def test_a_missing_column_is_told_with_those_there_are(tmp_path):
-    put(tmp_path, "dev.tsv", "index\tsentence 1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
-    told = r"dev\.tsv \(line 1\): has no column 'sentence1'; did you mean 'sentence 1'\? it has 'index'"
-    with pytest.raises(DataError, match=told):
-        read_glue(tmp_path, "rte", "validation")
-
-
-@pytest.mark.parametrize(("text", "told"), [("", "is empty"), ("index\tsentence1\n", "no rows")])
-def test_a_file_without_rows_is_refused(tmp_path, text, told):
-    with pytest.raises(DataError, match=rf"dev\.tsv: .*{told}"):
-        read_glue(put(tmp_path, "dev.tsv", text), "rte", "validation")
-
-
-def test_a_missing_file_is_told_with_the_folder_to_give(tmp_path):
-    with pytest.raises(DataError, match=r"dev\.tsv: no such file; give the folder that holds RTE"):
-        read_glue(tmp_path, "rte", "validation")
-
-
-@pytest.mark.parametrize("score", ["5.2", "-1", "nan", "much"])
-def test_a_score_that_is_none_is_told_with_its_line(tmp_path, score):
+def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
+    head = "index\tsentence1\tsentence2\tlabel\n"
+    good = f"{head}0\tOne.\tTwo.\tentailment\n"
+    for text, message in (
+        (good + "1\tOne.\tTwo.\n", r" \(line 3\): has 3 of 4 columns"),
+        (good + "1\ta\tb\tnot_entailement\n", r" \(line 3\): label .* did you mean 'not_entailment'\?"),
+        ("index\tsentence 1\tsentence2\tlabel\n0\ta\tb\tc\n",
+         r" \(line 1\): has no column 'sentence1', only 'index', .*; did you mean 'sentence 1'\?"),
+        ("", ": is empty"),
+        (head, ": contains no labelled rows"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=rf"dev\.tsv{message}"):
+            read_split(put(tmp_path, "dev.tsv", text), "rte", "validation")
+    (tmp_path / "dev.tsv").unlink()
+    with pytest.raises(
+        DataError, match=r"dev\.tsv: no such file; give the folder that contains RTE"
+    ):
+        read_split(tmp_path, "rte", "validation")
     labelled, _ = FILES["stsb"]
-    put(tmp_path, "dev.tsv", labelled.replace("4.750", score))
-    with pytest.raises(DataError, match=rf"dev\.tsv \(line 2\): .*{score}"):
-        read_glue(tmp_path, "stsb", "validation")
+    for score in ("5.2", "-1", "nan", "much"):
+        put(tmp_path, "dev.tsv", labelled.replace("4.750", score))
+        with pytest.raises(DataError, match=rf"dev\.tsv \(line 2\): score '{score}' is not"):
+            read_split(tmp_path, "stsb", "validation")
 
 
-@pytest.mark.parametrize(
-    ("task", "split"), [("ax", "test"), ("rte", "dev"), ("rte", "test_mismatched")]
-)
-def test_an_unknown_task_or_split_is_refused_with_those_there_are(tmp_path, task, split):
-    with pytest.raises(ConfigError, match="choose one of"):
-        read_glue(tmp_path, task, split)
-
-
-def two(task):
-    return TextExamples(["a", "b"], None, None, ["0", "1"], TASKS[task].label_names)
-
-
-@pytest.mark.parametrize(
-    ("task", "predictions", "written"),
-    [
-        ("mnli", [2, 0], "0\tcontradiction\n1\tentailment\n"), ("qnli", [1, 0], "0\tnot_entailment\n1\tentailment\n"),
-        ("rte", [0, 1], "0\tentailment\n1\tnot_entailment\n"), ("cola", [1, 0], "0\t1\n1\t0\n"),
-        ("wnli", [0, 1], "0\t0\n1\t1\n"), ("stsb", [-0.2, 5.3], "0\t0.000\n1\t5.000\n"),
-        ("stsb", [1.23449, 4], "0\t1.234\n1\t4.000\n"),
-    ],
-)  # fmt: skip
-def test_the_server_s_file_has_words_integers_or_scores(tmp_path, task, predictions, written):
-    path = tmp_path / TASKS[task].server_files["test"]
-    write_server_file(path, task, two(task), np.array(predictions))
-    assert path.read_text() == "index\tprediction\n" + written
-
-
-def test_the_server_wants_a_prediction_for_each_example(tmp_path):
-    with pytest.raises(DataError, match="1 predictions for 2 examples"):
-        write_server_file(tmp_path / "RTE.tsv", "rte", two("rte"), np.array([1]))
+def test_an_unknown_task_or_split_is_refused_with_the_known_ones(tmp_path):
+    unknown = {"ax": "test", "rte": "test_mismatched", "chid": "test", "afqmc": "dev"}
+    for task, split in unknown.items():
+        with pytest.raises(ConfigError, match="choose one of"):
+            read_split(tmp_path, task, split)
 
 
 @pytest.mark.parametrize(
     ("task", "counts"),
     [
-        # The copy of MRPC here has a training row fewer than the 3,668 that are told elsewhere.
+        # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
         ("cola", (8551, 1043, 1063)), ("mrpc", (3667, 408, 1725)), ("rte", (2490, 277, 3000)),
         ("sst2", (67349, 872, 1821)),
     ],
 )  # fmt: skip
-def test_the_real_files_are_read_whole(shared_data, task, counts):
-    parts = [read_glue(shared_data / "glue", task, s) for s in ("train", "validation", "test")]
+def test_the_real_files_are_read_completely(shared_data, task, counts):
+    parts = [read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")]
     assert tuple(len(part) for part in parts) == counts
     assert all(part.remarks == {} for part in parts)
     assert parts[2].ids == [str(number) for number in range(counts[2])]
@@ -219,18 +229,135 @@ def test_the_real_files_are_read_whole(shared_data, task, counts):
 
 def test_known_rows_of_the_real_files(shared_data):
     glue = shared_data / "glue"
-    cola = read_glue(glue, "cola", "train")
+    cola = read_split(glue, "cola", "train")
     assert cola.first[0].startswith("Our friends won't buy this analysis")
     assert cola.first[-1] == "What all did you get for Christmas?"
-    mrpc = read_glue(glue / "MRPC", "mrpc", "validation")
+    mrpc = read_split(glue / "MRPC", "mrpc", "validation")
     assert mrpc.first[1].startswith("Magnarelli said Racicot")
     assert mrpc.second is not None and mrpc.second[0].startswith('" The foodservice pie business')
     assert mrpc.labels is not None and mrpc.labels[:2].tolist() == [1, 0]
     # 279 of 408 development pairs are paraphrases: the score of always saying so is 0.684.
     assert int(mrpc.labels.sum()) == 279
-    rte = read_glue(glue, "rte", "train")
+    rte = read_split(glue, "rte", "train")
     assert rte.labels is not None and rte.labels[:2].tolist() == [1, 0]
     assert rte.second is not None and rte.second[0] == "Weapons of Mass Destruction Found in Iraq."
-    sst2 = read_glue(glue, "sst2", "validation")
+    sst2 = read_split(glue, "sst2", "validation")
     assert sst2.first[0] == "it 's a charming and often affecting journey . "
     assert sst2.labels is not None and sst2.labels[:2].tolist() == [1, 0]
+
+
+# --- CLUE
+
+
+@pytest.mark.parametrize("task", CLUE_TASKS)
+def test_the_published_fields_of_a_clue_task_are_read(tmp_path, task):
+    row, first, second, label, name = CLUE_ROWS[task]
+    own = put_rows(tmp_path / TASKS[task].folders[-1], "train.json", [row])
+    put_rows(own, "test.json", [{key: value for key, value in row.items() if key != "label"}])
+    for folder in (tmp_path, own):
+        result = read_split(folder, task, "train")
+        assert (result.first, result.ids) == ([first], [name])
+        assert result.second == (None if second is None else [second])
+        assert result.labels.tolist() == [label]
+        test = read_split(folder, task, "test")
+        assert (test.first, test.second, test.labels) == (result.first, result.second, None)
+        assert test.label_names == result.label_names and test.label_names is not None
+
+
+def test_labels_come_from_labels_json_and_without_it_from_the_training_file(tmp_path):
+    put_rows(tmp_path, "train.json", [{"label": n, "sentence": "x"} for n in ("109", "12", "109")])
+    put_rows(tmp_path, "dev.json", [{"label": "12", "sentence": "x"}])
+    assert read_split(tmp_path, "tnews", "validation").label_names == ("12", "109")
+    put_rows(tmp_path, "labels.json", [{"label": n, "label_desc": "y"} for n in ("7", "109", "12")])
+    result = read_split(tmp_path, "tnews", "validation")
+    assert result.label_names == ("7", "12", "109") and result.labels.tolist() == [1]
+    put_rows(tmp_path, "dev.json", [{"label": n, "sentence": "x"} for n in ("12", "1001")])
+    with pytest.raises(DataError, match=r"dev\.json \(line 2\): label '1001' is unknown"):
+        read_split(tmp_path, "tnews", "validation")
+
+
+def test_labels_may_be_numbers_and_truth_values(tmp_path):
+    folder = put_rows(tmp_path, "dev.json", [afqmc(1), afqmc(0)])
+    assert read_split(folder, "afqmc", "validation").labels.tolist() == [1, 0]
+    put_rows(tmp_path, "dev.json", [WSC | {"label": True}])
+    assert read_split(folder, "wsc", "validation").labels.tolist() == [1]
+
+
+def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
+    for task in ("cmnli", "ocnli"):
+        put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}, NLI, NLI | {"sentence2": ""}])
+        result = read_split(tmp_path, task, "validation")
+        assert len(result) == 2 and result.remarks == {UNLABELLED: 1, EMPTY_TEXT: 1}
+        put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}])
+        with pytest.raises(DataError, match="no labelled row"):
+            read_split(tmp_path, task, "validation")
+    put_rows(tmp_path, "dev.json", [afqmc("-")])
+    with pytest.raises(DataError, match=r"dev\.json \(line 1\): label '-' is unknown"):
+        read_split(tmp_path, "afqmc", "validation")
+
+
+def test_the_training_set_of_ocnli_is_read_under_its_published_name(tmp_path):
+    for size, rows in (("1k", 1), ("50k", 3)):
+        put_rows(tmp_path, f"train.{size}.json", [NLI] * rows)
+    assert len(read_split(tmp_path, "ocnli", "train")) == 3
+    assert len(read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
+
+
+def test_the_pronoun_may_precede_the_noun(tmp_path):
+    target = {"span1_text": "cd", "span1_index": 3, "span2_text": "a", "span2_index": 0}
+    row = {"text": "ab cd", "target": target, "label": "true"}
+    folder = put_rows(tmp_path, "dev.json", [row])
+    assert read_split(folder, "wsc", "validation").first == ["[a]b _cd_"]
+
+
+def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
+    csl = CLUE_ROWS["csl"][0]
+    for task, good, row, message in (
+        ("wsc", WSC, WSC | {"target": WSC["target"] | {"span1_index": 6}}, "span1 '床' is not at character 6"),
+        ("wsc", WSC, WSC | {"target": WSC["target"] | {"span2_text": ""}}, "span2 '' is not at"),
+        ("wsc", WSC, WSC | {"target": None}, "'target' is not an object"),
+        ("csl", csl, csl | {"keyword": "a b"}, "'keyword' is not a list of strings"),
+        ("csl", csl, {"abst": "a", "label": "1"}, "has no column 'keyword'"),
+        ("afqmc", afqmc("0"), '{"sentence1": "a"', "is not JSON"),
+        ("afqmc", afqmc("0"), afqmc(None), "the label is null"),
+        ("afqmc", afqmc("0"), {"sentence1": "a", "sentence2": "b"}, "has no column 'label'"),
+        ("afqmc", afqmc("0"), afqmc("1", sentence1=3), "'sentence1' is a number"),
+        ("afqmc", afqmc("0"), afqmc("2"), "label '2' is unknown"),
+    ):  # fmt: skip
+        folder = put_rows(tmp_path, "dev.json", [good, row, good])
+        with pytest.raises(DataError, match=rf"dev\.json \(line 2\): .*{message}"):
+            read_split(folder, task, "validation")
+
+
+# --- the servers' files
+
+
+def two(task, ids=("0", "1"), names=None):
+    return TextExamples(["a", "b"], None, None, list(ids), names or TASKS[task].label_names)
+
+
+def test_the_file_for_gluebenchmark_has_words_integers_or_scores(tmp_path):
+    for task, predictions, lines in (
+        ("mnli", [2, 0], "0\tcontradiction\n1\tentailment\n"),
+        ("qnli", [1, 0], "0\tnot_entailment\n1\tentailment\n"),
+        ("rte", [0, 1], "0\tentailment\n1\tnot_entailment\n"),
+        ("cola", [1, 0], "0\t1\n1\t0\n"),
+        ("wnli", [0, 1], "0\t0\n1\t1\n"),
+        ("stsb", [-0.2, 5.3], "0\t0.000\n1\t5.000\n"),
+        ("stsb", [1.23449, 4], "0\t1.234\n1\t4.000\n"),
+    ):
+        path = tmp_path / TASKS[task].server_files["test"]
+        write_server_file(path, task, two(task), np.array(predictions))
+        assert path.read_text() == "index\tprediction\n" + lines
+    with pytest.raises(DataError, match="1 predictions for 2 examples"):
+        write_server_file(tmp_path / "RTE.tsv", "rte", two("rte"), np.array([1]))
+
+
+def test_the_file_for_clue_has_an_object_per_line_and_the_name_of_version_1_1(tmp_path):
+    files = {task: TASKS[task].server_files["test"] for task in CLUE_TASKS}
+    others = {"tnews": "tnews11", "ocnli": "ocnli_50k", "wsc": "cluewsc11"}
+    assert files == {task: f"{others.get(task, task)}_predict.json" for task in CLUE_TASKS}
+    path = tmp_path / files["tnews"]
+    examples = two("tnews", ("0", "a7"), ("100", "101"))
+    write_server_file(path, "tnews", examples, np.array([1, 0]))
+    assert path.read_text() == '{"id": 0, "label": "101"}\n{"id": "a7", "label": "100"}\n'

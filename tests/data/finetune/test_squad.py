@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import squad, squad_windows
+from bert_cli.data.finetune.metrics import normalize
 from bert_cli.data.finetune.squad import Answer, Question, Questions, read_squad
-from bert_cli.data.finetune.squad_score import normalize
 from bert_cli.data.finetune.squad_windows import arrays_of_windows, make_windows, windows_of
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ def file_of(*rows, context="The cat sat."):
     return {"data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(rows)}]}]}
 
 
-def asked(context, *, answer=None, question="who?", name="a"):
+def question_about(context, *, answer=None, question="who?", name="a"):
     """A question about a context; the answer is its characters."""
     answers = () if answer is None else (Answer(context[slice(*answer)], answer[0]),)
     return Question(name, question, context, answers, False)
@@ -82,15 +82,15 @@ def windows_for(questions, tokenizer, *, training=True, **sizes):
 
 
 def test_a_question_is_read_with_its_answers(write):
-    found = read_squad(write(file_of(row())), version_2=False, training=True)
-    assert found.questions == (Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False),)
-    assert found.remarks == ()
+    result = read_squad(write(file_of(row())), version_2=False, training=True)
+    assert result.questions == (Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False),)
+    assert result.remarks == ()
 
 
 def test_impossible_questions_need_version_2(write):
     path = write(file_of(row(), row("b", is_impossible=True) | {"answers": []}))
-    found = read_squad(path, version_2=True, training=True)
-    assert [question.is_impossible for question in found.questions] == [False, True]
+    result = read_squad(path, version_2=True, training=True)
+    assert [question.is_impossible for question in result.questions] == [False, True]
     with pytest.raises(DataError, match=r"question 2 'b'\).*give --version-2"):
         read_squad(path, version_2=False, training=False)
 
@@ -98,73 +98,70 @@ def test_impossible_questions_need_version_2(write):
 def test_test_files_without_answers_are_read_but_not_trained_on(write):
     bare = {"id": "a", "question": "Who?"}
     path = write(file_of(bare, row("b") | {"answers": []}))
-    found = read_squad(path, version_2=False, training=False)
-    assert len(found) == 2 and not found.can_be_scored
+    result = read_squad(path, version_2=False, training=False)
+    assert len(result) == 2 and not result.can_be_scored
     with pytest.raises(DataError, match=r"question 1 'a'\): has no answers"):
         read_squad(path, version_2=False, training=True)
 
 
-def test_a_misplaced_answer_leaves_training_and_is_told(write):
+def test_a_misplaced_answer_is_left_out_of_training_and_reported(write):
     both = row("b")
     both["answers"].append({"text": "sat", "answer_start": 7})
     path = write(file_of(row("a", start=5), both, row("c", start=-8), row("d", text=" ", start=3)))
-    found = read_squad(path, version_2=False, training=True)
-    assert [(question.id, question.answers) for question in found.questions] == [
+    result = read_squad(path, version_2=False, training=True)
+    assert [(question.id, question.answers) for question in result.questions] == [
         ("b", (Answer("cat", 4),))
     ]
-    assert [str(remark) for remark in found.remarks] == [
+    assert list(result.remarks) == [
         f"4 {squad.MISPLACED} (a, b, c, ...)",
         f"3 {squad.UNUSABLE} (a, c, d)",
     ]
 
 
-def test_a_misplaced_answer_stays_where_only_its_text_is_scored(write):
+def test_a_misplaced_answer_is_included_where_only_its_text_is_scored(write):
     path = write(file_of(row("a", start=5)))
-    found = read_squad(path, version_2=False, training=False)
-    assert found.questions[0].answers == (Answer("cat", 5),)
-    assert [remark.what for remark in found.remarks] == [squad.MISPLACED_KEPT]
+    result = read_squad(path, version_2=False, training=False)
+    assert result.questions[0].answers == (Answer("cat", 5),)
+    assert result.remarks == (f"1 {squad.MISPLACED_KEPT} (a)",)
 
 
 def test_a_file_with_nothing_to_train_on_is_refused(write):
-    with pytest.raises(DataError, match=r"nothing is left to train on.*1 answers whose text"):
+    with pytest.raises(DataError, match=r"nothing to train on.*1 answers whose text"):
         read_squad(write(file_of(row(start=5))), version_2=False, training=True)
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
+def test_bad_files_are_refused_with_the_place_in_the_file(write):
+    for content, message in (
         ("", r"squad\.json: is empty"),
-        ('{"data":\n [}', r"squad\.json \(line 2, column 3\): is no JSON"),
+        ('{"data":\n [}', r"squad\.json \(line 2, column 3\): is not JSON"),
         ("[]", r"squad\.json: has no 'data'"),
         ({"version": "1.1"}, r"squad\.json: has no 'data'"),
-        ({"data": {}}, r"squad\.json: its 'data' is no list"),
-        ({"data": []}, "nothing is left to train on: holds no questions"),
-        ({"data": ["x"]}, r"squad\.json: article 1 is no JSON object"),
+        ({"data": {}}, r"squad\.json: 'data' is not a list"),
+        ({"data": []}, "nothing to train on: the file contains no questions"),
+        ({"data": ["x"]}, r"squad\.json: article 1 is not a JSON object"),
         ({"data": [{"title": "Cats"}]}, r"\(article 1 'Cats'\): has no 'paragraphs'"),
         ({"data": [{"paragraphs": [{"context": "x"}]}]}, r"\(article 1, paragraph 1\): has no 'qas'"),
         ({"data": [{"paragraphs": [{"qas": [row()]}]}]}, r"question 1 'a'\): has no 'context'"),
-        (file_of(row(), context=" \n"), r"question 1 'a'\): its context is empty"),
-        (file_of(row() | {"id": 3}), r"paragraph 1, question 1\): its 'id' is no string"),
+        (file_of(row(), context=" \n"), r"question 1 'a'\): the context is empty"),
+        (file_of(row() | {"id": 3}), r"paragraph 1, question 1\): 'id' is not a string"),
         (file_of({"id": "a", "answers": []}), r"question 1 'a'\): has no 'question'"),
         (file_of(row(), row()), r"question 2 'a'\): this id comes twice"),
-        (file_of(row() | {"answers": [{"text": "cat"}]}), "has no whole number as 'answer_start'"),
+        (file_of(row() | {"answers": [{"text": "cat"}]}), "has no integer 'answer_start'"),
         (file_of(row() | {"answers": [{"answer_start": 4}]}), "has no 'text'"),
-        (file_of(row() | {"answers": "cat"}), "its 'answers' is no list"),
+        (file_of(row() | {"answers": "cat"}), "'answers' is not a list"),
         (file_of(row(is_impossible=True)), "marked impossible and has answers"),
         (file_of(row(is_impossible="no")), "'is_impossible' is neither true nor false"),
-        (file_of(row() | {"question": "\ud83d"}), "'question' holds half a surrogate pair"),
-    ],
-)  # fmt: skip
-def test_bad_files_are_refused_with_the_place(write, content, told):
-    with pytest.raises(DataError, match=told):
-        read_squad(write(content), version_2=True, training=True)
+        (file_of(row() | {"question": "\ud83d"}), "'question' has half a surrogate pair"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            read_squad(write(content), version_2=True, training=True)
 
 
 # --- windows
 
 
-def test_a_window_is_question_and_context_with_their_segments_and_places(tokenizer):
-    made = windows_for([asked("The walking, cafe", answer=(4, 11))], tokenizer)
+def test_a_window_is_question_and_context_with_their_segments_and_offsets(tokenizer):
+    made = windows_for([question_about("The walking, cafe", answer=(4, 11))], tokenizer)
     pieces = [tokenizer.pieces[number] for number in made.features.tokens]
     assert pieces == [
         "[CLS]", "w", "##h", "##o", "?", "[SEP]", "the", "walk", "##ing", ",", "cafe", "[SEP]"
@@ -180,40 +177,42 @@ def test_a_window_is_question_and_context_with_their_segments_and_places(tokeniz
 def test_the_stride_is_from_a_windows_start_to_the_next_ones(tokenizer):
     # 20 pieces; room 24 - 3 - 4 of the question = 17: windows at 0 and 5
     context = " ".join("abcdefghijklmnopqrst")
-    made = windows_for([asked(context)], tokenizer, training=False)
+    made = windows_for([question_about(context)], tokenizer, training=False)
     assert made.features.lengths.tolist() == [24, 22]
     first = [made.offsets[start + 6, 0] // 2 for start in made.features.starts]
     assert first == [0, 5]
     # exactly full: one window
-    assert len(windows_for([asked(context[:33])], tokenizer, training=False).question) == 1
+    assert len(windows_for([question_about(context[:33])], tokenizer, training=False).question) == 1
 
 
-def test_a_long_question_is_cut_and_told(tokenizer):
-    made = windows_for([asked("the cafe", question="the " * 9)], tokenizer, training=False)
+def test_a_long_question_is_cut_and_reported(tokenizer):
+    made = windows_for([question_about("the cafe", question="the " * 9)], tokenizer, training=False)
     assert made.features.lengths.tolist() == [3 + 8 + 2]
-    assert [str(remark) for remark in made.remarks] == [f"1 {squad_windows.CUT_QUESTIONS} (a)"]
-    assert windows_for([asked("the", question="the " * 8)], tokenizer, training=False).remarks == ()
+    assert list(made.remarks) == [f"1 {squad_windows.CUT_QUESTIONS} (a)"]
+    assert (
+        windows_for([question_about("the", question="the " * 8)], tokenizer, training=False).remarks
+        == ()
+    )
 
 
-@pytest.mark.parametrize(
-    ("answer", "labels"),
-    [
-        # 20 pieces of one character, windows 0..16 and 5..19; places 6.. in a window
+def test_answers_at_the_edges_of_windows(tokenizer):
+    for answer, labels in (
+        # 20 pieces of one character, windows 0..16 and 5..19; positions 6.. in a window
         ((0, 1), [(6, 6), (0, 0)]),
         ((32, 33), [(22, 22), (17, 17)]),  # the last of the first window
-        ((34, 35), [(0, 0), (18, 18)]),  # the one behind it
+        ((34, 35), [(0, 0), (18, 18)]),  # the one after it
         ((32, 35), [(0, 0), (17, 18)]),  # over its edge
         ((10, 11), [(11, 11), (6, 6)]),  # the first of the second window
         ((8, 11), [(10, 11), (0, 0)]),  # over its edge
         ((38, 39), [(0, 0), (20, 20)]),  # the very last
-    ],
-)
-def test_answers_at_the_edges_of_windows(tokenizer, answer, labels):
-    made = windows_for([asked(" ".join("abcdefghijklmnopqrst"), answer=answer)], tokenizer)
-    found = made.features.labels
-    starts, ends = found["start_positions"].tolist(), found["end_positions"].tolist()
-    assert list(zip(starts, ends, strict=True)) == labels
-    assert found["start_positions"].dtype == found["end_positions"].dtype == np.int32
+    ):
+        made = windows_for(
+            [question_about(" ".join("abcdefghijklmnopqrst"), answer=answer)], tokenizer
+        )
+        result = made.features.labels
+        starts, ends = result["start_positions"].tolist(), result["end_positions"].tolist()
+        assert list(zip(starts, ends, strict=True)) == labels
+        assert result["start_positions"].dtype == result["end_positions"].dtype == np.int32
 
 
 def test_an_impossible_question_is_labelled_with_its_cls(tokenizer):
@@ -223,45 +222,51 @@ def test_an_impossible_question_is_labelled_with_its_cls(tokenizer):
     assert made.features.labels["end_positions"].tolist() == [0]
 
 
-def test_an_answer_inside_a_piece_takes_the_whole_piece(tokenizer):
-    made = windows_for([asked("the walking cafe", answer=(6, 9))], tokenizer)
+def test_an_answer_inside_a_piece_takes_the_complete_piece(tokenizer):
+    made = windows_for([question_about("the walking cafe", answer=(6, 9))], tokenizer)
     # "lki": of walk and ##ing
     assert made.features.labels["start_positions"].tolist() == [7]
     assert made.features.labels["end_positions"].tolist() == [8]
 
 
-def test_an_answer_without_pieces_leaves_training_and_is_told(tokenizer):
-    rows = [asked("the \u0007 cafe", answer=(4, 5)), asked("the cafe", answer=(0, 3), name="b")]
+def test_an_answer_without_pieces_is_left_out_of_training_and_reported(tokenizer):
+    rows = [
+        question_about("the \u0007 cafe", answer=(4, 5)),
+        question_about("the cafe", answer=(0, 3), name="b"),
+    ]
     made = windows_for(rows, tokenizer)
     assert made.question.tolist() == [1]
-    assert [str(remark) for remark in made.remarks] == [f"1 {squad_windows.NO_PIECES} (a)"]
+    assert list(made.remarks) == [f"1 {squad_windows.NO_PIECES} (a)"]
 
 
 def test_a_context_without_pieces_still_makes_a_window(tokenizer):
-    made = windows_for([asked("\u0007")], tokenizer, training=False)
+    made = windows_for([question_about("\u0007")], tokenizer, training=False)
     assert made.features.lengths.tolist() == [7]
     assert not made.best_context.any()
 
 
 def test_settings_that_leave_no_room_are_refused(tokenizer):
     with pytest.raises(ConfigError, match=r"24 leaves 13 .* raise it to 25"):
-        windows_for([asked("the")], tokenizer, doc_stride=14)
-    assert len(windows_for([asked("the")], tokenizer, training=False, doc_stride=13).question) == 1
+        windows_for([question_about("the")], tokenizer, doc_stride=14)
+    assert (
+        len(windows_for([question_about("the")], tokenizer, training=False, doc_stride=13).question)
+        == 1
+    )
     with pytest.raises(ConfigError, match="leaves 0 tokens"):
-        windows_for([asked("the")], tokenizer, max_query_length=64)
+        windows_for([question_about("the")], tokenizer, max_query_length=64)
     with pytest.raises(ConfigError, match=r"doc_stride \(0\)"):
-        windows_for([asked("the")], tokenizer, doc_stride=0)
+        windows_for([question_about("the")], tokenizer, doc_stride=0)
     with pytest.raises(ValueError, match="training=True"):
-        windows_for([asked("the")], tokenizer, training=True)
+        windows_for([question_about("the")], tokenizer, training=True)
 
 
 def test_windows_come_back_from_their_arrays(tokenizer, tmp_path):
-    made = windows_for([asked("the cafe " * 9, answer=(4, 8), question="x " * 9)], tokenizer)
+    made = windows_for(
+        [question_about("the cafe " * 9, answer=(4, 8), question="x " * 9)], tokenizer
+    )
     np.savez(tmp_path / "cache.npz", **arrays_of_windows(made))
     with np.load(tmp_path / "cache.npz") as arrays:
         again = windows_of(dict(arrays))
-    with pytest.raises(DataError, match=r"cached windows \(count\): Field required.*cache_dir"):
-        windows_of({**arrays_of_windows(made), "remarks": np.array(['{"what": "cut"}'])})
     assert made.features.fingerprint == again.features.fingerprint
     assert made.remarks == again.remarks != ()
     for name in ("question", "offsets", "best_context"):
@@ -281,7 +286,9 @@ def random_questions(seed, count):
         first = source.randrange(len(context))
         last = min(len(context), first + source.randint(1, 12))
         question = " ".join(source.choices(WORDS, k=source.randint(0, 6)))
-        rows.append(asked(context, answer=(first, last), question=question, name=str(number)))
+        rows.append(
+            question_about(context, answer=(first, last), question=question, name=str(number))
+        )
     return rows
 
 
@@ -330,7 +337,7 @@ def test_windows_are_those_of_a_plain_loop(tokenizer, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_labelled_places_hold_the_answer_and_no_more_than_the_pieces_it_touches(tokenizer, seed):
+def test_labelled_positions_contain_the_answer_and_only_the_pieces_it_touches(tokenizer, seed):
     rows = random_questions(100 + seed, 60)
     made = windows_for(rows, tokenizer)
     labels, labelled = made.features.labels, 0
@@ -369,13 +376,13 @@ def real(shared_data, tmp_path_factory):
     return questions, made
 
 
-def test_the_development_set_is_read_whole(real):
+def test_the_development_set_is_read_completely(real):
     questions, made = real
     assert len(questions) == 10_570 and questions.remarks == () and made.remarks == ()
     assert set(made.question.tolist()) == set(range(10_570))
 
 
-def test_every_real_answer_is_recovered_from_its_label_but_those_cut_inside_a_word(real):
+def test_every_real_answer_is_recovered_from_its_label_except_those_that_end_inside_a_word(real):
     questions, made = real
     labels, starts = made.features.labels, made.features.starts
     seen, differ = set(), 0
@@ -390,14 +397,14 @@ def test_every_real_answer_is_recovered_from_its_label_but_those_cut_inside_a_wo
             differ += 1
             # It starts or ends within a word: "Japan" of "Japanese".
             end = answer.start + len(answer.text)
-            beside = one.context[answer.start - 1 : answer.start] + one.context[end : end + 1]
+            around = one.context[answer.start - 1 : answer.start] + one.context[end : end + 1]
             assert answer.text in one.context[first:last]
-            assert any(unicodedata.category(character)[0] not in "ZP" for character in beside)
-    assert len(seen) == 10_570  # each has a window that holds it whole
+            assert any(unicodedata.category(character)[0] not in "ZP" for character in around)
+    assert len(seen) == 10_570  # each has a window that contains it completely
     assert differ / len(labelled) < 0.007  # 67 of 10,660
 
 
-def test_long_real_contexts_are_covered_wholly_and_each_piece_is_best_once(real):
+def test_long_real_contexts_are_covered_completely_and_each_piece_is_best_once(real):
     questions, made = real
     inside = made.offsets[:, 0] >= 0
     of = np.repeat(made.question, made.features.lengths)

@@ -1,4 +1,4 @@
-"""Answers from logits: against a plain loop, by hand, and perfect logits on real data."""
+"""Answers from logits: known answers, a plain loop, and perfect logits on real data."""
 
 import itertools
 import math
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.finetune.squad import Answer, Question, Questions, read_squad
+from bert_cli.data.finetune.metrics import squad_scores
+from bert_cli.data.finetune.squad import Answer, Question, Questions, gold_of, read_gold, read_squad
 from bert_cli.data.finetune.squad_answers import answers, best_null_threshold, with_null_threshold
-from bert_cli.data.finetune.squad_score import gold_of, score
 from bert_cli.data.finetune.squad_windows import Windows, make_windows
 from bert_cli.data.records.tokenizer import read_tokenizer
 
@@ -42,16 +42,16 @@ def answer_all(rows, windows, start, end, **settings):
     return answers(Questions(tuple(rows)), windows, start, end, **(DEFAULTS | settings))
 
 
-def test_the_best_run_wins_and_its_text_is_the_contexts_own():
+def test_the_best_span_is_the_answer_with_the_text_of_the_context():
     made = windows_over((0, range(4), range(4)))
-    # places: CLS ? SEP a b c d SEP
+    # positions: CLS ? SEP a b c d SEP
     start = [9, 9, 9, 0, 3, 0, 0, 9]
     end = [9, 9, 9, 8, 0, 0, 2, 9]
-    found = answer_all([question(context="a😀c.")], made, start, end)
+    result = answer_all([question(context="a😀c.")], made, start, end)
     # "a" scores 0 + 8, "😀c." 3 + 2; [CLS], the question and [SEP] are no answers
-    assert found.predictions == {"a": "a"}
-    assert [entry["text"] for entry in found.nbest["a"]][:2] == ["a", "😀c."]
-    assert found.null_odds == {}
+    assert result.predictions == {"a": "a"}
+    assert [entry["text"] for entry in result.nbest["a"]][:2] == ["a", "😀c."]
+    assert result.null_odds == {}
 
 
 def test_an_answer_is_no_longer_than_allowed_and_does_not_end_before_it_starts():
@@ -64,48 +64,48 @@ def test_an_answer_is_no_longer_than_allowed_and_does_not_end_before_it_starts()
     assert answer_all([question()], made, start, end).predictions == {"a": "d"}  # 5 + 0, not 5 + 4
 
 
-def test_a_place_starts_an_answer_only_in_its_best_window():
+def test_an_answer_starts_at_a_position_only_in_its_best_window():
     made = windows_over((0, range(3), [0, 1]), (0, range(1, 5), [2, 3, 4]))
     both = [*(0, 0, 0, 0, 0, 9, 0), *(0, 0, 0, 7, 1, 0, 0, 0)]
     # "c" scores 18 in the first window and "b" 14 in the second, where they are not best
-    found = answer_all([question()], made, both, both)
+    result = answer_all([question()], made, both, both)
     # "abc" and "bc" score 0 + 9 in the first window, of which the first is taken
-    assert found.predictions == {"a": "abc"}
+    assert result.predictions == {"a": "abc"}
     logits = {
-        entry["text"]: (entry["start_logit"], entry["end_logit"]) for entry in found.nbest["a"]
+        entry["text"]: (entry["start_logit"], entry["end_logit"]) for entry in result.nbest["a"]
     }
     assert logits["c"] == (1.0, 1.0) and logits["b"] == (0.0, 0.0)
 
 
-def test_of_equal_texts_the_best_is_kept_and_n_best_is_of_different_ones():
+def test_n_best_has_different_texts_and_of_equal_ones_the_best():
     made = windows_over((0, range(6), range(6)))
     start, end = [0, 0, 0, 3, 0, 4, 0, 2, 0, 0], [0, 0, 0, 3, 0, 4, 0, 2, 0, 0]
-    found = answer_all(
+    result = answer_all(
         [question(context="x-x-y-")], made, start, end, n_best=2, max_answer_length=1
     )
-    assert [(entry["text"], entry["start_logit"]) for entry in found.nbest["a"]] == [
+    assert [(entry["text"], entry["start_logit"]) for entry in result.nbest["a"]] == [
         ("x", 4.0), ("y", 2.0)
     ]  # fmt: skip
     # exp(8) and exp(4): 1 / (1 + exp(-4))
-    assert found.nbest["a"][0]["probability"] == pytest.approx(1 / (1 + math.exp(-4)), abs=1e-12)
-    assert sum(entry["probability"] for entry in found.nbest["a"]) == pytest.approx(1.0)
+    assert result.nbest["a"][0]["probability"] == pytest.approx(1 / (1 + math.exp(-4)), abs=1e-12)
+    assert sum(entry["probability"] for entry in result.nbest["a"]) == pytest.approx(1.0)
 
 
-def test_one_answer_is_found_even_where_the_best_end_is_before_the_best_start():
+def test_there_is_an_answer_even_where_the_best_end_precedes_the_best_start():
     made = windows_over((0, range(3), range(3)))
     start, end = [0, 0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, -1, 0]
-    found = answer_all([question()], made, start, end, n_best=1)
-    assert found.predictions == {"a": "a"}  # 0 + 9; "c" 9 - 1
-    assert len(found.nbest["a"]) == 1
+    result = answer_all([question()], made, start, end, n_best=1)
+    assert result.predictions == {"a": "a"}  # 0 + 9; "c" 9 - 1
+    assert len(result.nbest["a"]) == 1
 
 
-def test_a_context_without_pieces_is_answered_with_nothing():
+def test_a_context_without_pieces_has_an_empty_answer():
     made = windows_over((0, [], []), (1, [0], [0]))
     rows = [question(), question("b")]
     logits = [0.0] * 4 + [0.0] * 5
-    found = answer_all(rows, made, logits, logits)
-    assert found.predictions == {"a": "", "b": "a"}
-    assert found.nbest["a"] == [
+    result = answer_all(rows, made, logits, logits)
+    assert result.predictions == {"a": "", "b": "a"}
+    assert result.nbest["a"] == [
         {"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}
     ]
     assert answer_all(rows, made, logits, logits, version_2=True).predictions == {"a": "", "b": "a"}
@@ -117,10 +117,12 @@ def test_no_answer_is_given_when_it_is_better_by_more_than_the_threshold():
     start = [*(3, 0, 0, 1, 0), *(2, 0, 0, 2, 0)]
     end = [*(3, 0, 0, 1, 0), *(2, 0, 0, 1, 0)]
     for threshold, text in ((None, "b"), (0.5, ""), (0.999, ""), (1.0, "b"), (2.0, "b")):
-        found = answer_all([question()], made, start, end, version_2=True, null_threshold=threshold)
-        assert found.null_odds == {"a": 1.0}
-        assert found.predictions == {"a": text}
-    texts = [(entry["text"], entry["start_logit"]) for entry in found.nbest["a"]]
+        result = answer_all(
+            [question()], made, start, end, version_2=True, null_threshold=threshold
+        )
+        assert result.null_odds == {"a": 1.0}
+        assert result.predictions == {"a": text}
+    texts = [(entry["text"], entry["start_logit"]) for entry in result.nbest["a"]]
     assert texts == [("", 2.0), ("b", 2.0), ("a", 1.0)]
 
 
@@ -144,22 +146,22 @@ def test_answers_are_those_of_a_plain_loop(seed):
     made = windows_over(*parts)
     start, end = source.normal(size=(2, len(made.offsets))).astype(np.float32)
     longest = int(source.integers(1, 8))
-    found = answer_all(rows, made, start, end, n_best=5, max_answer_length=longest, version_2=True)
+    result = answer_all(rows, made, start, end, n_best=5, max_answer_length=longest, version_2=True)
     for number, row in enumerate(rows):
         scores, nulls = {}, []
         for window in np.flatnonzero(made.question == number):
-            places = range(made.features.starts[window], made.features.ends[window])
-            nulls.append(float(start[places[0]]) + float(end[places[0]]))
-            for first, last in itertools.product(places, places):
+            positions = range(made.features.starts[window], made.features.ends[window])
+            nulls.append(float(start[positions[0]]) + float(end[positions[0]]))
+            for first, last in itertools.product(positions, positions):
                 if 0 <= last - first < longest and min(made.offsets[[first, last], 0]) >= 0:
                     text = row.context[made.offsets[first, 0] : made.offsets[last, 1]]
                     total = float(start[first]) + float(end[last])
                     scores[text] = max(total, scores.get(text, -math.inf))
         ranked = sorted(scores, key=scores.get, reverse=True)
-        entries = [entry for entry in found.nbest[row.id] if entry["text"]]
+        entries = [entry for entry in result.nbest[row.id] if entry["text"]]
         assert [entry["text"] for entry in entries] == ranked[:5]
-        assert found.predictions[row.id] == ranked[0]
-        assert found.null_odds[row.id] == pytest.approx(min(nulls) - scores[ranked[0]], abs=1e-12)
+        assert result.predictions[row.id] == ranked[0]
+        assert result.null_odds[row.id] == pytest.approx(min(nulls) - scores[ranked[0]], abs=1e-12)
 
 
 # --- the threshold
@@ -176,30 +178,30 @@ def development():
     return Questions(tuple(rows)), {"a": "red", "b": "x", "c": "blue", "d": "y"}
 
 
-def test_the_threshold_that_scores_best_is_chosen_by_hand():
+def test_the_threshold_that_scores_best_is_chosen():
     questions, given = development()
-    # kept from below: none 2 of 4 right, a 3, a c 4, a c b 3, all 2
+    # answered from below: none 2 of 4 right, a 3, a c 4, a c b 3, all 2
     odds = {"a": -3.0, "c": -1.0, "b": 0.5, "d": 2.0}
     best = best_null_threshold(odds, given, questions)
     assert (best.f1, best.f1_threshold) == (100.0, -1.0)
     assert (best.exact_match, best.exact_threshold) == (100.0, -1.0)
     chosen = with_null_threshold(given, odds, best.f1_threshold)
     assert chosen == {"a": "red", "c": "blue", "b": "", "d": ""}
-    assert score(gold_of(questions), chosen)["f1"] == 100.0
+    assert squad_scores(gold_of(questions), chosen)["f1"] == 100.0
 
 
 def test_a_threshold_below_all_odds_empties_every_answer_even_where_odds_are_negative():
     questions, given = development()
-    # kept from below: none 2, b 1, b d 0, b d a 1, all 2: the first of the best is none
+    # answered from below: none 2, b 1, b d 0, b d a 1, all 2: the first of the best is none
     odds = {"b": -9.0, "d": -8.0, "a": -3.0, "c": -1.0}
     best = best_null_threshold(odds, given, questions)
     assert best.f1 == 50.0 and best.f1_threshold < -9.0
     assert set(with_null_threshold(given, odds, best.f1_threshold).values()) == {""}
 
 
-def test_questions_of_equal_odds_turn_together():
+def test_questions_of_equal_odds_change_together():
     questions, given = development()
-    # kept: none 2, all but c 1 (a, b, d together), all 2
+    # answered: none 2, all but c 1 (a, b, d together), all 2
     odds = {"a": 0.0, "b": 0.0, "d": 0.0, "c": 1.0}
     best = best_null_threshold(odds, given, questions)
     assert best.f1 == 50.0 and best.f1_threshold < 0.0
@@ -221,15 +223,17 @@ def test_no_other_threshold_scores_better(seed):
     questions = Questions(tuple(rows))
     gold = gold_of(questions)
     best = best_null_threshold(odds, given, questions)
-    for figure, threshold, mine in (
+    for metric, threshold, mine in (
         ("f1", best.f1_threshold, best.f1),
         ("exact", best.exact_threshold, best.exact_match),
     ):
-        assert score(gold, with_null_threshold(given, odds, threshold))[figure] == (
+        assert squad_scores(gold, with_null_threshold(given, odds, threshold))[metric] == (
             pytest.approx(mine, abs=1e-9)
         )
         tried = [-100.0, *(float(value) + 0.5 for value in range(-8, 8))]
-        scores = [score(gold, with_null_threshold(given, odds, value))[figure] for value in tried]
+        scores = [
+            squad_scores(gold, with_null_threshold(given, odds, value))[metric] for value in tried
+        ]
         assert max(scores) == pytest.approx(mine, abs=1e-9)
 
 
@@ -249,12 +253,12 @@ def test_perfect_logits_on_real_data_score_almost_100(shared_data, tmp_path):
     assert len(made.question) > 1.3 * len(questions)
     logits = np.zeros((2, len(made.offsets)), np.float32)
     for row, name in enumerate(("start_positions", "end_positions")):
-        places = made.features.labels[name]
-        logits[row, (made.features.starts + places)[places > 0]] = 10.0
+        positions = made.features.labels[name]
+        logits[row, (made.features.starts + positions)[positions > 0]] = 10.0
     # A little noise breaks ties: of a thousand equal runs any would do.
     logits += np.random.default_rng(0).normal(scale=0.01, size=logits.shape).astype(np.float32)
-    found = answers(questions, made, logits[0], logits[1], **DEFAULTS)
-    told = score(path, found.predictions)
+    result = answers(questions, made, logits[0], logits[1], **DEFAULTS)
+    scores = squad_scores(read_gold(path), result.predictions)
     # What is missing are answers cut inside a word, and those longer than 30 pieces.
-    assert told["f1"] > 99.0 and told["exact_match"] > 98.8
-    assert set(map(len, found.nbest.values())) == {20}
+    assert scores["f1"] > 99.0 and scores["exact_match"] > 98.8
+    assert set(map(len, result.nbest.values())) == {20}

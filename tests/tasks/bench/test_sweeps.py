@@ -1,15 +1,14 @@
-"""The sweeps that are shipped: command lines that the tool takes, and metrics that its runs log."""
+"""The shipped sweeps: command lines of the tool, and metrics that its runs log."""
 
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.bert import run_bert
 from support.tiny_models import PIECES, write_model, write_questions
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
@@ -44,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def choices(about: dict[str, Any]) -> list[Any]:
-    """Values that a parameter may get: all of them, or the ends of a range."""
+    """Return the values of a parameter: all of them, or the ends of a range."""
     if "values" in about:
         return about["values"]
     assert about["distribution"] in CONTINUOUS and 0 < about["min"] < about["max"]
@@ -52,11 +51,13 @@ def choices(about: dict[str, Any]) -> list[Any]:
 
 
 def words_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
-    """The command line that wandb's agent starts, made by its own functions."""
-    told = create_sweep_command_args({"args": {name: {"value": v} for name, v in chosen.items()}})
+    """Return the command line that wandb's agent starts, made by its own functions."""
+    arguments = create_sweep_command_args(
+        {"args": {name: {"value": v} for name, v in chosen.items()}}
+    )
     words: list[str] = []
     for word in create_sweep_command(list(sweep["command"])):
-        words += told[word[2:-1]] if word.startswith("${") else [word]
+        words += arguments[word[2:-1]] if word.startswith("${") else [word]
     return words
 
 
@@ -77,7 +78,7 @@ def test_every_choice_of_a_sweep_is_a_command_line_with_that_choice(path):
     sweep = read(path)
     assert set(sweep) <= KEYS and path.stem == f"{sweep['command'][1]}_{sweep['method']}"
     assert sweep["metric"]["goal"] in ("minimize", "maximize")
-    assert sweep["method"] == "grid" or sweep["run_cap"] > 1  # these have no end of their own
+    assert sweep["method"] == "grid" or sweep["run_cap"] > 1  # these do not end otherwise
     if sweep["method"] == "grid":
         assert all("values" in about for about in sweep["parameters"].values())
     assert f"configs/sweeps/{path.name}" in path.read_text()
@@ -88,14 +89,14 @@ def test_every_choice_of_a_sweep_is_a_command_line_with_that_choice(path):
         program, command, *words = words_of(sweep, chosen)
         assert program == sweep["program"] == "bert" and command in COMMANDS
         settings, loaded = load(KINDS[command], words, f"bert {command}")
-        found = dict(leaves(settings.model_dump(mode="json")))
+        values_of = dict(leaves(settings.model_dump(mode="json")))
         for name, value in chosen.items():
-            assert found[name.replace("-", "_")] == value
+            assert values_of[name.replace("-", "_")] == value
         assert settings.wandb.enabled and settings.save_ckpt_path == Path("runs/sweep/run1d")
         assert loaded.no_effect == {}
 
 
-def test_a_name_that_is_no_setting_would_be_found():
+def test_a_name_that_is_not_a_setting_is_refused():
     sweep = read(SWEEPS[0])
     words = words_of(sweep, {"global-batch.accumulation": 3})
     with pytest.raises(bert_cli.errors.ConfigError, match="accumulation"):
@@ -103,24 +104,15 @@ def test_a_name_that_is_no_setting_would_be_found():
 
 
 def logged(sweep: dict[str, Any], folder: Path, flags: dict[str, Any], *more: str) -> set[str]:
-    """The names that a run of a sweep logs, started as the agent starts it."""
+    """Return the names that a run of a sweep logs, started as the agent starts it."""
     chosen = {name: choices(about)[0] for name, about in sweep["parameters"].items()}
     chosen["global-batch.grad-acc-steps-per-replica"] = 1
     words = [word for word in words_of(sweep, chosen)[1:] if word != "--parallel.layout=auto"]
     flags = {**flags, "save-ckpt-path": folder / "$WANDB_RUN_ID"}
     words = [word for word in words if word.partition("=")[0][2:] not in flags]
     words += [f"--{name}={value}" for name, value in flags.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "bert_cli", *words, *more],
-        env={
-            **os.environ,
-            "WANDB_MODE": "offline",
-            "WANDB_RUN_ID": "s4mple1d",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-    )
+    names = {"WANDB_MODE": "offline", "WANDB_RUN_ID": "s4mple1d"}
+    done = run_bert(*words, *more, env={**os.environ, **names})
     assert done.returncode == 0, done.stderr
     assert (folder / "s4mple1d" / "wandb_id").read_text() == "s4mple1d"
     lines = (folder / "s4mple1d" / "metrics.jsonl").read_text().splitlines()
@@ -138,7 +130,7 @@ def test_the_metric_of_the_sweeps_of_squad_is_one_that_a_run_logs(tmp_path):
     model = write_model(tmp_path / "model")
     write_questions(tmp_path / "train-v1.1.json", 8, 1)
     write_questions(tmp_path / "dev-v1.1.json", 4, 2)
-    places = {
+    files = {
         "pretrained-ckpt-path": model,
         "dataset-dir": tmp_path,
         "cache-dir": tmp_path / "cache",
@@ -147,7 +139,7 @@ def test_the_metric_of_the_sweeps_of_squad_is_one_that_a_run_logs(tmp_path):
              "bert-config.intermediate-size": 64, "bert-config.max-position-embeddings": 64,
              "bert-config.vocab-size": len(PIECES)}  # fmt: skip
     sweep = read(ROOT / "configs" / "sweeps" / "squad_bayes.yaml")
-    assert metric_of("squad") in logged(sweep, tmp_path / "runs", {**TINY_SQUAD, **places, **shape})
+    assert metric_of("squad") in logged(sweep, tmp_path / "runs", {**TINY_SQUAD, **files, **shape})
 
 
 def test_the_metric_of_the_sweeps_of_pre_training_is_one_that_a_run_logs(tmp_path):

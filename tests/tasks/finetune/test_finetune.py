@@ -1,25 +1,25 @@
-"""The walk that all tasks share: train, score, keep the best, continue, several seeds, any layout."""
+"""Fine-tuning, the same for all tasks: train, score, keep the best, continue, several seeds, any layout."""
 
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from support.bert import run_bert, start_bert
 from support.tiny_models import PIECES, write_as_google_did, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
-from bert_cli.tasks.finetune import evaluation
+from bert_cli.tasks.finetune import evaluation, task
 from bert_cli.tasks.finetune.evaluation import Scorer
-from bert_cli.tasks.finetune.task import Task
-from bert_cli.tasks.run.start import find_tokenizer
+from bert_cli.tasks.finetune.task import Result, Task
+from bert_cli.tasks.run.start import find_source, find_tokenizer
 from bert_cli.train.checkpoint import best_of
 from bert_cli.train.folder import complete_checkpoints
 
@@ -31,28 +31,27 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     """A model, reviews to train on and to score on, and a cache."""
-    place = tmp_path_factory.mktemp("finetune")
-    write_model(place / "model")
-    write_reviews(place / "train.csv", 160)
-    write_reviews(place / "dev.csv", 61, seed=1)
-    return place
+    base = tmp_path_factory.mktemp("finetune")
+    write_model(base / "model")
+    write_reviews(base / "train.csv", 160)
+    write_reviews(base / "dev.csv", 61, seed=1)
+    return base
 
 
-def arguments(place, run, *more):
-    return [
-        "classify", "--train-file", str(place / "train.csv"), "--validation-file", str(place / "dev.csv"),
-        "--pretrained-ckpt-path", str(place / "model"), "--save-ckpt-path", str(run),
-        "--cache-dir", str(place / "cache"), *FLAGS, *more,
-    ]  # fmt: skip
+def arguments(base, run, *more, start="model", validation=True):
+    files = ["--train-file", base / "train.csv", "--cache-dir", base / "cache"]
+    files += ["--validation-file", base / "dev.csv"] if validation else []
+    files += ["--pretrained-ckpt-path", base / start, "--save-ckpt-path", run]
+    return ["classify", *map(str, files), *FLAGS, *more]
 
 
 @pytest.fixture(scope="module")
-def whole(place):
+def trained(base):
     """A run that was never interrupted."""
-    run = place / "whole"
-    assert main(arguments(place, run)) == 0
+    run = base / "trained"
+    assert main(arguments(base, run)) == 0
     return run
 
 
@@ -60,189 +59,155 @@ def scores_of(run):
     return json.loads((run / "scores.json").read_text())
 
 
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def losses_of(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return np.array([json.loads(line)["loss"] for line in lines])
+    return np.array([line["loss"] for line in lines_of(run / "metrics.jsonl")])
 
 
 def predictions_of(run):
-    return [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    return lines_of(run / "predictions.jsonl")
 
 
-def test_a_model_learns_what_there_is_to_learn(whole):
-    assert scores_of(whole)["accuracy"] > 0.9
-    rows = predictions_of(whole)
-    assert len(rows) == 61
+def last_line(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+# --- training and scores
+
+
+def test_a_model_learns_and_the_best_checkpoint_is_kept(trained):
+    scores, rows = scores_of(trained), predictions_of(trained)
+    assert scores["accuracy"] > 0.9 and len(rows) == 61
     right = np.mean([row["label"] == row["predicted"] for row in rows])
-    assert right == pytest.approx(scores_of(whole)["accuracy"])
-    counts = np.array(json.loads((whole / "confusion.json").read_text())["counts"])
+    assert right == pytest.approx(scores["accuracy"])
+    counts = np.array(json.loads((trained / "confusion.json").read_text())["counts"])
     assert np.trace(counts) / counts.sum() == pytest.approx(right)
-
-
-def test_every_epoch_is_scored_and_the_best_checkpoint_is_kept(whole):
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    scored = {
-        line["step"]: line["validation_accuracy"] for line in lines if "validation_accuracy" in line
-    }
+    name = "validation_accuracy"
+    scored = {row["step"]: row[name] for row in lines_of(trained / "metrics.jsonl") if name in row}
     assert sorted(scored) == [10, 20, 30]
-    best = best_of(whole)
-    assert scored[int(best.name.removeprefix("step_"))] == max(scored.values())
-    assert scores_of(whole)["accuracy"] == max(scored.values())
+    best = scored[int(best_of(trained).name.removeprefix("step_"))]
+    assert best == scores["accuracy"] == max(scored.values())
 
 
-def test_googles_checkpoint_of_the_same_weights_gives_the_same_run(place, whole, tmp_path):
-    """TensorFlow 1's file is only another form: every loss of the run is the same number."""
-    words = arguments(place, tmp_path / "run")
-    words[words.index(str(place / "model"))] = str(
-        write_as_google_did(place / "model", tmp_path / "google")
-    )
-    assert main(words) == 0
-    np.testing.assert_array_equal(losses_of(tmp_path / "run"), losses_of(whole))
-    assert predictions_of(tmp_path / "run") == predictions_of(whole)
-
-
-def test_the_score_is_the_last_line_as_one_json_object(place, whole, capsys):
-    assert main(arguments(place, whole)) == 0
-    told = capsys.readouterr().out
-    assert "all 30 steps are done" in told
-    assert json.loads(told.splitlines()[-1]) == scores_of(whole)
-
-
-def test_a_model_is_scored_without_training(place, whole, capsys):
-    words = [
-        "classify",
-        "--validation-file",
-        str(place / "dev.csv"),
-        "--no-do-training",
-        "--max-seq-length",
-        "64",
-    ]
-    words += ["--pretrained-ckpt-path", str(whole), "--cache-dir", str(place / "cache")]
-    output = place / "only" / "scored"
-    assert main([*words, "--output-dir", str(output)]) == 0
-    told = capsys.readouterr().out
-    assert json.loads(told.splitlines()[-1]) == scores_of(whole) == scores_of(output)
-    said = [[row["predicted"] for row in predictions_of(run)] for run in (output, whole)]
-    assert said[0] == said[1]
-    assert f"scores {best_of(whole)}" in told
-    assert "confusion (columns: predicted)" in told
-
-
-def test_what_a_run_held_out_is_what_scoring_alone_holds_out(place, tmp_path, capsys):
-    words = arguments(place, tmp_path / "run", "--num-epochs", "1")
-    del words[words.index("--validation-file") : words.index("--validation-file") + 2]
-    assert main(words) == 0
-    trained = capsys.readouterr().out.splitlines()[-1]
-    assert main([*words, "--no-do-training"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == trained
-
-
-def test_a_model_without_the_tasks_head_is_not_scored(place, capsys):
-    words = [
-        "classify",
-        "--validation-file",
-        str(place / "dev.csv"),
-        "--no-do-training",
-        "--max-seq-length",
-        "64",
-    ]
-    assert main([*words, "--pretrained-ckpt-path", str(place / "model")]) == 2
-    assert "(BertForPreTraining): was not trained for this task" in capsys.readouterr().err
-
-
-def test_all_that_is_missing_is_named_at_once(capsys):
-    assert main(["ner"]) == 2
-    told = capsys.readouterr().err
-    for name in ("train_file", "validation_file", "pretrained_ckpt_path", "save_ckpt_path"):
-        assert f"{name}: is not given" in told
-
-
-def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(whole):
+def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(trained):
     import torch
     import transformers
 
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(best_of(whole)).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(best_of(whole))
+    best = best_of(trained)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(best).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(best)
     assert model.config.id2label == {0: "negative", 1: "positive"}
     # Special tokens in a text are plain characters, as in training, and the model's positions are known.
     assert not {3, 4} & {*tokenizer("good [MASK] [SEP]")["input_ids"][1:-1]}
     assert len(tokenizer("good " * 90, truncation=True)["input_ids"]) == 64
-    for row in predictions_of(whole)[:8]:
+    for row in predictions_of(trained)[:8]:
         with torch.no_grad():
             given = tokenizer(row["text"], return_tensors="pt", truncation=True)
-            share = torch.softmax(model(**given).logits, -1)[0]
-        assert model.config.id2label[int(share.argmax())] == row["predicted"]
-        assert float(share.max()) == pytest.approx(row["probability"], abs=1e-5)
+            probabilities = torch.softmax(model(**given).logits, -1)[0]
+        assert model.config.id2label[int(probabilities.argmax())] == row["predicted"]
+        assert float(probabilities.max()) == pytest.approx(row["probability"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("said", "length"), [(24, 24), (10**30, 64), ("24", "model_max_length")])
-def test_without_a_length_it_is_the_tokenizers_as_far_as_the_model_reads(
-    place, tmp_path, capsys, said, length
+def test_the_same_command_prints_the_scores_again_with_features_from_the_cache(
+    base, trained, capsys, monkeypatch
 ):
-    model = shutil.copytree(place / "model", tmp_path / "model")
-    described = json.loads((model / "tokenizer_config.json").read_text())
-    described["model_max_length"] = said
-    (model / "tokenizer_config.json").write_text(json.dumps(described))
-    words = arguments(place, tmp_path / "run", "--dry-run")
-    words[words.index(str(place / "model"))] = str(model)
-    at = words.index("--max-seq-length")
-    del words[at : at + 2]
-    if isinstance(length, str):
-        assert main(words) == 3
-        assert "tokenizer_config.json (model_max_length): is '24'" in capsys.readouterr().err
-        return
-    assert main(words) == 0
-    told = capsys.readouterr().out
-    assert f"max_seq_length is {length}, as no length was given" in told
-    assert ("longer than 24 tokens, cut" in told) == (length == 24)
-
-
-def test_a_run_of_an_older_version_continues(place, whole):
-    """Before fine-tuning had synthetic examples its checkpoints said nothing of them."""
-    run = shutil.copytree(whole, place / "older")
+    """Also for a run of a version without synthetic examples, whose checkpoints did not mention them."""
+    monkeypatch.setattr(task, "encode_texts", None)
+    run = shutil.copytree(trained, base / "again")
     for path in run.glob("step_*/state.json"):
         state = json.loads(path.read_text())
         assert state["fixed"].pop("generated_dataset") is False
         path.write_text(json.dumps(state))
-    assert main(arguments(place, run)) == 0
+    assert main(arguments(base, run)) == 0
+    out = capsys.readouterr().out
+    assert "all 30 steps are done" in out
+    assert json.loads(out.splitlines()[-1]) == scores_of(trained)
 
 
-@pytest.mark.parametrize("layout", ["replicas", "pipeline"])
-def test_the_layout_changes_nothing(place, whole, layout):
-    flags = {
-        "replicas": ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"],
-        "pipeline": [
-            "--parallel.pipeline-stages", '[["emb","hid"],["hid"],["pool","glue_head"]]',
-            "--parallel.pipeline-device-mapping", "[0,1,0]",
-        ],
-    }  # fmt: skip
-    run = place / layout
-    assert main(arguments(place, run, *flags[layout])) == 0
-    ours, theirs = losses_of(run), losses_of(whole)
-    assert np.abs(ours - theirs).max() < 1e-4
-    assert scores_of(run) == pytest.approx(scores_of(whole), abs=1e-6)
+def test_a_model_is_scored_without_training(base, trained, capsys):
+    words = ["classify", "--validation-file", str(base / "dev.csv"), "--no-do-training"]
+    words += ["--max-seq-length", "64", "--cache-dir", str(base / "cache")]
+    output = base / "only" / "scored"
+    scored = [*words, "--pretrained-ckpt-path", str(trained), "--output-dir", str(output)]
+    assert main(scored) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
+    labels = [[row["predicted"] for row in predictions_of(run)] for run in (output, trained)]
+    assert labels[0] == labels[1]
+    assert f"scores {best_of(trained)}" in out and "confusion (columns: predicted)" in out
+    assert main([*words, "--pretrained-ckpt-path", str(base / "model")]) == 2
+    assert "(BertForPreTraining): was not trained for this task" in capsys.readouterr().err
 
 
-def test_a_run_that_was_not_scored_is_scored_by_the_same_command(place, whole, capsys):
+def test_scoring_alone_holds_out_the_examples_of_the_training(base, tmp_path, capsys):
+    words = arguments(base, tmp_path / "run", "--num-epochs", "1", validation=False)
+    assert main(words) == 0
+    scores = last_line(capsys)
+    assert main([*words, "--no-do-training"]) == 0
+    assert last_line(capsys) == scores
+
+
+def test_several_seeds_have_a_mean_and_a_spread(base, capsys):
+    run, output = base / "seeds", base / "predicted"
+    words = ["--seeds", "2", "--num-epochs", "1", "--seed", "5", "--output-dir", str(output)]
+    assert main(arguments(base, run, *words)) == 0
+    assert all((output / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
+    out = capsys.readouterr().out
+    each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
+    spread = scores_of(run)["accuracy"]
+    assert spread["values"] == each
+    assert spread["mean"] == pytest.approx(np.mean(each))
+    assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
+    assert f"accuracy: {np.mean(each):.4f} +- {np.std(each, ddof=1):.4f}" in out
+    assert json.loads(out.splitlines()[-1]) == scores_of(run)
+    assert main(["predict", str(run), "good"]) == 4
+    assert str(run / "seed_5") in capsys.readouterr().err
+
+
+def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result():
+    results = iter([("old", 0.5), ("new", 0.5), ("worse", 0.4)])
+
+    def evaluate(logits):
+        table, value = next(results)
+        return Result({"f1": value}, table=table)
+
+    scorer = Scorer(ClassifySettings(), Task(2, None, None, {}, evaluate, "f1"), lambda: False)
+    values = [scorer.evaluate(None, step)["f1"] for step in (10, 20, 30)]
+    assert values == [0.5, 0.5, 0.4]
+    assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
+
+
+def test_logits_that_are_not_finite_are_not_scored(monkeypatch):
+    scorer = Scorer(ClassifySettings(), Task(2, None, None), lambda: False)
+    monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
+    with pytest.raises(DeviceError, match="dev: the model's outputs are not finite"):
+        scorer.logits(None, {"dev": None})
+
+
+# --- interruptions and layouts
+
+
+def test_a_run_that_was_not_scored_is_scored_by_the_same_command(base, capsys):
     """As after a kill between the last save and its score, or a training without validation."""
-    run = place / "unscored"
+    run = base / "unscored"
     flags = ["--num-epochs", "1"]
-    assert main(arguments(place, run, *flags, "--no-do-validation", "--seeds", "2")) == 0
-    assert sorted(path.name for path in run.iterdir()) == ["seed_1984", "seed_1985"]
-    seed = run / "seed_1984"
-    assert not (seed / "scores.json").exists() and not (seed / "best.json").exists()
+    assert main(arguments(base, run, *flags, "--no-do-validation")) == 0
+    assert not (run / "scores.json").exists() and not (run / "best.json").exists()
     capsys.readouterr()
-    assert main(arguments(place, seed, *flags)) == 0
-    told = capsys.readouterr().out
-    assert "step 10: held out, accuracy" in told and "nothing to do" in told
-    assert json.loads(told.splitlines()[-1]) == scores_of(seed)
-    assert json.loads((seed / "best.json").read_text())["scored"] == 10
+    assert main(arguments(base, run, *flags)) == 0
+    out = capsys.readouterr().out
+    assert "step 10: held out, accuracy" in out and "nothing to do" in out
+    assert json.loads(out.splitlines()[-1]) == scores_of(run)
+    assert json.loads((run / "best.json").read_text())["scored"] == 10
 
 
 def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
-    place, whole, monkeypatch, capsys
+    base, trained, monkeypatch, capsys
 ):
-    run, real = place / "stopped", evaluation.by_length
+    run, real = base / "stopped", evaluation.by_length
 
     def with_a_signal(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -251,154 +216,145 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "by_length", with_a_signal)
         with pytest.raises(SystemExit) as left:
-            main([*arguments(place, run), "--exit-code-when-stopped", "75"])
+            main([*arguments(base, run), "--exit-code-when-stopped", "75"])
         assert left.value.code == 75
     assert "step 10: not scored" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
-    assert main(arguments(place, run)) == 0
+    assert main(arguments(base, run)) == 0
     assert "continues from" in capsys.readouterr().out
-    assert scores_of(run) == scores_of(whole)
-    assert best_of(run).name == best_of(whole).name
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert scores_of(run) == scores_of(trained)
+    assert best_of(run).name == best_of(trained).name
+    steps = [line["step"] for line in lines_of(run / "metrics.jsonl")]
     assert steps == list(range(1, 31))
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "by_length", with_a_signal)
-        assert main([*arguments(place, run), "--no-do-training"]) == 130
+        assert main([*arguments(base, run), "--no-do-training"]) == 130
 
 
-def test_of_equal_scores_the_older_one_is_kept_with_its_own_predictions(monkeypatch):
-    task = Task(2, None, None, {}, score=lambda logits: {"f1": logits["f1"]}, best="f1")
-    scorer = Scorer(ClassifySettings(), task, stop=lambda: False)
-    for step, value in ((10, 0.5), (20, 0.5), (30, 0.4)):
-        monkeypatch.setattr(scorer, "logits_of", lambda *_, v=value, s=step: {"f1": v, "of": s})
-        assert scorer.evaluate(None, step) == {"f1": value}
-    assert (scorer.best, scorer.logits["of"]) == ((10, 0.5), 10)
-
-
-def test_numbers_that_are_not_finite_are_no_score(monkeypatch):
-    task = Task(2, None, None, {}, score=lambda logits: {}, best="f1")
-    monkeypatch.setattr(evaluation, "_logits", lambda *_: np.array([[0.0, np.nan]]))
-    with pytest.raises(DeviceError, match="dev: what the model says of it is not finite"):
-        Scorer(ClassifySettings(), task, lambda: False).logits_of(None, {"dev": None})
-
-
-def test_a_killed_run_continues_to_the_same_weights(place, whole):
-    run = place / "killed"
-    words = arguments(place, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")
-    command = [sys.executable, "-m", "bert_cli", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_a_killed_run_continues_to_the_same_weights(base, trained):
+    run = base / "killed"
+    words = arguments(base, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")
+    process = start_bert(*words)
     try:
         while not (run / "step_00000012").exists():
             assert process.poll() is None, "it ended before it was killed"
             time.sleep(0.02)
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     assert not (run / "scores.json").exists()
     assert main(words) == 0
-    last, expected = complete_checkpoints(run)[-1], complete_checkpoints(whole)[-1]
+    last, expected = complete_checkpoints(run)[-1], complete_checkpoints(trained)[-1]
     assert last.name == expected.name == "step_00000030"
     # The device count differs between this process and the killed one; one thread each here.
-    from safetensors.numpy import load_file
-
     ours, theirs = (load_file(path / "model.safetensors") for path in (last, expected))
     for name, value in theirs.items():
         assert np.allclose(ours[name], value, rtol=1e-5, atol=1e-6), name
-    assert scores_of(run) == scores_of(whole)
+    assert scores_of(run) == scores_of(trained)
 
 
-def test_several_seeds_tell_mean_and_spread(place, capsys):
-    run = place / "seeds"
-    output = place / "predicted"
-    words = ["--seeds", "2", "--num-epochs", "1", "--seed", "5", "--output-dir", str(output)]
-    assert main(arguments(place, run, *words)) == 0
-    assert all((output / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
-    told = capsys.readouterr().out
-    each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
-    spread = scores_of(run)["accuracy"]
-    assert spread["values"] == each
-    assert spread["mean"] == pytest.approx(np.mean(each))
-    assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
-    assert f"accuracy: {np.mean(each):.4f} +- {np.std(each, ddof=1):.4f}" in told
-    assert json.loads(told.splitlines()[-1]) == scores_of(run)
-    assert main(["predict", str(run), "good"]) == 4
-    assert f"is a folder of runs; give one of them, as {run / 'seed_5'}" in capsys.readouterr().err
+@pytest.mark.parametrize("layout", ["replicas", "pipeline", "processes"])
+def test_the_layout_changes_nothing(base, trained, layout):
+    replicas = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
+    stages = '[["emb","hid"],["hid"],["pool","glue_head"]]'
+    flags = ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,1,0]"]
+    run = base / layout
+    words = arguments(base, run, *(flags if layout == "pipeline" else replicas))
+    if layout == "processes":
+        done = run_bert("launch", "--processes", "2", "--", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(json.dumps(scores_of(run))) == 1
+    else:
+        assert main(words) == 0
+    assert np.abs(losses_of(run) - losses_of(trained)).max() < 1e-4
+    assert scores_of(run) == pytest.approx(scores_of(trained), abs=1e-6)
 
 
-def test_a_classifier_for_other_labels_is_left_behind(place, whole, tmp_path, capsys):
-    text = (place / "train.csv").read_text()
-    (tmp_path / "train.csv").write_text(
-        text.replace("negative", "contra").replace("positive", "pro")
-    )
-    words = arguments(place, tmp_path / "run", "--dry-run", "--pretrained-ckpt-path", str(whole))
-    words[words.index(str(place / "train.csv"))] = str(tmp_path / "train.csv")
-    del words[words.index("--validation-file") : words.index("--validation-file") + 2]
+# --- where a run starts
+
+
+def test_googles_checkpoint_is_the_same_model(base, tmp_path, capsys):
+    google = write_as_google_did(base / "model", tmp_path / "google")
+    expected = load_file(base / "model" / "model.safetensors")
+    tensors = find_source(str(google / "bert_model.ckpt")).tensors()
+    assert set(tensors) == {name for name in expected if name in tensors} and len(tensors) > 30
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    words = arguments(base, tmp_path / "run", "--dry-run", "--pretrained-ckpt-path", str(google))
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "new from the seed: glue_head; left out: classifier" in told
-    assert (
-        main(arguments(place, tmp_path / "run", "--dry-run", "--pretrained-ckpt-path", str(whole)))
-        == 0
-    )
+    out = capsys.readouterr().out
+    assert f"starts from the weights in {google}" in out and "new from the seed: glue_head" in out
+
+
+def test_without_a_length_the_tokenizers_is_used_as_far_as_the_model_reads(base, tmp_path, capsys):
+    for value, length in ((24, 24), (10**30, 64), ("24", None)):
+        model = shutil.copytree(base / "model", tmp_path / f"model_{value!r}")
+        described = json.loads((model / "tokenizer_config.json").read_text())
+        described["model_max_length"] = value
+        (model / "tokenizer_config.json").write_text(json.dumps(described))
+        words = arguments(base, tmp_path / "run", "--dry-run", start=model)
+        at = words.index("--max-seq-length")
+        del words[at : at + 2]
+        assert main(words) == (0 if length else 3)
+        out, err = capsys.readouterr()
+        if length is None:
+            assert "tokenizer_config.json (model_max_length)" in err and "'24'" in err
+            continue
+        assert f"max_seq_length is {length}, as none was given" in out
+        assert ("longer than 24 tokens, cut" in out) == (length == 24)
+
+
+def test_a_classifier_for_other_labels_is_left_out(base, trained, tmp_path, capsys):
+    text = (base / "train.csv").read_text()
+    text = text.replace("negative", "contra").replace("positive", "pro")
+    (tmp_path / "train.csv").write_text(text)
+    words = arguments(base, tmp_path / "run", "--dry-run", start=trained, validation=False)
+    assert main([*words, "--train-file", str(tmp_path / "train.csv")]) == 0
+    assert "new from the seed: glue_head; left out: classifier" in capsys.readouterr().out
+    assert main(words) == 0
     assert "new from the seed" not in capsys.readouterr().out
 
 
-def test_new_weights_need_a_tokenizer_and_a_shape(place, tmp_path, capsys):
+def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
     vocabulary = tmp_path / "vocab"
     vocabulary.mkdir()
     for name in ("vocab.txt", "tokenizer_config.json"):
-        shutil.copy(place / "model" / name, vocabulary)
-    words = arguments(place, tmp_path / "run", "--dry-run", "--tokenizer-path", str(vocabulary))
+        shutil.copy(base / "model" / name, vocabulary)
+    words = arguments(base, tmp_path / "run", "--dry-run")
     at = words.index("--pretrained-ckpt-path")
     del words[at : at + 2]
+    assert main(words) == 2
+    assert "give --pretrained-ckpt-path, the model to start from" in capsys.readouterr().err
+    words += ["--tokenizer-path", str(vocabulary)]
     shape = ["--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "4"]
     shape += ["--bert-config.num-hidden-layers", "1", "--bert-config.intermediate-size", "64"]
     assert main([*words, *shape]) == 0
     assert "starts with new weights from seed" in capsys.readouterr().out
-    for same in (vocabulary, vocabulary / "vocab.txt", place / "model"):
+    for same in (vocabulary, vocabulary / "vocab.txt", base / "model"):
         assert read_tokenizer(find_tokenizer(str(same))).pieces[5] == "good"
     assert main([*words, "--tokenizer-path", str(tmp_path / "nowhere")]) == 4
     capsys.readouterr()
     assert main([*words, *shape, "--bert-config.vocab-size", "10"]) == 2
-    assert f"tokenizer of {len(PIECES)} pieces): the model has 10 words" in capsys.readouterr().err
-    del words[words.index("--tokenizer-path") : words.index("--tokenizer-path") + 2]
-    assert main(words) == 2
-    assert "give --pretrained-ckpt-path, the model to start from" in capsys.readouterr().err
+    error = (
+        f"tokenizer of {len(PIECES)} pieces): is too large for the model, whose vocabulary has 10"
+    )
+    assert error in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
+def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
+    for flags, code, message in (
         (["--no-do-training", "--no-do-validation"], 2, "is off, and so is do_validation"),
-        (["--label-column", "lable"], 3, "label"),
-        (["--text-column", "txt"], 3, "text"),
+        (["--label-column", "lable"], 3, "did you mean 'label'?"),
+        (["--text-column", "txt"], 3, "has no column 'txt'"),
         (["--train-file", "absent.csv"], 3, "absent.csv"),
         (["--text-column", "a", "--text-column", "b", "--text-column", "c"], 2, "names 3 columns"),
         (["--max-seq-length", "128"], 2, "max_position_embeddings"),
         (["--output-dir", "/dev/null/out"], 2, "output_dir (/dev/null/out): cannot be written"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(place, tmp_path, flags, code, message, capsys):
-    assert main(arguments(place, tmp_path / "run", *flags)) == code
-    assert message in capsys.readouterr().err
-
-
-def test_the_features_come_from_the_cache_the_second_time(place, whole, monkeypatch):
-    from bert_cli.tasks.finetune import texts
-
-    monkeypatch.setattr(texts, "encode_texts", None)
-    run = shutil.copytree(whole, place / "again")
-    assert main(arguments(place, run)) == 0
-
-
-def test_two_processes_share_the_work_and_say_it_once(place, whole):
-    run = place / "processes"
-    flags = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
-    command = [sys.executable, "-m", "bert_cli", "launch", "--processes", "2", "--"]
-    done = subprocess.run(
-        [*command, *arguments(place, run, *flags)], capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert np.abs(losses_of(run) - losses_of(whole)).max() < 1e-4
-    assert scores_of(run) == pytest.approx(scores_of(whole), abs=1e-6)
-    assert done.stdout.count(json.dumps(scores_of(run))) == 1
+    ):
+        assert main(arguments(base, tmp_path / "run", *flags)) == code
+        assert message in capsys.readouterr().err
+    assert main(["ner"]) == 2
+    error = capsys.readouterr().err
+    for name in ("train_file", "validation_file", "pretrained_ckpt_path"):
+        assert f"{name}: is missing" in error
+    assert "save_ckpt_path" in error  # all at once

@@ -1,0 +1,115 @@
+"""`bert squad-score`: the files that it reads and what it prints."""
+
+import json
+
+import pytest
+
+from bert_cli.cli import main
+from bert_cli.data.finetune.metrics import squad_scores
+from bert_cli.data.finetune.squad import Answer, Question, Questions, gold_of, read_gold
+from bert_cli.errors import DataError
+from bert_cli.tasks.finetune.squad_score import mismatches, read_predictions
+
+
+def write_gold(path, golds, **row):
+    """Write a SQuAD file of one paragraph with these gold texts by id; None is impossible."""
+    rows = []
+    for name, texts in golds.items():
+        answers = [{"text": text, "answer_start": 0} for text in texts or []]
+        about = {"id": name, "question": "?", "answers": answers, **row}
+        rows.append(about if texts is not None else about | {"is_impossible": True})
+    data = [{"title": "T", "paragraphs": [{"context": "c", "qas": rows}]}]
+    path.write_text(json.dumps({"version": "1.1", "data": data}))
+    return path
+
+
+def test_one_object_is_printed_and_the_rest_goes_to_standard_error(tmp_path, capsys):
+    gold = write_gold(tmp_path / "gold.json", {"a": ["red"], "b": ["blue"]})
+    (tmp_path / "predictions.json").write_text(json.dumps({"a": "the red", "z": "x"}))
+    assert main(["squad-score", str(gold), str(tmp_path / "predictions.json")]) == 0
+    out, err = capsys.readouterr()
+    assert out == '{"f1": 50.0, "exact_match": 50.0}\n'
+    assert "1 question (b) of 2" in err and "1 question (z)" in err
+
+
+def test_ids_that_only_one_side_has_are_reported(tmp_path):
+    gold = read_gold(write_gold(tmp_path / "gold.json", {name: ["x"] for name in "abcde"}))
+    missing, foreign = mismatches(gold, {"a": "x", "other": "x"})
+    assert missing == "4 questions (b, c, d, ...) of 5 have no answer; each scores 0"
+    assert foreign.startswith("1 question (other) ")
+    assert mismatches(gold, dict.fromkeys("abcde", "x")) == []
+
+
+def test_probabilities_of_no_answer_have_a_threshold(tmp_path, capsys):
+    gold = write_gold(tmp_path / "gold.json", {"a": ["red"], "d": None})
+    predictions, odds = tmp_path / "predictions.json", tmp_path / "odds.json"
+    predictions.write_text(json.dumps({"a": "red", "d": "car"}))
+    odds.write_text('{"a": 0.2, "d": 0.7}')
+    words = ["squad-score", str(gold), str(predictions), "--na-prob-file", str(odds)]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == 50.0
+    assert main([*words, "--na-prob-thresh", "0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == 100.0
+    for text, message in {
+        '{"a": 0.2}': "odds.json: lacks 1 question (d); give a probability",
+        '{"a": 0.2,\n "d": NaN}': "odds.json (line 2): 'd' has no number",
+        '{"a": true, "d": 1}': "odds.json (line 1): 'a' has no number",
+        "[1]": "odds.json: is not a JSON object",
+    }.items():
+        odds.write_text(text)
+        assert main(words) == 3
+        assert message in capsys.readouterr().err
+    assert main([*words[:3], "--na-prob-thresh", "0.5"]) == 2
+    write_gold(gold, {"a": ["red"]})
+    odds.write_text('{"a": 0.2}')
+    assert main(words) == 3
+    assert "has no effect with" in capsys.readouterr().err
+
+
+def test_questions_score_like_their_file(tmp_path):
+    rows = [
+        Question("a", "?", "red", (Answer("red", 0),), False),
+        Question("b", "?", "red", (), True),
+    ]
+    scores = squad_scores(gold_of(Questions(tuple(rows))), {"a": "Red", "b": ""})
+    file = read_gold(write_gold(tmp_path / "gold.json", {"a": ["red"], "b": None}))
+    assert scores == squad_scores(file, {"a": "Red", "b": ""}) and scores["f1"] == 100.0
+    unmarked = Question("c", "?", "red", (), False)
+    # Unmarked among marked ones: the script of 2.0 goes by the answers alone.
+    gold = gold_of(Questions((*rows, unmarked)))
+    assert squad_scores(gold, {"c": ""})["NoAns_total"] == 2
+    with pytest.raises(DataError, match="question 'c': has no answers"):
+        gold_of(Questions((rows[0], unmarked)))
+    gold = read_gold(write_gold(tmp_path / "gold.json", {"a": ["The"]}, is_impossible=False))
+    assert squad_scores(gold, {"a": "an"}) == {"f1": 0.0, "exact_match": 100.0}
+
+
+def test_broken_predictions_are_refused_with_their_line(tmp_path):
+    path = tmp_path / "p.json"
+    for value in ("null", "3", '["x"]', '{"text": "x"}', "true"):
+        path.write_text('{\n "a": "x",\n "b\\u00e9": ' + value + "\n}")
+        with pytest.raises(DataError, match=r"p\.json \(line 3\): the answer to 'bé'"):
+            read_predictions(path)
+    for text, message in (
+        ('{\n "a": "x",\n "b" "y"\n}', r"p\.json \(line 3, column 6\): is not JSON"),
+        ('["x"]', "is not a JSON object"),
+        ("", "is empty"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_predictions(path)
+    with pytest.raises(DataError, match="no such file"):
+        read_predictions(tmp_path / "absent.json")
+
+
+def test_gold_files_that_cannot_be_scored_against_are_refused(tmp_path):
+    path = tmp_path / "gold.json"
+    with pytest.raises(DataError, match=r"question 2 'b'\): has no answers to score against"):
+        read_gold(write_gold(path, {"a": ["x"], "b": []}))
+    for text, message in (('{"data": []}', "contains no questions"), ("{}", "has no 'data'")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_gold(path)
+    # In 2.0 a question without answers has none, marked or not.
+    gold = read_gold(write_gold(path, {"a": None, "b": []}))
+    assert squad_scores(gold, {"a": "", "b": ""})["NoAns_total"] == 2
