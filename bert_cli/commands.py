@@ -108,12 +108,12 @@ COMMANDS = {
         ),
         "bench": ("tasks.bench.run", "bench.BenchSettings", "run a standard benchmark"),
         "bench pretrain": (
-            "tasks.bench.pretrain",
+            "tasks.bench.run",
             "bench.BenchPretrainSettings",
             "measure the speed and memory of pre-training",
         ),
         "bench squad": (
-            "tasks.bench.squad",
+            "tasks.bench.run",
             "bench.BenchSquadSettings",
             "measure the speed and memory of fine-tuning on SQuAD",
         ),

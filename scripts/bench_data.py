@@ -1,12 +1,11 @@
 #!/usr/bin/env python
-r"""Megabytes a second of each data step on one core, beside what people would use instead.
+r"""Megabytes per second of each data step on one core, compared with other tools.
 
-Every row is a whole process, from start to files on disk, pinned to one core; the rows take turns
-for as many rounds, and the median is told, by the clock and by seconds of the processor, which
-other work on the machine disturbs less. The peers: WikiExtractor itself for `extract`, and for
-`tokenize` Google's create_pretraining_data.py, or a script that takes its flags, and nothing but
-encoding every sentence with the `tokenizers` library, the floor of any tool that uses it. With
---tenfold the same text ten times over in one file shows what memory does.
+Every row is a complete process on one core, from its start to its files on disk. The rows run alternately, and the
+medians of wall-clock and of processor time are printed; other programs disturb the latter less. `extract`
+is compared with WikiExtractor. `tokenize` is compared with Google's create_pretraining_data.py (or a script with its
+flags) and with only encoding all sentences with the `tokenizers` library, the least that a tool with this library can
+do. --tenfold shows the memory for the same text ten times in one file.
 
     scripts/bench_data.py extracted/ --vocab vocab.txt --dump dump.xml.bz2 --tenfold \
         --google create_pretraining_data.py
@@ -48,12 +47,12 @@ class Row(NamedTuple):
     size: int
     """Bytes of the input."""
     out: Path | None = None
-    peer: str = ""
+    baseline: str = ""
     """Name of the row that this one is compared with."""
 
 
 class Run(NamedTuple):
-    """What one process took."""
+    """Time and memory of one process."""
 
     seconds: float
     processor: float
@@ -76,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measured(command: list[str], core: int, log: Path) -> Run:
-    """A process on one core, with all that it starts."""
+    """Run a process and its children on one core."""
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -93,17 +92,17 @@ def measured(command: list[str], core: int, log: Path) -> Run:
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
 
 
-def join(files: list[Path], whole: Path) -> None:
-    """One file of many, a blank line between them; Linux counts this process' memory as its children's."""
-    with whole.open("wb") as out:
+def join(files: list[Path], joined: Path) -> None:
+    """Join files with a blank line between them, in pieces: Linux counts this process' memory as its children's."""
+    with joined.open("wb") as out:
         for number, path in enumerate(files):
             out.write(b"\n" if number else b"")
             with path.open("rb") as file:
                 shutil.copyfileobj(file, out)
 
 
-def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: Path) -> list[Row]:
-    """Rows of `preprocess` and `tokenize`."""
+def text_rows(args: argparse.Namespace, home: Path, articles: Path, sentences: Path) -> list[Row]:
+    """Return the rows of `preprocess` and `tokenize`."""
     bert = [sys.executable, "-m", "bert_cli"]
     rows = []
     for splitter in ("punkt", "sentencex", "lines"):
@@ -112,7 +111,7 @@ def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: 
         command += ["--sentence-splitter", splitter]
         rows.append(Row(f"preprocess, {splitter}", command, articles.stat().st_size, out))
     size = sentences.stat().st_size
-    plain = [sys.executable, "-c", ENCODE, str(given.vocab), str(sentences)]
+    plain = [sys.executable, "-c", ENCODE, str(args.vocab), str(sentences)]
     rows.append(Row("plain encoding", plain, size))
     recipes = {
         "static, once": ["--duplication-factor", "1"],
@@ -122,12 +121,12 @@ def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: 
     }
     for name, flags in recipes.items():
         out = home / "records"
-        command = [*bert, "tokenize", str(sentences), str(out), "--vocab", str(given.vocab)]
+        command = [*bert, "tokenize", str(sentences), str(out), "--vocab", str(args.vocab)]
         command += [*flags, "--processes", "1"]
         rows.append(Row(f"tokenize, {name}", command, size, out, "plain encoding"))
-    if given.google:
-        command = [sys.executable, str(given.google), f"--input_file={sentences}"]
-        command += [f"--output_file={home / 'google.tfrecord'}", f"--vocab_file={given.vocab}"]
+    if args.google:
+        command = [sys.executable, str(args.google), f"--input_file={sentences}"]
+        command += [f"--output_file={home / 'google.tfrecord'}", f"--vocab_file={args.vocab}"]
         command += ["--do_lower_case=True", "--max_seq_length=128", "--dupe_factor=5"]
         command += ["--max_predictions_per_seq=20"]
         rows.append(
@@ -137,67 +136,67 @@ def text_rows(given: argparse.Namespace, home: Path, articles: Path, sentences: 
 
 
 def dump_rows(dump: Path, home: Path) -> list[Row]:
-    """Rows of `extract`, MB of the file as it is."""
+    """Return the rows of `extract`, in MB of the compressed file."""
     size, out = dump.stat().st_size, home / "extracted"
-    peer = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump), "-o", str(out)]
-    peer += ["--processes", "1", "--no-templates", "--quiet"]
+    baseline = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump), "-o", str(out)]
+    baseline += ["--processes", "1", "--no-templates", "--quiet"]
     ours = [sys.executable, "-m", "bert_cli", "extract", str(dump), str(out), "--processes", "1"]
     return [
-        Row("WikiExtractor", peer, size, out),
+        Row("WikiExtractor", baseline, size, out),
         Row("extract", ours, size, out, "WikiExtractor"),
     ]
 
 
-def time_rows(rows: list[Row], given: argparse.Namespace, home: Path) -> None:
+def time_rows(rows: list[Row], args: argparse.Namespace, home: Path) -> None:
     """Run all rows in turn and print the table."""
     runs: dict[str, list[Run]] = {row.name: [] for row in rows}
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         for row in rows:
             if row.out:
                 shutil.rmtree(row.out, ignore_errors=True)
-            runs[row.name].append(measured(row.command, given.core, home / "log"))
-    print("| step | MB | MB/s | MB/s of processor time | time of its peer's | peak MB |")
+            runs[row.name].append(measured(row.command, args.core, home / "log"))
+    print("| step | MB | MB/s | MB/s of processor time | time relative to the baseline | peak MB |")
     print("|---|---:|---:|---:|---:|---:|")
-    told = {}
+    rates = {}
     for row in rows:
         size = row.size / 1e6
         clock, processor, memory = (
             statistics.median(values) for values in zip(*runs[row.name], strict=True)
         )
-        told[row.name] = size / processor
-        ratio = f"{told[row.peer] / told[row.name]:.2f}" if row.peer else ""
-        speeds = f"{size / clock:.2f} | {told[row.name]:.2f}"
+        rates[row.name] = size / processor
+        ratio = f"{rates[row.baseline] / rates[row.name]:.2f}" if row.baseline else ""
+        speeds = f"{size / clock:.2f} | {rates[row.name]:.2f}"
         print(f"| {row.name} | {size:.1f} | {speeds} | {ratio} | {memory:.0f} |", flush=True)
 
 
 def main() -> None:
-    given = arguments()
+    args = arguments()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         articles, split, sentences = home / "articles", home / "split", home / "sentences"
-        files = sorted(path for path in given.text.rglob("wiki_*") if path.is_file())
+        files = sorted(path for path in args.text.rglob("wiki_*") if path.is_file())
         wanted, held = [], 0
-        while files and held < given.megabytes * 1e6:
+        while files and held < args.megabytes * 1e6:
             wanted.append(files.pop(0))
             held += wanted[-1].stat().st_size
         join(wanted, articles)
         command = [sys.executable, "-m", "bert_cli", "preprocess", str(articles), str(split)]
-        measured([*command, "--sentence-splitter", "sentencex"], given.core, home / "log")
+        measured([*command, "--sentence-splitter", "sentencex"], args.core, home / "log")
         parts = sorted(split.glob("*.txt"))
         join(parts, sentences)
         print(f"{held / 1e6:.1f} MB of articles, {sentences.stat().st_size / 1e6:.1f} as sentences")
-        rows = text_rows(given, home, articles, sentences)
-        if given.dump:
-            rows = dump_rows(given.dump, home) + rows
-        time_rows(rows, given, home)
-        if given.tenfold:
+        rows = text_rows(args, home, articles, sentences)
+        if args.dump:
+            rows = dump_rows(args.dump, home) + rows
+        time_rows(rows, args, home)
+        if args.tenfold:
             join(wanted * 10, articles)
             join(parts * 10, sentences)
             print("ten times the text:")
-            given.rounds = 1
+            args.rounds = 1
             keep = ("preprocess, sentencex", "tokenize, dynamic")
-            again = text_rows(given, home, articles, sentences)
-            time_rows([row._replace(peer="") for row in again if row.name in keep], given, home)
+            again = text_rows(args, home, articles, sentences)
+            time_rows([row._replace(baseline="") for row in again if row.name in keep], args, home)
 
 
 if __name__ == "__main__":

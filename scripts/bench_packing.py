@@ -68,24 +68,24 @@ def read_speed(reader: ExampleStream, steps: int) -> float:
     return float(labels) / (time.perf_counter() - started)
 
 
-def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, ExampleStream]:
+def trained(folder: Path, args: argparse.Namespace, way: str) -> tuple[Any, ExampleStream]:
     """The step and the reader of a run on these records, a micro-batch of so many places a step."""
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import Processes
     from bert_cli.tasks.run import build, corpora
 
-    seen = open_records(folder, seed=given.seed)
+    seen = open_records(folder, seed=args.seed)
     settings = PretrainSettings.model_validate(
         {
             "dataset_dir": str(folder),
             "bert_config": {**MODEL, "vocab_size": seen.corpus["vocab_size"]},
             "max_seq_length": seen.sequence_length,
             "max_predictions_per_seq": seen.corpus["mask_tokens"],
-            "global_batch": {"micro_batch_size": given.places // seen.sequence_length},
+            "global_batch": {"micro_batch_size": args.places // seen.sequence_length},
             "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 1e-4}},
             "total_num_train_samples": 10**6,
-            "seed": given.seed,
+            "seed": args.seed,
             **TRAINED[way],
         }
     )
@@ -97,13 +97,13 @@ def trained(folder: Path, given: argparse.Namespace, way: str) -> tuple[Any, Exa
     return step, reader
 
 
-def train(folder: Path, given: argparse.Namespace) -> None:
+def train(folder: Path, args: argparse.Namespace) -> None:
     """Print the rows of the ways that are trained, taking turns step by step."""
-    runs = {way: trained(folder, given, way) for way in TRAINED}
-    seconds: dict[str, list[list[float]]] = {way: [[] for _ in range(given.train)] for way in runs}
-    batches = {way: [reader[n] for n in range(given.train)] for way, (_, reader) in runs.items()}
+    runs = {way: trained(folder, args, way) for way in TRAINED}
+    seconds: dict[str, list[list[float]]] = {way: [[] for _ in range(args.train)] for way in runs}
+    batches = {way: [reader[n] for n in range(args.train)] for way, (_, reader) in runs.items()}
     for turn in range(ROUNDS + 1):
-        for number in range(given.train):
+        for number in range(args.train):
             for way, (step, _) in runs.items():
                 began = time.perf_counter()
                 step(batches[way][number])
@@ -121,21 +121,21 @@ def train(folder: Path, given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    given = arguments()
-    if given.train:
+    args = arguments()
+    if args.train:
         print("| places | way | sequences/s | of unpacked |\n|---:|---|---:|---:|")
-        for folder in given.folders:
-            train(folder, given)
+        for folder in args.folders:
+            train(folder, args)
         return
     print("| places | sequences | way | examples of an epoch | real tokens per place |", end="")
-    print(" sequences/s |" if given.read else "")
-    print("|---:|---:|---|---:|---:|" + ("---:|" if given.read else ""))
-    for folder in given.folders:
+    print(" sequences/s |" if args.read else "")
+    print("|---:|---:|---|---:|---:|" + ("---:|" if args.read else ""))
+    for folder in args.folders:
         for way, settings in WAYS.items():
             settings = dict(settings)
             buckets = settings.pop("buckets", None)
-            batching = Batching(given.examples, given.examples)
-            source = open_records(folder, seed=given.seed, **settings)
+            batching = Batching(args.examples, args.examples)
+            source = open_records(folder, seed=args.seed, **settings)
             reader: Any = Reader(source, batching)
             if buckets is not None:
                 reader = BucketReader(source, batching, buckets)
@@ -149,7 +149,7 @@ def main() -> None:
                 f"{f' ({left} left out)' if left else ''} | {fraction:.3f} |",
                 end="",
             )
-            print(f" {read_speed(reader, given.read):,.0f} |" if given.read else "")
+            print(f" {read_speed(reader, args.read):,.0f} |" if args.read else "")
 
 
 if __name__ == "__main__":

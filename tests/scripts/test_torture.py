@@ -1,4 +1,4 @@
-"""scripts/torture in short: kills at random moments, and that it sees a difference."""
+"""`scripts/torture`: kills at random moments, and the comparison of two folders."""
 
 import runpy
 import subprocess
@@ -16,8 +16,7 @@ def torture() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(TORTURE)))
 
 
-@pytest.mark.timeout(300)
-def test_killed_steps_make_what_an_undisturbed_one_makes(tmp_path):
+def test_killed_data_steps_write_the_same_files(tmp_path):
     words = ["--kills", "1", "--seed", "2", "--commands", "download,extract"]
     words += ["--folder", str(tmp_path / "torture")]
     done = subprocess.run([sys.executable, str(TORTURE), *words], capture_output=True, text=True)
@@ -28,9 +27,10 @@ def test_killed_steps_make_what_an_undisturbed_one_makes(tmp_path):
     assert all(sum(map(int, row.split()[1:3])) == 1 and row.endswith("equal") for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_run_trains_what_an_undisturbed_one_trains(torture, tmp_path, monkeypatch):
-    """The training form: made-up examples, so that nothing has to be prepared."""
+def test_a_killed_training_run_writes_the_same_checkpoint(torture, tmp_path, monkeypatch):
+    """With synthetic examples, so that no records are needed."""
     flags = (
         f"--config pretrain_demo_128_phase1 --generated-dataset --save-ckpt-path run {torture.TINY}"
     )
@@ -43,7 +43,7 @@ def test_a_killed_run_trains_what_an_undisturbed_one_trains(torture, tmp_path, m
     assert row.endswith("equal"), row
 
 
-def test_another_byte_or_another_file_is_a_difference_and_another_time_is_none(torture, tmp_path):
+def test_bytes_and_files_are_compared_and_times_are_not(torture, tmp_path):
     for name in ("a", "b"):
         folder = tmp_path / name
         folder.mkdir()

@@ -157,11 +157,11 @@ def _run(
     timeout: float,
 ) -> subprocess.CompletedProcess[str]:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = _start(request, env, cwd, pipes)
-    try:
-        stdout, stderr = process.communicate(input, timeout)
-    finally:
-        process.kill()
+    with _start(request, env, cwd, pipes) as process:
+        try:
+            stdout, stderr = process.communicate(input, timeout)
+        finally:
+            process.kill()
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 

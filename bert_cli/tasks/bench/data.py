@@ -1,8 +1,8 @@
-"""`bert bench data`: how fast text becomes sentences, records and batches on this machine.
+"""`bert bench data`: measure how fast text becomes sentences, records and batches.
 
-Every step is the command's own function on a folder that is gone afterwards, timed from its call to
-its files; records are then read as a run reads them, by one thread in batches. Made-up text has words
-as frequent as Zipf's law says, of letters as they come, so that a vocabulary can be learnt of it.
+Each step is the function of its command, run on a temporary folder and timed as a whole. Records are then read
+in batches by one thread, as a run reads them. The words of synthetic text follow Zipf's law and consist of
+random letters, so that a vocabulary can be trained on it.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,167 +27,160 @@ from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import open_records
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
-from bert_cli.tasks.bench.table import machine_told, seconds
+from bert_cli.tasks.bench.timing import format_seconds
+from bert_cli.tasks.look import machine
 from bert_cli.terminal import print_table
 
 VERSIONS = ("numpy", "tokenizers")
 WORDS = 20_000
 LETTERS = "etaoinshrdlucmfwypvbgk"
-SENTENCES_OF_DOCUMENT = 40
-PIECES = 8_000
-"""Of a vocabulary that is trained here, where the text has so many."""
+SENTENCES_PER_DOCUMENT = 40
+VOCAB_SIZE = 8_000
+"""Size of the vocabulary that is trained here, if the text has so many words."""
 BATCH = 256
 """Records of a batch that is read."""
 Row = dict[str, Any]
 
 
 def run(settings: BenchDataSettings) -> None:
-    """Measure each step, print a table, and write the figures where --json says.
+    """Measure each step, print a table and, with --json, write the metrics.
 
-    Raises what the steps raise for the text that was given.
+    Raises what the steps raise for the given text.
     """
-    alone = is_stdout(settings.json_file)
+    json_only = is_stdout(settings.json_file)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="bench_") as home:
-        for row in _steps(settings, Path(home)):
+    with tempfile.TemporaryDirectory(prefix="bench_") as folder:
+        for row in _steps(settings, Path(folder)):
             rows.append(row)
             if sys.stderr.isatty():
-                print(f"{row['name']}: {seconds(row['seconds'])}", file=sys.stderr)
-    figures: dict[str, Any] = {
+                print(f"{row['name']}: {format_seconds(row['seconds'])}", file=sys.stderr)
+    metrics: dict[str, Any] = {
         "what": "data",
         "input": "made up" if settings.input is None else str(settings.input),
         "steps": rows,
-        "machine": machine_told(),
+        "machine": machine.description(),
         "versions": package_versions(VERSIONS),
         "settings": settings.model_dump(mode="json"),
     }
-    if not alone:
-        _show(settings, rows, figures["machine"])
+    if not json_only:
+        described = metrics["machine"]
+        text = "synthetic text" if settings.input is None else str(settings.input)
+        print(f"{described['processor']}; {size(described['memory_bytes'])} of memory")
+        print(
+            f"data, {text}, {settings.processes} process{'es' * (settings.processes > 1)}, "
+            f"sequence length {settings.sequence_length}\n"
+        )
+        _print_table(rows)
     if settings.json_file is not None:
-        output_json(settings.json_file, figures)
+        output_json(settings.json_file, metrics)
 
 
-def _steps(settings: BenchDataSettings, home: Path) -> Iterator[Row]:
-    """The steps one after the other, each on what those before have left."""
-    text, sentences = settings.input or home / "text", home / "sentences"
+def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
+    """Run the steps one after the other, each on the output of those before."""
+    text, sentences = settings.input or folder / "text", folder / "sentences"
     if settings.input is None:
         text.mkdir()
-        made_up_text(text / "made_up.txt", settings.megabytes, settings.seed)
-    given, own = _size_of(text), {"processes": settings.processes}
+        write_synthetic_text(text / "made_up.txt", settings.megabytes, settings.seed)
+    processes = {"processes": settings.processes}
     split = {"input": text, "out": sentences, "sentence_splitter": settings.sentence_splitter}
-    yield _timed(
-        "preprocess", preprocess.run, PreprocessSettings.model_validate(split | own), given
-    )
-    given, words = _size_of(sentences), settings.vocab
-    if words is None:
-        words = str(home / "vocab")
-        learn = {"input": sentences, "out": words, "size": PIECES}
-        yield _timed("vocab", vocab.run, VocabSettings.model_validate(learn), given)
-    places = {"sequence_length": settings.sequence_length, "mask_tokens": settings.mask_tokens}
-    for masking in ("static", "dynamic"):
-        out = home / masking
-        recipe = {"input": sentences, "out": out, "vocab": words, "masking": masking}
-        asked = TokenizeSettings.model_validate(recipe | places | own)
-        row = _timed(f"tokenize, {masking}", tokenize.run, asked, given)
-        yield _per_example(row, read_corpus(out)["records"])
-    yield from _indexes(settings, home / "static")
-    for name, folder, most in (
-        ("read, static", home / "static", None),
-        ("read, dynamic", home / "dynamic", None),
-        ("read, packs", home / "dynamic", settings.max_sequences_per_pack),
-    ):
-        yield _reading(name, folder, most, settings)
-
-
-def _indexes(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
-    """`bert index` on records whose indexes are not there, as another tool leaves them."""
-    for path in folder.rglob("*.index"):
+    values = PreprocessSettings.model_validate(split | processes)
+    yield _timed("preprocess", preprocess.run, values, _bytes_of(text))
+    text_bytes, vocabulary = _bytes_of(sentences), settings.vocab
+    if vocabulary is None:
+        vocabulary = str(folder / "vocab")
+        learn = {"input": sentences, "out": vocabulary, "size": VOCAB_SIZE}
+        yield _timed("vocab", vocab.run, VocabSettings.model_validate(learn), text_bytes)
+    shape = {"sequence_length": settings.sequence_length, "mask_tokens": settings.mask_tokens}
+    static, dynamic = folder / "static", folder / "dynamic"
+    for masking, out in (("static", static), ("dynamic", dynamic)):
+        recipe = {"input": sentences, "out": out, "vocab": vocabulary, "masking": masking}
+        tokenized = TokenizeSettings.model_validate(recipe | shape | processes)
+        row = _timed(f"tokenize, {masking}", tokenize.run, tokenized, text_bytes)
+        yield _with_examples(row, read_corpus(out)["records"])
+    # Records of other tools have no indexes.
+    for path in static.rglob("*.index"):
         path.unlink()
-    records, given = read_corpus(folder)["records"], _size_of(folder)
-    asked = IndexSettings(folder=folder, processes=settings.processes)
-    yield _per_example(_timed("index", index.run, asked, given), records)
+    records, record_bytes = read_corpus(static)["records"], _bytes_of(static)
+    indexed = IndexSettings(folder=static, processes=settings.processes)
+    yield _with_examples(_timed("index", index.run, indexed, record_bytes), records)
+    yield _reading("read, static", static, None, settings)
+    yield _reading("read, dynamic", dynamic, None, settings)
+    yield _reading("read, packs", dynamic, settings.max_sequences_per_pack, settings)
 
 
-def _timed(name: str, step: Callable[[Any], None], asked: Any, size_of_input: int) -> Row:
-    """A step's seconds and megabytes a second of what it reads; what it prints is left out."""
+def _timed(name: str, step: Callable[[Any], None], settings: Any, input_bytes: int) -> Row:
+    """Run a step without its output; return its seconds and the megabytes per second of its input."""
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
-        step(asked)
-    took = time.perf_counter() - began
-    return {
-        "name": name,
-        "seconds": took,
-        "bytes": size_of_input,
-        "megabytes_per_second": size_of_input / 1e6 / took,
-    }
+        step(settings)
+    seconds = time.perf_counter() - began
+    return _row(name, seconds, input_bytes)
 
 
-def _per_example(row: Row, examples: int) -> Row:
+def _row(name: str, seconds: float, number: int) -> Row:
+    rate = number / 1e6 / seconds
+    return {"name": name, "seconds": seconds, "bytes": number, "megabytes_per_second": rate}
+
+
+def _with_examples(row: Row, examples: int) -> Row:
     return {**row, "examples": examples, "examples_per_second": examples / row["seconds"]}
 
 
-def _reading(name: str, folder: Path, most: int | None, settings: BenchDataSettings) -> Row:
-    """Batch after batch by one thread, for as long as the settings say; of packs their sequences."""
-    corpus = read_corpus(folder)
-    batch = min(BATCH, corpus["records"])
-    if most is not None:
-        batch = max(1, batch // most)
+def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSettings) -> Row:
+    """Read batches with one thread for `reading_seconds`; a pack counts as its sequences."""
+    batch = min(BATCH, read_corpus(folder)["records"])
+    if packed is not None:
+        batch = max(1, batch // packed)
     source = open_records(
         folder,
         seed=settings.seed,
         sequence_length=settings.sequence_length,
         predictions=settings.mask_tokens,
-        max_sequences_per_pack=most,
+        max_sequences_per_pack=packed,
     )
     reader = Reader(source, Batching(batch, batch))
-    # The first opens files, and makes what is made once.
-    reader[0]
-    examples, held, began, now = 0, 0, time.perf_counter(), 0.0
+    reader[0]  # opens the files
+    examples, read, began, seconds = 0, 0, time.perf_counter(), 0.0
     for step in itertools.count(1):
         columns = reader[step]
         examples += int(np.sum(np.max(columns["input_mask"], axis=-1)))
-        held += sum(column.nbytes for column in columns.values())
-        now = time.perf_counter() - began
-        if now >= settings.reading_seconds:
+        read += sum(column.nbytes for column in columns.values())
+        seconds = time.perf_counter() - began
+        if seconds >= settings.reading_seconds:
             break
-    row = {"name": name, "seconds": now, "bytes": held, "megabytes_per_second": held / 1e6 / now}
-    return _per_example(row, examples)
+    return _with_examples(_row(name, seconds, read), examples)
 
 
-def _size_of(text: Path) -> int:
-    """Bytes of a file, or of a folder's. DataError where there is none."""
+def _bytes_of(text: Path) -> int:
+    """Return the bytes of a file or folder. Raises DataError if it does not exist."""
     return sum(path.stat().st_size for path in finished_files(text))
 
 
-def made_up_text(path: Path, megabytes: float, seed: int) -> None:
-    """Write documents of made-up sentences, a blank line between two, until there is as much text."""
-    drawn = np.random.default_rng(seed)
+def write_synthetic_text(path: Path, megabytes: float, seed: int) -> None:
+    """Write documents of synthetic sentences, separated by blank lines, until the size is reached."""
+    rng = np.random.default_rng(seed)
     letters = np.array(list(LETTERS))
-    chances = 1.0 / np.arange(2, len(letters) + 2)
-    spelt = drawn.choice(letters, (WORDS, 12), p=chances / chances.sum())
-    lengths = 1 + drawn.binomial(11, 0.4, WORDS)
-    words = np.array(["".join(row[:n]) for row, n in zip(spelt, lengths, strict=True)])
+    probabilities = 1.0 / np.arange(2, len(letters) + 2)
+    spelling = rng.choice(letters, (WORDS, 12), p=probabilities / probabilities.sum())
+    lengths = 1 + rng.binomial(11, 0.4, WORDS)
+    words = np.array(["".join(row[:n]) for row, n in zip(spelling, lengths, strict=True)])
     # Zipf: the n-th word is 1/n as frequent as the first.
     bounds = np.cumsum(1.0 / np.arange(1, WORDS + 1))
     with path.open("w", encoding="utf-8") as out:
         while out.tell() < megabytes * 1e6:
-            counts = 4 + drawn.poisson(18, SENTENCES_OF_DOCUMENT)
-            ranks = np.searchsorted(bounds, drawn.random(counts.sum()) * bounds[-1])
-            taken = np.split(words[ranks], np.cumsum(counts)[:-1])
-            said = (" ".join(row).capitalize() + "." for row in taken)
-            out.write(" ".join(said) + "\n\n")
+            counts = 4 + rng.poisson(18, SENTENCES_PER_DOCUMENT)
+            ranks = np.searchsorted(bounds, rng.random(counts.sum()) * bounds[-1])
+            sentences = np.split(words[ranks], np.cumsum(counts)[:-1])
+            text = (" ".join(sentence).capitalize() + "." for sentence in sentences)
+            out.write(" ".join(text) + "\n\n")
 
 
-def _show(settings: BenchDataSettings, rows: list[Row], told: dict[str, Any]) -> None:
-    text = "made-up text" if settings.input is None else str(settings.input)
-    print(f"{told['processor']}; {size(told['memory_bytes'])} of memory")
-    print(f"data, {text}, {settings.processes} at a time, {settings.sequence_length} places\n")
+def _print_table(rows: Sequence[Row]) -> None:
     shown = []
     for row in rows:
-        paced = f"{row['examples_per_second']:,.0f}" if "examples" in row else ""
-        pace = f"{row['megabytes_per_second']:,.2f}"
-        shown.append(
-            (row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds(row["seconds"]), pace, paced)
-        )
+        examples = f"{row['examples_per_second']:,.0f}" if "examples" in row else ""
+        rate = f"{row['megabytes_per_second']:,.2f}"
+        seconds = format_seconds(row["seconds"])
+        shown.append((row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds, rate, examples))
     print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
-    print("\nMB: of text, for index of records, and for reading of the batches that come out")
+    print("\nMB: input text; for index the records; for read the batches in memory")

@@ -1,13 +1,10 @@
-"""The floating-point operations that a step's model asks for, from its shape alone.
+"""Count the floating-point operations of a step from the shape of its model and of its batch.
 
-After Chowdhery et al. 2022 (PaLM), appendix B: 6 a parameter and place (a product with a matrix of N
-parameters is 2 N forward; the gradients of its input and of its matrix are as many each), and 12 L D S
-a place for attention's two products over S places in L layers of width D. Counted are the parameters
-that a place is multiplied with: a look-up in a table is no product, and the word table is one at the
-masked places only. Nothing is counted for recomputation, so doing work twice does not look like speed;
-padding is counted, since it is multiplied like anything else.
-
-Shapes: S places, P masked places, C sequences of a pack, D model width, F inner width, V words.
+After Chowdhery et al. 2022 (PaLM), appendix B: 6 N operations for each position and matrix of N parameters
+(2 N forward, 2 N for each of the two gradients), and 12 L D S for each position in the attention of L layers of
+width D over S positions. An embedding look-up is no product. The word embeddings are multiplied only in
+the masked-LM head, at the P masked positions. Recomputation is not counted, so that it does not look like
+speed. Padding is counted, because it is multiplied like any other position.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,25 +13,25 @@ from typing import Any, NamedTuple
 from bert_cli.config.model import BertConfig
 
 FORWARD_AND_BACKWARD = 3
-"""A product forward and the two of its gradients."""
+"""One product in the forward pass and two in the backward pass."""
 OPERATIONS = 2
-"""A multiplication and an addition."""
+"""One multiplication and one addition."""
 
 
 class Shape(NamedTuple):
-    """What a batch has of everything that is multiplied."""
+    """The sizes of a batch that decide how much is multiplied."""
 
     examples: int
-    places: int
-    """Of an example, S."""
+    positions: int
+    """S, of an example."""
     masked: int = 0
-    """Masked places of an example, P."""
+    """P, of an example."""
     sequences: int = 1
-    """Sequences of an example, C."""
+    """C, of an example."""
 
 
 class Product(NamedTuple):
-    """Rows of a width, times a matrix of this width and another."""
+    """A product of a [rows, width] matrix with a [width, outputs] weight."""
 
     rows: int
     width: int
@@ -42,51 +39,51 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations of the product, forward."""
+        """Operations of the forward product."""
         return OPERATIONS * self.rows * self.width * self.outputs
 
 
 def shape_of(batch: Mapping[str, Any]) -> Shape:
-    """The shape of a batch, columns [..., B, S]."""
-    *before, places = batch["input_ids"].shape
+    """Return the shape of a batch with columns [..., B, S]."""
+    *leading, positions = batch["input_ids"].shape
     examples = 1
-    for size in before:
+    for size in leading:
         examples *= int(size)
     masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
     packs = batch.get("next_sentence_positions")
-    return Shape(examples, places, masked, 1 if packs is None else packs.shape[-1])
+    return Shape(examples, positions, masked, 1 if packs is None else packs.shape[-1])
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> list[Product]:
-    """Every product with a weight, forward, as often as it is done.
+    """Return every forward product with a weight, as often as it is computed.
 
-    `last_blocks` are those after the encoder's layers; raises KeyError for one that is not known.
+    `last_blocks` are the blocks after the encoder layers. Raises KeyError for an unknown one.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    every = shape.examples * shape.places
-    firsts, masked = shape.examples * shape.sequences, shape.examples * shape.masked
-    layer = [Product(every, width, width)] * 4
-    layer += [Product(every, width, inner), Product(every, inner, width)]
-    after = {
+    positions = shape.examples * shape.positions
+    sequences, masked = shape.examples * shape.sequences, shape.examples * shape.masked
+    layer = [Product(positions, width, width)] * 4
+    layer += [Product(positions, width, inner), Product(positions, inner, width)]
+    last = {
         "enc_out": [],
-        "pool": [Product(firsts, width, width)],
+        "pool": [Product(sequences, width, width)],
         "heads": [
-            Product(firsts, width, 2),
+            Product(sequences, width, 2),
             Product(masked, width, width),
             Product(masked, width, config.vocab_size),
         ],
-        "qa_head": [Product(every, width, 2)],
+        "qa_head": [Product(positions, width, 2)],
     }
-    return layer * config.num_hidden_layers + [one for name in last_blocks for one in after[name]]
+    return layer * config.num_hidden_layers + [one for name in last_blocks for one in last[name]]
 
 
 def attention(config: BertConfig, shape: Shape) -> int:
-    """Operations of attention's own two products, forward: queries with keys, shares with values."""
-    pairs = shape.examples * shape.places**2
+    """Return the operations of the forward products of queries with keys and of probabilities with values."""
+    pairs = shape.examples * shape.positions**2
     return config.num_hidden_layers * 2 * OPERATIONS * pairs * config.hidden_size
 
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> int:
-    """Operations of a batch's forward and backward pass."""
+    """Return the operations of the forward and backward pass of a batch."""
     forward = sum(one.flops for one in products(config, last_blocks, shape))
     return FORWARD_AND_BACKWARD * (forward + attention(config, shape))

@@ -1,21 +1,24 @@
-"""Where the time of a start and of steps goes, as it is noted and as it is told.
+"""Measure where the time of a start and of a step goes, and format the results.
 
-A `Stopwatch` adds up seconds by name, also those of the parts of an engine's update. The rest of a step is `other`, so
-that the shares add up to 1.
+An engine reports the parts of its update to a `Stopwatch`. The rest of a step is `other`, so that the shares add up
+to 1.
 """
 
-import os
+import re
+import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WAITED = "input_wait"
+import psutil
+
+INPUT_WAIT = "input_wait"
 OTHER = "other"
-PARTS = (WAITED, "forward_backward", "reduction", "optimizer", OTHER)
+PARTS = (INPUT_WAIT, "forward_backward", "reduction", "optimizer", OTHER)
 
 
 class Stopwatch:
@@ -27,115 +30,124 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add what is done inside to the seconds of this name."""
+        """Add the duration of the block to the seconds of this name."""
         began = self.clock()
         try:
             yield
         finally:
-            self.add(name, self.clock() - began)
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - began
 
     def parts_until(
-        self, settle: Callable[[], None]
+        self, synchronize: Callable[[], None]
     ) -> Callable[[str], AbstractContextManager[None]]:
-        """Return `part` with a call of `settle` at the end of each part.
+        """Return `part` with a call of `synchronize` at the end of each part.
 
-        It waits for the devices: a GPU lags behind its program, and the end of the backward pass would count as the
-        part after it.
+        It waits for the devices. A GPU works asynchronously: without waiting, the end of the backward pass
+        would be counted as a part of what follows it.
         """
 
         @contextmanager
         def part(name: str) -> Iterator[None]:
             with self.part(name):
                 yield
-                settle()
+                synchronize()
 
         return part
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add seconds to those of a name."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-    def taken(self) -> dict[str, float]:
-        """The seconds so far, which then begin again at none."""
-        found, self.seconds = self.seconds, {}
-        return found
+    def reset(self) -> dict[str, float]:
+        """Return the seconds so far and start again at zero."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A step that was taken."""
+class StepTime:
+    """The duration of a step and what it processed."""
 
     seconds: float
-    """From the end of the step before to its own."""
-    parts: dict[str, float]
+    """From the end of the previous step to the end of this one."""
+    parts: Mapping[str, float]
     """Seconds by part, without `other`."""
     examples: float
     tokens: float
-    places: float
+    positions: float
     flops: float
     skipped: float = 0.0
-    """Steps until here whose gradient was not finite, so that nothing was moved."""
+    """Steps so far that were skipped because the gradient was not finite."""
 
 
-def median(values: Sequence[float]) -> dict[str, float]:
-    """Median, and the quartiles below and above it."""
-    if len(values) == 1:
-        return dict.fromkeys(("median", "low", "high"), values[0])
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": middle, "low": low, "high": high}
+def summarize(steps: Sequence[StepTime], warmup_steps: int) -> dict[str, Any]:
+    """Return the metrics of the steps after the warm-up.
 
-
-def figures_of(steps: Sequence[Taken], warmup_steps: int) -> dict[str, Any]:
-    """Pace and shares of the steps behind the first ones.
-
-    A pace is the median over the steps, so that one that something else held up does not count.
+    A rate is the median over the steps, so that one step that something else delayed does not count.
     """
-    kept = steps[warmup_steps:]
-    before = steps[warmup_steps - 1].skipped if warmup_steps else 0.0
-    paces = {
-        f"{name}_per_second": statistics.median(getattr(one, name) / one.seconds for one in kept)
-        for name in ("examples", "tokens", "places", "flops")
+    measured = steps[warmup_steps:]
+    skipped_before = steps[warmup_steps - 1].skipped if warmup_steps else 0.0
+    amounts = {
+        "examples_per_second": [one.examples for one in measured],
+        "tokens_per_second": [one.tokens for one in measured],
+        "places_per_second": [one.positions for one in measured],
+        "flops_per_second": [one.flops for one in measured],
     }
-    return {
-        "steps": len(kept),
-        "warmup_steps": warmup_steps,
-        "skipped_steps": round(kept[-1].skipped - before),
-        "step_seconds": median([one.seconds for one in kept]),
-        **paces,
-        **{f"{name}_share": share for name, share in shares(kept).items()},
+    seconds = [one.seconds for one in measured]
+    rates = {
+        name: statistics.median(a / s for a, s in zip(values, seconds, strict=True))
+        for name, values in amounts.items()
     }
-
-
-def shares(steps: Sequence[Taken]) -> dict[str, float]:
-    """What share of the steps' whole time each part has; together they are 1."""
-    whole = sum(one.seconds for one in steps)
-    found = {
-        name: sum(one.parts.get(name, 0.0) for one in steps) / whole
+    total = sum(seconds)
+    shares = {
+        f"{name}_share": sum(one.parts.get(name, 0.0) for one in measured) / total
         for name in PARTS
         if name != OTHER
     }
-    return found | {OTHER: 1.0 - sum(found.values())}
+    return {
+        "steps": len(measured),
+        "warmup_steps": warmup_steps,
+        "skipped_steps": round(measured[-1].skipped - skipped_before),
+        "step_seconds": quartiles(seconds),
+        **rates,
+        **shares,
+        f"{OTHER}_share": 1.0 - sum(shares.values()),
+    }
 
 
-def seconds_since_start() -> float:
-    """How long ago this process was started; 0 where the system does not tell."""
-    try:
-        told = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        began = int(told[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
-    except (OSError, AttributeError, IndexError, ValueError):
-        return 0.0
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the quartiles below and above it."""
+    if len(values) == 1:
+        return dict.fromkeys(("median", "low", "high"), values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
+
+
+def process_age() -> float:
+    """Return the seconds since this process was started."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def resident_bytes() -> tuple[int, int]:
-    """Memory of this process, now and at most."""
-    import resource
+    """Return the memory of this process: now and at its peak.
 
-    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        rows = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return most, most
-    told = {row.partition(":")[0]: row.partition(":")[2].split() for row in rows}
-    found = [int(told[name][0]) * 1024 if name in told else most for name in ("VmRSS", "VmHWM")]
-    return found[0], found[1]
+    The peak is VmHWM where there is /proc: that of getrusage includes the parent's before exec.
+    """
+    now = psutil.Process().memory_info().rss
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE)
+        return now, 1024 * int(peak[1]) if peak else now
+    # Bytes on macOS, the only other system that the tool runs on.
+    return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def format_seconds(value: float) -> str:
+    """Return a duration as text: 12.3 s, 456 ms, 78 us."""
+    if value >= 1:
+        return f"{value:,.2f} s"
+    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
+
+
+def format_flops(value: float) -> str:
+    """Return operations per second as text: 12.3 GFLOP/s."""
+    for unit, name in ((1e12, "T"), (1e9, "G")):
+        if value >= unit:
+            return f"{value / unit:,.1f} {name}FLOP/s"
+    return f"{value / 1e6:,.1f} MFLOP/s"

@@ -1,13 +1,12 @@
-"""`bert compare`: what differs between two runs, in what was asked and in what came of it.
+"""`bert compare`: show the differences between two runs in their settings and in their results.
 
-Each side is a run, or the runs of several seeds, whose figures are then told with their standard
-deviation: fine-tuning differs from seed to seed by more than most settings change.
+Each side is a run, or the runs of several seeds. Those are shown with their mean and standard deviation, because
+results of fine-tuning often differ more between seeds than between settings.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_cli.config.tools import CompareSettings
 from bert_cli.errors import DataError
@@ -30,87 +29,86 @@ from bert_cli.train.history import (
     window_in_words,
 )
 
-Figure = tuple[float, float | None]
+Metric = tuple[float, float | None]
+"""Mean and, of several seeds, standard deviation."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a run, or the seeds of one."""
+class Side(NamedTuple):
+    """A run, or one run for each of several seeds."""
 
     name: str
     runs: Sequence[Run]
+    results: dict[str, Metric]
 
     @property
-    def values(self) -> dict[str, Any]:
-        """Its settings by dotted names; of one that its seeds do not share a list."""
+    def settings(self) -> dict[str, Any]:
+        """The settings by dotted name; a list of values where the seeds differ."""
         return {**self.runs[0].flat_settings, **differing_settings(self.runs)}
 
 
 def run(settings: CompareSettings) -> None:
-    """Print what differs in settings and results, or write it as JSON.
+    """Print the differences as tables or write them as JSON.
 
-    Raises DataError for what is no run and for runs that have no step yet.
+    Raises DataError for a folder that is no run and for a run without a step.
     """
-    runs = [_open(settings.first, "first"), _open(settings.second, "second")]
-    everything = [one for side in runs for one in side]
-    names = _names(settings, runs)
-    sides = [Side(name, own) for name, own in zip(names, runs, strict=True)]
-    window = window_for(everything, settings.smoothing)
-    differing = _differing(sides)
-    results = [spread([summary_of(one, window) for one in side.runs]) for side in sides]
-    figures = list(dict.fromkeys(name for result in results for name in result))
+    folders = {"first": settings.first, "second": settings.second}
+    both = [_open(folder, where) for where, folder in folders.items()]
+    if settings.first.resolve() == settings.second.resolve():
+        raise DataError(
+            f"second ({settings.second})", "is the same run as the first", "give another run"
+        )
+    window = window_for([*both[0], *both[1]], settings.smoothing)
+    names = names_of([Run(folder) for folder in folders.values()])
+    sides = [
+        Side(
+            f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
+            runs,
+            spread([summary_of(one, window) for one in runs]),
+        )
+        for name, runs in zip(names, both, strict=True)
+    ]
+    differing = _differing_settings(sides)
     if settings.json_file is not None:
-        output_json(settings.json_file, _as_json(sides, differing, results, figures, window))
+        output_json(settings.json_file, _as_json(sides, differing, window))
     if not is_stdout(settings.json_file):
-        _show(sides, differing, results, figures, window)
+        _print(sides, differing)
+        print(f"\nLosses, accuracies and gradient norms are {window_in_words(window)}.")
 
 
 def _open(folder: Path, where: str) -> list[Run]:
-    found = open_runs([folder], where)
-    below = [one for one in found if one.folder != folder]
-    if any(one.folder.parent != folder or not one.folder.name.startswith("seed_") for one in below):
-        raise DataError(
-            f"{where} ({folder}): holds {len(below)} runs; give one of them, as {below[0].folder}"
-        )
-    for one in found:
+    runs = open_runs([folder], where)
+    inner = [one.folder for one in runs if one.folder != folder]
+    if any(one.parent != folder or not one.name.startswith("seed_") for one in inner):
+        problem = f"contains {len(inner)} runs"
+        raise DataError(f"{where} ({folder})", problem, f"give one of them, as {inner[0]}")
+    for one in runs:
         if not one.steps:
-            raise DataError(
-                f"{where} ({one.folder}): has no step in {METRICS} yet; wait for the first, or give another run"
-            )
-    return found
+            remedy = "wait for the first one, or give another run"
+            raise DataError(f"{where} ({one.folder})", f"has no step in {METRICS} yet", remedy)
+    return runs
 
 
-def _names(settings: CompareSettings, runs: Sequence[Sequence[Run]]) -> list[str]:
-    """What tells the two apart. Raises DataError where they are one."""
-    folders = [settings.first, settings.second]
-    if folders[0].resolve() == folders[1].resolve():
-        raise DataError(f"second ({folders[1]}): is the first one again; give another run")
-    told = names_of([Run(folder) for folder in folders])
-    return [
-        f"{name} ({len(own)} seeds)" if len(own) > 1 else name
-        for name, own in zip(told, runs, strict=True)
-    ]
-
-
-def _differing(sides: Sequence[Side]) -> dict[str, list[Any]]:
-    """Dotted name of each setting that differs -> its value on each side."""
-    values = [side.values for side in sides]
-    names = dict.fromkeys([*values[0], *values[1]])
+def _differing_settings(sides: Sequence[Side]) -> dict[str, list[Any]]:
+    """Return dotted name -> values of both sides, of the settings that differ."""
+    first, second = (side.settings for side in sides)
+    pairs = {
+        name: [first.get(name, ABSENT), second.get(name, ABSENT)] for name in {**first, **second}
+    }
     return {
-        name: [own.get(name, ABSENT) for own in values]
-        for name in names
-        if name.partition(".")[0] not in NAMES_ONLY
-        and values[0].get(name, ABSENT) != values[1].get(name, ABSENT)
+        name: pair
+        for name, pair in pairs.items()
+        if name.partition(".")[0] not in NAMES_ONLY and pair[0] != pair[1]
     }
 
 
-def _as_json(
-    sides: Sequence[Side],
-    differing: Mapping[str, Sequence[Any]],
-    results: Sequence[Mapping[str, Figure]],
-    figures: Sequence[str],
-    window: int,
-) -> dict[str, Any]:
+def _metrics(sides: Sequence[Side]) -> list[str]:
+    return list(dict.fromkeys(name for side in sides for name in side.results))
+
+
+def _as_json(sides: Sequence[Side], differing: dict[str, list[Any]], window: int) -> dict[str, Any]:
+    def values(result: Metric | None) -> dict[str, float | None] | None:
+        return result and dict(zip(("mean", "standard_deviation"), result, strict=True))
+
     return {
         "runs": [
             {
@@ -122,60 +120,37 @@ def _as_json(
             for side in sides
         ],
         "smoothed_over_steps": window,
-        "settings": {name: list(values) for name, values in differing.items()},
+        "settings": differing,
         "results": {
-            name: [
-                {"mean": own[name][0], "standard_deviation": own[name][1]} if name in own else None
-                for own in results
-            ]
-            for name in figures
+            name: [values(side.results.get(name)) for side in sides] for name in _metrics(sides)
         },
     }
 
 
-def _show(
-    sides: Sequence[Side],
-    differing: Mapping[str, Sequence[Any]],
-    results: Sequence[Mapping[str, Figure]],
-    figures: Sequence[str],
-    window: int,
-) -> None:
+def _print(sides: Sequence[Side], differing: dict[str, list[Any]]) -> None:
     names = [side.name for side in sides]
-    kinds = [side.runs[0].kind for side in sides]
-    states = [", ".join(dict.fromkeys(one.state for one in side.runs)) for side in sides]
     if differing:
         rows = [(name, *map(value_in_words, values)) for name, values in differing.items()]
-        print_table(("settings", *names), rows)
+        print_table(("settings that differ", *names), rows)
     else:
-        print("settings: the same")
+        print("Both have the same settings.")
     print()
-    rows = [("what", *kinds), ("state", *states)] if kinds[0] != kinds[1] else [("state", *states)]
-    print_table(("results", *names, "difference"), [*_padded(rows), *_results(results, figures)])
-    print(f"\nlosses, accuracies and gradient norms are {window_in_words(window)}")
-
-
-def _padded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [(*row, "") for row in rows]
-
-
-def _results(
-    results: Sequence[Mapping[str, Figure]], figures: Sequence[str]
-) -> list[tuple[str, ...]]:
-    """A row for each figure: both sides, and by how much the second is more."""
-    rows = []
-    for name in figures:
-        own = [result.get(name) for result in results]
-        shown = [_with_deviation(name, figure) for figure in own]
+    kinds = [side.runs[0].kind for side in sides]
+    states = [", ".join(dict.fromkeys(one.state for one in side.runs)) for side in sides]
+    rows = [("command", *kinds, "")] if kinds[0] != kinds[1] else []
+    rows.append(("state", *states, ""))
+    for name in _metrics(sides):
+        results = [side.results.get(name) for side in sides]
         difference = ""
-        if own[0] is not None and own[1] is not None:
-            by = own[1][0] - own[0][0]
-            difference = ("+" if by > 0 else "-" if by < 0 else "") + in_words(name, abs(by))
-        rows.append((label_of(name), *shown, difference))
-    return rows
+        if results[0] is not None and results[1] is not None:
+            change = results[1][0] - results[0][0]
+            difference = "+" * (change > 0) + "-" * (change < 0) + in_words(name, abs(change))
+        rows.append((label_of(name), *(_cell(name, one) for one in results), difference))
+    print_table(("results", *names, "difference"), rows)
 
 
-def _with_deviation(name: str, figure: Figure | None) -> str:
-    if figure is None:
+def _cell(name: str, result: Metric | None) -> str:
+    if result is None:
         return "-"
-    mean, deviation = figure
+    mean, deviation = result
     return in_words(name, mean) + (f" +- {in_words(name, deviation)}" if deviation else "")

@@ -1,199 +1,450 @@
-"""`bert doctor`: this machine and a run, looked at before the run is started.
+"""`bert doctor`: check this machine and a run before the run is started.
 
-A finding is one line: ok, warning or error, what was looked at, what was found, what to do. What a run
-would do first is done here, so it is refused here as there: its processes, its plan, its layout, its
-examples are those of `bert pretrain`. At last the model is built on the CPU and reads one batch: before
-it has learnt anything it must give each of V words the same chance, a loss of ln V.
+A run's own functions find its processes, layout, plan and examples, so that doctor refuses what the run would
+refuse. Finally the model is built on the CPU and evaluates one batch. An untrained model gives each of V tokens
+the same probability, which is a loss of ln V, and ln 2 for the next sentence. A trained model does better.
 """
 
+import math
 import os
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import numpy as np
 
 from bert_cli.config import layout
+from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.config.parallel import Parallel
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.errors import ConfigError
-from bert_cli.files import is_stdout, output_json
+from bert_cli.config.training import GlobalBatch
+from bert_cli.errors import BertError, ConfigError, DeviceError, install_command
+from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
-from bert_cli.tasks.look.finding import Finding, Found, tried
+from bert_cli.tasks.look.machine import Report
 from bert_cli.tasks.run import corpora
 
 try:
-    from bert_cli.tasks.look import capacity, first_loss
-    from bert_cli.tasks.run import start
+    import tensorflow as tf
 
-    BROKEN = ""
-except ImportError as error:
-    # What cannot be imported is a finding too, and the rest of the machine is still to be looked at.
-    BROKEN = f"{type(error).__name__}: {error}".splitlines()[0]
+    from bert_cli.optim.loss_scale import first_loss_scale
+    from bert_cli.parallel.engine import Mesh, count
+    from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+    from bert_cli.parallel.tensorflow.mesh import devices_here
+    from bert_cli.tasks.run import build, start, train
+    from bert_cli.train.folder import complete_checkpoints
+    from bert_cli.train.step import State, means
 
-MOST_EPOCHS = 100
-# Examples that are read to see that they can be.
-SOME = 8
+    IMPORT_ERROR = ""
+except ImportError as error:  # becomes a finding
+    IMPORT_ERROR = f"{type(error).__name__}: {error}".splitlines()[0]
+
+TEMPORARY_FILE_SYSTEMS = {
+    "tmpfs": "memory, lost when the machine restarts",
+    "ramfs": "memory, lost when the machine restarts",
+    "overlay": "a container's disk, lost with the container",
+}
+COLUMNS = ("level", "what", "found", "remedy")
+MAX_IDLE = 1 / 3
+"""Fraction of a step that devices may be idle without a warning."""
+MAX_EPOCHS = 100
+SAMPLE = 8
+"""Examples that are read to check the records, and whose loss is computed: about 160 masked tokens of 128
+positions each."""
+TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
+"""How far a first loss may be from that of equal probabilities. The logits of an untrained model of width D have
+a variance of D x initializer_range^2 x 0.77, half of which is added to the loss: 0.12 for BERT-base."""
+WEIGHTS_OF_LOSSES = {"mlm_loss": "masked_lm_weights", "nsp_loss": "next_sentence_weights"}
 
 
 def run(settings: DoctorSettings) -> None:
-    """Print all findings, and write them where --json says.
+    """Print all findings and, with --json, write them.
 
-    Raises the kind of the first error, when there is one, after all were printed.
+    When there are errors, raises an error of the class of the first one after all findings.
     """
-    findings: list[Finding] = []
-    speaks = not is_stdout(settings.json_file)
-    for finding in examine(settings):
-        if speaks:
-            print(finding, flush=True)
-        findings.append(finding)
-    errors = [finding for finding in findings if finding.level == "error"]
-    warnings = sum(finding.level == "warning" for finding in findings)
+    report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
+    errors = [one for one in report.findings if one.level == "error"]
+    warnings = sum(one.level == "warning" for one in report.findings)
     if settings.json_file is not None:
-        figures: dict[str, Any] = {"errors": len(errors), "warnings": warnings}
-        figures["findings"] = [finding.figures_too() for finding in findings]
-        output_json(settings.json_file, figures)
-    told = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
-    if speaks:
-        print(f"{told} in {layout.count(len(findings), 'finding')}", flush=True)
+        rows = [
+            {**{name: getattr(one, name) for name in COLUMNS}, "figures": dict(one.values)}
+            for one in report.findings
+        ]
+        summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
+        output_json(settings.json_file, summary)
+    total = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
+    if not report.quiet:
+        print(f"{layout.count(len(report.findings), 'check')}: {total}", flush=True)
     if errors:
-        first = errors[0]
-        raise first.kind(f"{first.what}: is not in order ({told} above); mend that first")
+        raise errors[0].kind(errors[0].what, f"did not pass ({total})", "fix it first")
 
 
-def examine(settings: DoctorSettings) -> Iterator[Finding]:
-    """Everything that is looked at, in order."""
-    yield from machine.look(os.environ)
-    if BROKEN:
-        yield Finding(
-            "error",
-            "tensorflow",
-            f"cannot be loaded ({BROKEN})",
-            "install the tool in a new environment",
+def examine(settings: DoctorSettings, report: Report) -> Report:
+    """Run all checks in order; one that needs the result of a failed one is left out."""
+    machine.check_machine(report, os.environ)
+    if IMPORT_ERROR:
+        remedy = "install the tool in a new environment"
+        report.error(
+            "tensorflow", DeviceError("tensorflow", f"import failed: {IMPORT_ERROR}", remedy)
         )
-        return
-    if settings.machine_only:
-        yield from capacity.devices(Processes(()))
-        return
-    source, settings = yield from model(settings)
+    elif settings.machine_only:
+        check_devices(report, Processes(()))
+    else:
+        _check_run(settings, report)
+    return report
+
+
+def _check_run(settings: DoctorSettings, report: Report) -> None:
+    source, settings = check_model(report, settings)
     settings = corpora.with_sizes_of_records(settings)
-    processes = yield from tried(
-        "processes", lambda: find_processes(settings.cluster, os.environ), told_processes
+    processes = report.attempt(
+        "processes", lambda: find_processes(settings.cluster, os.environ), _describe_processes
     )
-    if processes is None:
+    devices = None if processes is None else check_devices(report, processes)
+    if processes is None or devices is None:
         return
-    there = yield from capacity.devices(processes)
-    if there is None:
+    kind, number, memory = devices
+    settings = check_layout(report, settings, processes, kind, number, memory)
+    stream = check_examples(report, settings, processes, source)
+    size = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
+    plan = report.attempt("plan", lambda: make_plan(settings, *size), _describe_plan)
+    check_epochs(report, plan)
+    check_memory(report, settings, processes, kind, memory)
+    machine.check_precision(report, settings.precision, kind)
+    check_folder(report, settings, plan)
+    if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
+        check_first_loss(report, settings, stream, source)
+
+
+# --- the machine's part of a run
+
+
+def check_devices(report: Report, processes: Processes) -> tuple[str, int, int] | None:
+    """Return the kind and number of this process' devices, and the memory of each."""
+    names = [
+        str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    try:
+        kind, number, memory = devices_here(processes)
+    except BertError as error:
+        report.error("devices", error)
+        return None
+    values = {"kind": kind, "devices": number, "memory": memory, "names": names}
+    if kind == "GPU":
+        text = f"{layout.count(number, 'GPU')} of {layout.size(memory)}: {', '.join(sorted(set(names)))}"
+        report.ok("devices", text, **values)
+    elif machine.has_nvidia_driver():
+        report.warn(
+            "devices",
+            "TensorFlow finds no GPU, although nvidia-smi is installed",
+            f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES",
+            **values,
+        )
+    else:
+        report.ok("devices", "no GPU; the run uses the CPU", **values)
+    return kind, number, memory
+
+
+def check_layout(
+    report: Report,
+    settings: DoctorSettings,
+    processes: Processes,
+    kind: str,
+    number: int,
+    memory: int,
+) -> DoctorSettings:
+    """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
+    if settings.parallel.layout == "auto":
+        chosen = report.attempt(
+            "layout",
+            lambda: layout.propose(settings, processes.count * number, memory, processes.count),
+            lambda one: f"chosen: {'; '.join(layout.describe_layout(one)) or 'one device'}",
+        )
+        return chosen or settings
+    replicas, stages = settings.global_batch.replicas, len(estimate(settings))
+    idle = layout.idle(settings)
+    text = f"{layout.count(replicas, 'replica')} of {layout.count(stages, 'device')}"
+    values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
+    needed = replicas // processes.count * stages
+    if replicas % processes.count:
+        problem = f"{processes.count} processes cannot divide the replicas"
+        remedy = "change global_batch.replicas, or give --parallel.layout auto"
+        report.error("layout", ConfigError(text, problem, remedy), **values)
+    elif kind == "GPU" and needed > number:
+        problem = f"needs {needed} GPUs in this process, which has {number}"
+        remedy = "give --parallel.layout auto to choose a layout that fits, with the same results"
+        report.error("layout", DeviceError(text, problem, remedy), **values)
+    elif idle > MAX_IDLE:
+        report.warn(
+            "layout",
+            f"{text}, idle for {idle:.1%} of a step",
+            "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
+            "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device",
+            **values,
+        )
+    else:
+        report.ok("layout", f"{text}, idle for {idle:.1%} of a step", **values)
+    return settings
+
+
+def check_memory(
+    report: Report, settings: DoctorSettings, processes: Processes, kind: str, memory: int
+) -> None:
+    """Compare the estimate of `bert plan` with the memory of a GPU, or of this host for all its devices."""
+    what = "memory of a run"
+    if kind == "GPU":
+        device, most = layout.fullest(settings)
+        needed, total, free = most.total, memory, memory
+        text = f"device {device} of a replica needs {layout.size(needed)}"
+    else:
+        here = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
+        needed = max(1, here) * sum(one.total for one in estimate(settings))
+        total, free = machine.memory()
+        text = f"all devices of this host together need {layout.size(needed)}"
+    values = {"needed": needed, "there": total, "free": free}
+    usable = layout.USABLE * total
+    text += f"; {layout.size(usable)} of {layout.size(total)} are usable"
+    if needed > usable:
+        remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
+        report.error(what, DeviceError(text, "", remedy), **values)
+    elif needed > free:
+        report.warn(
+            what,
+            f"{text}, but only {layout.size(free)} are free now",
+            "end other programs on this machine",
+            **values,
+        )
+    else:
+        report.ok(what, text, **values)
+
+
+# --- the folder of the run
+
+
+def checkpoint_bytes(settings: DoctorSettings) -> int:
+    """Return the size of a checkpoint: the weights in their dtype and two float32 moments of each."""
+    return layout.parameters(settings) * (WEIGHT_BYTES[settings.precision] + 2 * FLOAT32)
+
+
+def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:
+    """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
+    what, folder = "save_ckpt_path", settings.save_ckpt_path
+    try:
+        train.check_output_paths(settings)
+    except BertError as error:
+        report.error(what, error)
         return
-    chosen = yield from capacity.the_layout(settings, processes, *there)
-    reader = yield from examples(chosen, processes, source)
-    size = (None, 1.0) if reader is None else (reader.epoch_size, reader.sequences_per_example)
-    plan = yield from tried("plan", lambda: make_plan(chosen, *size), told_plan)
-    if plan is not None and plan.epochs is not None:
-        yield told_epochs(plan)
-    yield from capacity.room_for_it(chosen, processes, there[0], there[2])
-    yield from capacity.precision(chosen, there[0])
-    yield from capacity.run_folder(chosen, plan)
-    if reader is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        yield from first_loss.first_loss(chosen, reader)
-
-
-def model(settings: DoctorSettings) -> Found[tuple[start.Source | None, DoctorSettings]]:
-    """The model that the run starts from, if any, and the settings with its shape."""
-
-    def found() -> tuple[start.Source | None, DoctorSettings]:
-        source = start.source_of(settings)
-        return source, start.with_shape_of(settings, source)
-
-    def told(pair: tuple[start.Source | None, DoctorSettings]) -> str:
-        return "none: new weights" if pair[0] is None else f"from {pair[0].folder}"
-
-    if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
-        return None, settings
-    return (yield from tried("model", found, told)) or (None, settings)
-
-
-def told_processes(processes: Processes) -> str:
-    """How many there are, and who says so."""
-    if processes.count == 1:
-        return processes.source
-    return (
-        f"{processes.count}, {processes.local_processes} on this host, as {processes.source} says"
+    if folder is None:
+        report.ok(what, "nothing will be saved")
+        return
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        report.error(what, ConfigError(str(nearest), "cannot be written", "choose another folder"))
+        return
+    kind = machine.file_system(nearest)
+    if kind in TEMPORARY_FILE_SYSTEMS:
+        problem = f"{folder} is on {kind}: {TEMPORARY_FILE_SYSTEMS[kind]}"
+        report.warn(what, problem, "choose a folder on a disk", file_system=kind)
+    existing = complete_checkpoints(folder)
+    if existing:
+        report.ok(what, f"the run would continue from {existing[-1]}")
+    # A new checkpoint is written before the oldest is removed, so for a while there is one more.
+    each, every = checkpoint_bytes(settings), settings.keep_every_steps
+    number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
+    used = sum(file.stat().st_size for path in existing for file in path.iterdir())
+    free = free_bytes(folder)
+    needed = max(0, (number + 1) * each - used)
+    text = (
+        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {number} checkpoints of {format_bytes(each)} and "
+        f"one being written {'still need' if used else 'need'} {format_bytes(needed)}"
     )
-
-
-def told_plan(plan: Plan) -> str:
-    """The whole numbers of the run."""
-    return (
-        f"{layout.count(plan.total_steps, 'step')} of {plan.step_in_words}, "
-        f"{layout.count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size}; learning rate up to "
-        f"{plan.peak_learning_rate:g}, {layout.count(plan.warmup_steps, 'step')} of warm-up"
-    )
+    values = {"checkpoint": each, "kept": number, "needed": needed, "free": free, "kind": kind}
+    if needed <= free:
+        report.ok("disk", text, **values)
+    else:
+        remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
+        report.error("disk", DeviceError(text, "", remedy), **values)
 
 
 # --- the examples and the model
 
 
-def examples(
-    settings: DoctorSettings, processes: Processes, source: start.Source | None
-) -> Found[Any]:
-    """The run's reader, when its records are there, whole, readable and fit the model and the run."""
-    asked = {
-        "dataset_dir": settings.dataset_paths,
-        "validation_dir": [settings.validation_dir] if settings.validation_dir else [],
-    }
-    for name, path in ((name, path) for name, paths in asked.items() for path in paths):
+def check_model(
+    report: Report, settings: DoctorSettings
+) -> tuple["start.Source | None", DoctorSettings]:
+    """Return the model that the run starts from, if any, and the settings with its shape."""
+    if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
+        return None, settings
+
+    def find() -> tuple[start.Source | None, DoctorSettings]:
+        source = start.source_of(settings)
+        return source, start.with_shape_of(settings, source)
+
+    def describe(result: tuple[start.Source | None, DoctorSettings]) -> str:
+        return "none: new weights" if result[0] is None else f"from {result[0].folder}"
+
+    return report.attempt("model", find, describe) or (None, settings)
+
+
+def check_examples(
+    report: Report, settings: DoctorSettings, processes: Processes, source: "start.Source | None"
+) -> Any:
+    """Open the records of the run and read some; return their stream, or None if there is an error."""
+    paths = [("dataset_dir", path) for path in settings.dataset_paths]
+    if settings.validation_dir:
+        paths.append(("validation_dir", settings.validation_dir))
+    for name, path in paths:
         if "$" in path and not settings.generated_dataset:
-            yield Finding(
-                "error",
-                name,
-                f"{path}: the variable is not set",
-                f"export it or give --{name.replace('_', '-')}",
-                kind=ConfigError,
-            )
+            remedy = f"export it or give --{name.replace('_', '-')}"
+            report.error(name, ConfigError(path, "the variable is not set", remedy))
             return None
 
-    def opened() -> Any:
+    def open_examples() -> Any:
         part = processes.rank, processes.count
-        reader = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
-        folder = reader.folder
+        stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
+        folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
-        reader.rows(np.arange(SOME))
-        return reader
+        stream.rows(np.arange(SAMPLE))
+        return stream
 
-    reader = yield from tried("dataset_dir", opened, lambda one: _told_examples(settings, one))
-    if reader is None:
-        return None
-    if settings.validation_dir is not None:
-        yield from tried(
+    def describe(stream: Any) -> str:
+        if settings.generated_dataset:
+            return "synthetic examples"
+        return (
+            f"{', '.join(settings.dataset_paths)}: {stream.epoch_size:,} readable records; vocabulary "
+            f"{settings.bert_config.vocab_size:,}, sequence length {settings.max_seq_length}; `bert inspect` shows more"
+        )
+
+    stream = report.attempt("dataset_dir", open_examples, describe)
+    if stream is not None and settings.validation_dir is not None:
+        report.attempt(
             "validation_dir",
             lambda: corpora.open_held_out(settings),
-            lambda one: f"{one and one.epoch_size:,} records",
+            lambda held_out: f"{held_out and held_out.epoch_size:,} records",
         )
-    return reader
+    return stream
 
 
-def _told_examples(settings: DoctorSettings, reader: Any) -> str:
-    if reader.epoch_size is None:
-        return "synthetic examples"
+def check_epochs(report: Report, plan: Plan | None) -> None:
+    """Check how often the run reads its corpus."""
+    if plan is None or plan.epochs is None:
+        return
+    text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
+    if plan.epochs <= MAX_EPOCHS:
+        report.ok("epochs", text, epochs=plan.epochs)
+        return
+    remedy = "use more text, or a lower --total-num-train-samples"
+    report.warn("epochs", f"{text}: it will overfit", remedy, epochs=plan.epochs)
+
+
+def _describe_processes(processes: Processes) -> str:
+    if processes.count == 1:
+        return processes.source
+    here = f"{processes.local_processes} on this host"
+    return f"{processes.count}, {here}, according to {processes.source}"
+
+
+def _describe_plan(plan: Plan) -> str:
+    micro_batches = layout.count(plan.micro_batches_per_step, "micro-batch")
     return (
-        f"{', '.join(settings.dataset_paths)}: {reader.epoch_size:,} records, readable, of "
-        f"{settings.bert_config.vocab_size:,} words and {settings.max_seq_length} places as the model's; "
-        "`bert inspect` looks into them"
+        f"{layout.count(plan.total_steps, 'step')} of {plan.step_in_words}, {micro_batches} of "
+        f"{plan.micro_batch_size}; learning rate up to {plan.peak_learning_rate:g}, "
+        f"{layout.count(plan.warmup_steps, 'warm-up step')}"
     )
 
 
-def told_epochs(plan: Plan) -> Finding:
-    """How often the run goes through its corpus, and a warning where that is too often."""
-    told = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
-    figures = {"epochs": plan.epochs}
-    if plan.epochs is None or plan.epochs <= MOST_EPOCHS:
-        return Finding("ok", "epochs", told, figures=figures)
-    return Finding(
-        "warning",
-        "epochs",
-        f"{told}: it will know them by heart",
-        "give more text, or a lower --total-num-train-samples",
-        figures,
+def check_first_loss(
+    report: Report, settings: DoctorSettings, stream: Any, source: "start.Source | None"
+) -> None:
+    """Compute the losses before the first step and compare them with those of equal probabilities."""
+    what = "first loss"
+    if not settings.build:
+        report.ok(what, "not computed: --no-build")
+        return
+    one_device = {
+        "parallel": Parallel(),
+        "global_batch": GlobalBatch(micro_batch_size=SAMPLE),
+        "precision": "float32",
+    }
+    settings = settings.model_copy(update=one_device)
+    needed, (_, free) = estimate(settings)[0].total, machine.memory()
+    if needed > layout.USABLE * free:
+        report.warn(
+            what,
+            f"not computed: the model needs {layout.size(needed)}, and {layout.size(free)} are free",
+            "end other programs on this machine, or give --no-build",
+        )
+        return
+    began = time.monotonic()
+    try:
+        losses, weights = first_losses(settings, stream, source)
+    except BertError as error:
+        report.error(what, error)
+        return
+    seconds = time.monotonic() - began
+    notes = f"{SAMPLE} examples, float32 on the CPU, {seconds:.1f} s; {weights}"
+    judge(report, settings, losses, notes, is_trained=source is not None)
+
+
+def first_losses(
+    settings: DoctorSettings, stream: Any, source: "start.Source | None"
+) -> tuple[dict[str, float], str]:
+    """Return the mean losses of the first examples without dropout, and where the weights are from.
+
+    A loss that no example has is left out: a corpus may have no sentence pairs.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        # Otherwise TensorFlow takes all their memory with its first operation.
+        tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_logical_devices("CPU")[0].name
+    mesh = Mesh(1, ((cpu,),), cpu, Processes(()))
+    model = build.build_model(settings, mesh)
+    weights = "new weights"
+    if source is not None:
+        state = State(model.weights, {}, first_loss_scale(1.0))
+        weights = start.load_pretrained(source, settings.bert_config, state)
+    engine = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
+    rows = stream.rows(np.arange(SAMPLE))
+    counts = count({name: column[None] for name, column in rows.items()}, engine.head.COUNTS)
+    counts = {name: max(value, 1.0) for name, value in counts.items()}
+    losses = means(engine.evaluate(rows), counts, engine.head.MEANS)
+    absent = {
+        n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
+    }
+    return {name: losses[name] for name in TOLERANCE if name not in absent}, weights
+
+
+def judge(
+    report: Report,
+    settings: DoctorSettings,
+    losses: dict[str, float],
+    notes: str,
+    *,
+    is_trained: bool,
+) -> None:
+    """Check that losses are near those of equal probabilities, or lower if the weights were trained."""
+    vocab_size = settings.bert_config.vocab_size
+    equal = {"mlm_loss": math.log(vocab_size), "nsp_loss": math.log(2)}
+    names = {"mlm_loss": f"masked-LM, ln {vocab_size:,}", "nsp_loss": "next sentence, ln 2"}
+    text = ", ".join(
+        f"{value:.2f} ({names[name]} = {equal[name]:.2f})" for name, value in losses.items()
     )
+    text = f"{text or 'nothing to predict'}; {notes}"
+    values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
+    what = "first loss"
+    if is_trained:
+        if losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]:
+            report.ok(what, text, **values)
+            return
+        remedy = "tokenize the text with the vocabulary of the model that the run starts from"
+        problem = f"{text}: no better than an untrained model"
+        report.warn(what, problem, remedy, **values)
+    # False also for NaN.
+    elif all(abs(value - equal[name]) <= TOLERANCE[name] for name, value in losses.items()):
+        report.ok(what, text, **values)
+    else:
+        remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"
+        report.warn(what, f"{text}: far from equal probabilities", remedy, **values)

@@ -1,31 +1,28 @@
-"""What this machine is, as `bert doctor` says it: a finding a line, each with what to do about it.
+"""Facts about this machine, and the findings of `bert doctor` about it.
 
-Read from the operating system alone: no TensorFlow, so that a machine on which it cannot be loaded can
-be looked at too. What a system does not tell is said to be unknown. The tables say which variables of
-the environment hurt a run, and which instructions of a processor matter.
+TensorFlow is not imported, so that a machine on which it cannot be loaded can be examined too.
 """
 
-import os
 import platform
 import re
-import resource
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import psutil
 
 from bert_cli.config.layout import size
-from bert_cli.errors import ConfigError
+from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
 from bert_cli.processes import cpu_count
-from bert_cli.tasks.look.finding import Finding
 
 PACKAGE = "bert-cli"
 PYTHONS = ((3, 11), (3, 13))
-# Parts whose versions are told also when they are as they should be.
-TOLD = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
-# Flags of /proc/cpuinfo, on x86 and Arm, and what they mean for matrix products.
+MAIN_PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
+"""Packages whose versions are reported also when they are as pinned."""
 INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -36,106 +33,220 @@ INSTRUCTIONS = {
     "sve": "SVE",
     "bf16": "bf16 in NEON",
 }
-OPEN_FILES, SHARED_MEMORY = 1024, 10**9
+"""Flags of /proc/cpuinfo, on x86 and Arm, that matter for matrix products."""
+FAST_INSTRUCTIONS = {
+    "mixed_bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "mixed_float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Processor flags for matrix products in 16 bits."""
+CGROUP = Path("/sys/fs/cgroup")
+Level = Literal["ok", "warning", "error"]
+T = TypeVar("T")
 
 
-class Hurts(NamedTuple):
-    """A value of a variable that hurts, what it does, and what to do."""
+class Harmful(NamedTuple):
+    """Values of an environment variable that slow a run down, and their effect."""
 
     values: str
-    what: str
-    remedy: str
+    effect: str
 
 
-HURTFUL = {
-    "TF_ENABLE_ONEDNN_OPTS": Hurts(
-        "0|false", "turns off the fast matrix products of a CPU", "unset it"
-    ),
-    "CUDA_VISIBLE_DEVICES": Hurts("|-1|NoDevFiles", "hides every GPU", "unset it to use them"),
-    "CUDA_LAUNCH_BLOCKING": Hurts("1", "lets a GPU wait after each operation", "unset it"),
-    "NVIDIA_TF32_OVERRIDE": Hurts("0", "makes float32 products on a GPU slower", "unset it"),
-    "TF_FORCE_GPU_ALLOW_GROWTH": Hurts(
-        "0|false", "takes all memory of a GPU at once, whatever a run needs", "unset it"
-    ),
-    "TF_XLA_FLAGS": Hurts(
-        ".*auto_jit.*",
-        "compiles what a run does not expect to be compiled: other times and roundings",
-        "unset it",
-    ),
+HARMFUL = {
+    "TF_ENABLE_ONEDNN_OPTS": Harmful("0|false", "turns off the fast matrix products of a CPU"),
+    "CUDA_VISIBLE_DEVICES": Harmful("|-1|NoDevFiles", "hides every GPU"),
+    "CUDA_LAUNCH_BLOCKING": Harmful("1", "makes a GPU wait after each operation"),
+    "NVIDIA_TF32_OVERRIDE": Harmful("0", "makes float32 products on a GPU slower"),
+    "TF_FORCE_GPU_ALLOW_GROWTH": Harmful("0|false", "takes all memory of a GPU at the start"),
+    "TF_XLA_FLAGS": Harmful(".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
-# Set by the console script itself, or of no weight.
-OURS = {"TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "OMP_NUM_THREADS", "TF_CONFIG"}
-FAMILIES = ("TF_", "XLA_", "CUDA_", "NCCL_", "NVIDIA_TF32", "ONEDNN_", "DNNL_")
-# Terraform's variables begin like TensorFlow's.
-STRANGERS = ("TF_VAR_", "TF_CLI_", "TF_TOKEN_", "TF_LOG", "TF_DATA_DIR", "TF_INPUT", "TF_WORKSPACE")
 
 
-def look(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """All that can be said of this machine without TensorFlow."""
-    yield python(sys.version_info[:3])
-    yield from packages(requires_of_package())
-    yield from processor(processor_text(), cpu_count(), quota())
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: a line of `bert doctor`."""
+
+    level: Level
+    what: str
+    found: str
+    remedy: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the check, for --json."""
+    kind: type[BertError] = DeviceError
+    """Class of an error, which decides the exit code."""
+
+    def __str__(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.level:<7}  {self.what:<15}  {self.found}{remedy}"
+
+
+class Report:
+    """The findings so far; each is printed when it is added, unless the report is quiet."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.findings: list[Finding] = []
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding."""
+        self.findings.append(finding)
+        if not self.quiet:
+            print(finding, flush=True)
+
+    def ok(self, what: str, found: str, **values: Any) -> None:
+        """Add a check that passed."""
+        self.add(Finding("ok", what, found, values=values))
+
+    def warn(self, what: str, found: str, remedy: str, **values: Any) -> None:
+        """Add a check whose result slows a run down or may end it."""
+        self.add(Finding("warning", what, found, remedy, values))
+
+    def error(self, what: str, error: BertError, **values: Any) -> None:
+        """Add an error that the run would end with."""
+        found = f"{error.where}: {error.problem}" if error.problem else error.where
+        found, remedy = (" ".join(text.split()) for text in (found, error.remedy))
+        self.add(Finding("error", what, found, remedy, values, type(error)))
+
+    def attempt(self, what: str, act: Callable[[], T], describe: Callable[[T], str]) -> T | None:
+        """Call a function of a run; add an ok with its described result, or its error and return None."""
+        try:
+            value = act()
+        except BertError as error:
+            self.error(what, error)
+            return None
+        except OSError as error:
+            where = str(error.filename or what)
+            self.error(
+                what, DataError(where, str(error.strerror), "correct the path or its rights")
+            )
+            return None
+        self.ok(what, describe(value))
+        return value
+
+
+# --- facts
+
+
+def processor_flags() -> set[str]:
+    """Return the instruction flags of the processor; none if the system does not list them."""
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return set(flags[1].split()) if flags else set()
+
+
+def cpu_quota() -> float | None:
+    """Return the cores' worth of time that the container may use; None without a limit."""
+    quota, _, period = _read(CGROUP / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def memory() -> tuple[int, int]:
+    """Return the total and the free memory in bytes, within the limit of the container."""
+    host = psutil.virtual_memory()
+    limit, used = (_read(CGROUP / f"memory.{name}").strip() for name in ("max", "current"))
+    if limit.isdigit() and used.isdigit() and int(limit) < host.total:
+        return int(limit), max(0, min(host.available, int(limit) - int(used)))
+    return host.total, host.available
+
+
+def has_nvidia_driver() -> bool:
+    """Return whether NVIDIA's driver is installed."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def file_system(folder: Path) -> str | None:
+    """Return the type of the file system that holds a folder; None if unknown."""
+    path = folder.absolute().resolve()
+    mounts = psutil.disk_partitions(all=True)
+    above = [
+        (len(one.mountpoint), number, one.fstype)
+        for number, one in enumerate(mounts)
+        if path.is_relative_to(one.mountpoint)
+    ]
+    # A later mount on the same point hides the earlier one.
+    return max(above)[2] if above else None
+
+
+def description() -> dict[str, Any]:
+    """Return the processor and the memory, as measurements record them."""
     total, free = memory()
-    yield Finding(
-        "ok",
-        "memory",
-        f"{size(free)} free of {size(total)}",
-        figures={"free": free, "total": total},
-    )
-    yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    yield shared_memory(Path("/dev/shm"))
-    yield from variables(environment, cpu_count())
+    name, values = _processor(processor_flags())
+    return {"processor": name, **values, "memory_bytes": total, "free_bytes": free}
 
 
-def python(found: tuple[int, ...]) -> Finding:
-    """Whether this Python is one of those that the tool is for."""
-    told, (first, last) = ".".join(map(str, found)), PYTHONS
-    if first <= found[:2] <= last:
-        return Finding("ok", "python", f"{told} on {platform.platform()}", figures={"python": told})
-    return Finding(
-        "error",
-        "python",
-        f"{told}: not one of 3.11 to 3.13",
-        "make an environment with one of those",
-        {"python": told},
-    )
+def _processor(flags: set[str]) -> tuple[str, dict[str, Any]]:
+    """Return the processor as text, and its number of cores, quota and instructions."""
+    number = cpu_count()
+    named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
+    model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    text = f"{model[1] if model else platform.machine()}, {number} core{'s' * (number > 1)}"
+    if flags:
+        missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(named))
+        text += f"; {', '.join(named) or 'none of ' + ', '.join(INSTRUCTIONS.values())}"
+        text += f", no {missing}" if named and missing else ""
+    else:
+        text += "; its instructions are unknown"
+    return text, {"cores": number, "quota": cpu_quota(), "instructions": named}
 
 
-def requires_of_package() -> dict[str, str] | None:
-    """Exact versions that this tool was built with, by package; None where it is not installed."""
+def _read(path: str | Path) -> str:
     try:
-        wanted = requires(PACKAGE) or []
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# --- checks
+
+
+def check_machine(report: Report, environment: Mapping[str, str]) -> None:
+    """Check Python, the installed packages, the processor, the memory and the environment."""
+    check_python(report, sys.version_info[:3])
+    check_packages(report, pinned_packages())
+    check_processor(report)
+    total, free = memory()
+    report.ok("memory", f"{size(free)} free of {size(total)}", free=free, total=total)
+    check_environment(report, environment)
+
+
+def check_python(report: Report, found: tuple[int, ...]) -> None:
+    """Check the version of Python."""
+    text, (first, last) = ".".join(map(str, found)), PYTHONS
+    if first <= found[:2] <= last:
+        report.ok("python", f"{text} on {platform.platform()}", python=text)
+        return
+    problem = "is not supported, only 3.11 to 3.13 are"
+    error = DeviceError(text, problem, "create an environment with one of those")
+    report.error("python", error, python=text)
+
+
+def pinned_packages() -> dict[str, str] | None:
+    """Return package -> version that this tool requires; None if the tool is not installed."""
+    try:
+        required = requires(PACKAGE) or []
     except PackageNotFoundError:
         return None
-    found = (re.fullmatch(r"([\w.-]+)==([\w.]+)", one.replace(" ", "")) for one in wanted)
-    return {match[1]: match[2] for match in found if match}
+    pins = (re.fullmatch(r"([\w.-]+)==([\w.]+)", one.replace(" ", "")) for one in required)
+    return {pin[1]: pin[2] for pin in pins if pin}
 
 
-def packages(wanted: Mapping[str, str] | None) -> Iterator[Finding]:
-    """The parts that are installed, beside the versions that the tool was built with."""
-    if wanted is None:
-        yield Finding(
-            "warning",
+def check_packages(report: Report, pinned: Mapping[str, str] | None) -> None:
+    """Compare the installed packages with the required versions."""
+    if pinned is None:
+        report.warn(
             "packages",
-            f"{PACKAGE} is not installed, so nothing says which versions it needs",
+            f"{PACKAGE} is not installed, so the required versions are unknown",
             "pip install -c requirements.lock -e .",
         )
-        wanted = {}
-    there = {name: _version(name) for name in (*TOLD, *wanted)}
-    told = ", ".join(f"{name} {there[name] or 'absent'}" for name in TOLD)
-    yield Finding("ok", "packages", told, figures=there)
-    for name, pinned in wanted.items():
-        if there[name] is None:
-            yield Finding(
-                "error", "packages", f"{name} is not installed", f"pip install {name}=={pinned}"
-            )
-        elif there[name] != pinned:
-            yield Finding(
-                "warning",
-                "packages",
-                f"{name} is {there[name]}, and this was built and tested with {pinned}",
-                f"pip install {name}=={pinned}",
-            )
+        pinned = {}
+    installed = {name: _version(name) for name in (*MAIN_PACKAGES, *pinned)}
+    text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
+    report.ok("packages", text, **installed)
+    for name, pin in pinned.items():
+        remedy = f"pip install {name}=={pin}"
+        if installed[name] is None:
+            report.error("packages", DeviceError(name, "is not installed", remedy))
+        elif installed[name] != pin:
+            report.warn("packages", f"{name} is {installed[name]}; {pin} was tested", remedy)
 
 
 def _version(name: str) -> str | None:
@@ -145,179 +256,58 @@ def _version(name: str) -> str | None:
         return None
 
 
-def processor(cpuinfo: str, number: int, share: float | None) -> Iterator[Finding]:
-    """Cores, the instructions that matter, and what a container leaves of the cores.
-
-    `share` is how many cores' time it may take, None for no limit.
-    """
-    model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
-    flags = instructions(cpuinfo)
-    named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
-    told = f"{model[1] if model else platform.machine()}, {number} core{'' if number == 1 else 's'}"
-    figures = {"cores": number, "quota": share, "instructions": named}
-    if not flags:
-        yield Finding("ok", "processor", f"{told}; its instructions are not known", figures=figures)
-    elif not flags & {"avx2", "asimd"}:
-        yield Finding(
-            "warning",
+def check_processor(report: Report) -> None:
+    """Check the instructions of the processor, and how much of its cores a container may use."""
+    flags = processor_flags()
+    text, values = _processor(flags)
+    if flags and not flags & {"avx2", "asimd"}:
+        report.warn(
             "processor",
-            f"{told}, without AVX2: matrix products are several times slower",
-            "use another machine, or one whose hypervisor lets AVX2 through",
-            figures,
+            f"{text}, no AVX2: matrix products are several times slower",
+            "use another machine, or a hypervisor that passes AVX2 through",
+            **values,
         )
     else:
-        lacking = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(named))
-        without = f", no {lacking}" if lacking else ""
-        yield Finding("ok", "processor", f"{told}; {', '.join(named)}{without}", figures=figures)
-    if share is not None and share < number:
-        yield Finding(
-            "warning",
+        report.ok("processor", text, **values)
+    quota, number = values["quota"], values["cores"]
+    if quota is not None and quota < number:
+        report.warn(
             "processor",
-            f"this container may take the time of {share:g} of {number} cores, and TensorFlow starts a "
-            "thread for each",
-            f"set TF_NUM_INTRAOP_THREADS={max(1, int(share))}, or give it whole cores",
-            figures,
+            f"the container may use the time of {quota:g} of {number} cores, but TensorFlow starts a thread for each",
+            f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores",
+            **values,
         )
 
 
-def instructions(cpuinfo: str) -> set[str]:
-    """Flags of the processor; none where the system does not tell."""
-    found = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    return set(found[1].split()) if found else set()
-
-
-def quota() -> float | None:
-    """Cores' time that a container may take; None without a limit."""
-    told = _text("/sys/fs/cgroup/cpu.max").split()
-    if not told:
-        old = Path("/sys/fs/cgroup/cpu")
-        told = [_text(old / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-    if len(told) != 2 or not told[0].isdigit() or not told[1].isdigit():
-        return None
-    return int(told[0]) / int(told[1])
-
-
-def memory() -> tuple[int, int]:
-    """Bytes of memory in all, and free, within the limits of a container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = re.search(r"^MemAvailable:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    free = 1024 * int(told[1]) if told else total
-    root = Path("/sys/fs/cgroup")
-    for limit, used in (
-        (root / "memory.max", root / "memory.current"),
-        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"),
-    ):
-        most, taken = _text(limit).strip(), _text(used).strip()
-        if most.isdigit() and taken.isdigit() and int(most) < total:
-            total, free = int(most), min(free, int(most) - int(taken))
-    return total, max(0, free)
-
-
-def open_files(soft: int, hard: int) -> Finding:
-    """How many files a process may have open: a reader one, a run of many processes a few each."""
-    figures = {"soft": soft, "hard": hard}
-    endless = resource.RLIM_INFINITY
-    if soft != endless and soft < OPEN_FILES:
-        most = OPEN_FILES if hard == endless else min(hard, OPEN_FILES)
-        return Finding(
-            "warning",
-            "open files",
-            f"at most {soft:,}, which libraries of a run over several GPUs or hosts use up",
-            f"ulimit -n {most}",
-            figures,
-        )
-    return Finding(
-        "ok", "open files", "no limit" if soft == endless else f"at most {soft:,}", figures=figures
-    )
-
-
-def shared_memory(folder: Path) -> Finding:
-    """Room in /dev/shm, through which the GPUs of a host exchange gradients."""
-    if not folder.is_dir():
-        return Finding("ok", "shared memory", f"there is no {folder}")
-    found = shutil.disk_usage(folder)
-    figures = {"free": found.free, "total": found.total}
-    told = f"{size(found.free)} free of {size(found.total)} in {folder}"
-    if found.free >= SHARED_MEMORY:
-        return Finding("ok", "shared memory", told, figures=figures)
-    return Finding(
-        "warning",
-        "shared memory",
-        f"{told}, too little for several GPUs",
-        "start the container with --shm-size=1g or --ipc=host, or remove what fills it",
-        figures,
-    )
-
-
-def variables(environment: Mapping[str, str], number: int) -> Iterator[Finding]:
-    """What is set in the environment and hurts a run; what else is set, in one line."""
-    what, known = "environment", set(OURS)
-    for name, hurts in HURTFUL.items():
+def check_environment(report: Report, environment: Mapping[str, str]) -> None:
+    """Check the environment variables that slow a run down or stop it."""
+    what = "environment"
+    for name, harmful in HARMFUL.items():
         value = environment.get(name)
-        if value is not None and re.fullmatch(hurts.values, value.strip(), re.IGNORECASE):
-            known.add(name)
-            yield Finding("warning", what, f"{name} ({value}): {hurts.what}", hurts.remedy)
+        if value is not None and re.fullmatch(harmful.values, value.strip(), re.IGNORECASE):
+            report.warn(what, f"{name} ({value}): {harmful.effect}", "unset it")
     threads = environment.get("TF_NUM_INTRAOP_THREADS", "")
-    if threads.isdigit() and 0 < int(threads) < number:
-        known.add("TF_NUM_INTRAOP_THREADS")
-        yield Finding(
-            "warning",
+    if threads.isdigit() and 0 < int(threads) < cpu_count():
+        report.warn(
             what,
-            f"TF_NUM_INTRAOP_THREADS ({threads}): an operation uses {threads} of {number} cores",
+            f"TF_NUM_INTRAOP_THREADS ({threads}): an operation uses {threads} of {cpu_count()} cores",
             "unset it, unless several runs share this machine",
         )
     backend = environment.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
-        yield Finding(
-            "error",
-            what,
-            f"KERAS_BACKEND ({backend}): training runs on tensorflow",
-            "unset it",
-            kind=ConfigError,
-        )
-    if "OMP_NUM_THREADS" in environment:
-        # Measured: with 1 TensorFlow's products still run on both cores, as its pool is its own.
-        yield Finding(
-            "ok",
-            what,
-            f"OMP_NUM_THREADS ({environment['OMP_NUM_THREADS']}): TensorFlow does not read it, but "
-            "TF_NUM_INTRAOP_THREADS",
-        )
-    # By name only: a value may be a secret.
-    others = sorted(
-        name
-        for name in environment
-        if name.startswith(FAMILIES) and not name.startswith(STRANGERS) and name not in known
+        where = f"KERAS_BACKEND ({backend})"
+        report.error(what, ConfigError(where, "training uses the tensorflow backend", "unset it"))
+
+
+def check_precision(report: Report, precision: str, kind: str) -> None:
+    """Check that the processor has instructions for the precision; a GPU is assumed to."""
+    flags, fast = processor_flags(), FAST_INSTRUCTIONS.get(precision)
+    if kind == "GPU" or fast is None or not flags or flags & fast:
+        report.ok("precision", precision)
+        return
+    better = "mixed_bfloat16" if flags & FAST_INSTRUCTIONS["mixed_bfloat16"] else "float32"
+    report.warn(
+        "precision",
+        f"{precision}: this processor has no instructions for it, so it is no faster than float32",
+        f"give --precision {better}, unless this is a trial of a GPU run",
     )
-    if others:
-        yield Finding("ok", what, f"also set: {', '.join(others)}")
-
-
-def file_system(folder: Path, mounts: str) -> str | None:
-    """Kind of the file system that a folder is on, from the text of /proc/mounts; None if unknown."""
-    path = str(folder.absolute().resolve())
-    found = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
-    above = [
-        (len(point), place, kind)
-        for place, (point, kind) in enumerate(found)
-        if path == point or path.startswith(point.rstrip("/") + "/")
-    ]
-    # Of two mounts on one point the later one is seen.
-    return max(above)[2] if above else None
-
-
-def processor_text() -> str:
-    """The text of /proc/cpuinfo, empty where there is none."""
-    return _text("/proc/cpuinfo")
-
-
-def mounts() -> str:
-    """The text of /proc/mounts, empty where there is none."""
-    return _text("/proc/mounts")
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

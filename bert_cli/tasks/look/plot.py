@@ -1,55 +1,294 @@
-"""`bert plot`: pictures of one run or several over one another, and a page that holds them.
+"""`bert plot`: draw the metrics of some runs over their steps, and write an HTML page with the pictures.
 
-Each picture is a PNG file of its own; the page has them inside, with the figures that the runs have come
-to and the settings in which they differ.
+A thin line is each step, a bold one the mean of the last steps, circles on a dashed line are held-out metrics, and a
+cross marks a step whose metric was not finite. The page is one file without scripts.
 """
 
+import base64
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from bert_cli.config.layout import count
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
-from bert_cli.tasks.look.curves import draw, pictures_of
-from bert_cli.tasks.look.page import page_of
 from bert_cli.train.folder import METRICS
-from bert_cli.train.history import names_of, open_runs, window_for
+from bert_cli.train.history import (
+    ACCURACY,
+    HELD_OUT,
+    LOSS,
+    Run,
+    differing_settings,
+    held_out_names,
+    in_words,
+    label_of,
+    metric_names,
+    names_of,
+    open_runs,
+    series,
+    smoothed,
+    summary_of,
+    value_in_words,
+    window_for,
+    window_in_words,
+)
 
-PAGE = "index.html"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAGE, TEMPLATE = "index.html", Path(__file__).with_name("page.html")
+# Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
+Line = Literal["-", "--", ":", "-."]
+LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
+WIDTH, PANEL_HEIGHT, LEGEND_LETTERS = 9.0, 2.7, 105
+LOG_RATIO = 100.0
+"""Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
+LONG_NAMES = {"mlm": "masked-LM", "nsp": "next-sentence"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A metric of several runs over their steps."""
+
+    label: str
+    metric: str = ""
+    """Its name in metrics.jsonl; empty if there is only a held-out metric."""
+    held_out: str = ""
+    factor: float = 1.0
+    smooth: bool = True
 
 
 def run(settings: PlotSettings) -> None:
-    """Draw the runs and write the pictures and the page.
+    """Write the pictures and the page.
 
-    Raises DataError for what is no run, for runs that have no step yet, and for a folder that cannot be
+    Raises DataError for a folder that is no run, for runs without a step, and for an output that cannot be
     written.
     """
     runs = open_runs(settings.runs, "runs")
     names = names_of(runs)
-    without = [str(one.folder) for one in runs if not one.steps]
-    if len(without) == len(runs):
-        raise DataError(
-            f"runs ({', '.join(without)}): have no step in {METRICS} yet; wait for the first, or give other runs"
-        )
+    empty = [str(one.folder) for one in runs if not one.steps]
+    if len(empty) == len(runs):
+        remedy = "wait for the first one, or give other runs"
+        raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
     window = window_for(runs, settings.smoothing)
-    drawn = []
-    for picture in pictures_of(runs):
-        light, dark = (draw(picture, runs, names, window, ink) for ink in ("light", "dark"))
-        _write(settings.output / f"{picture.name}.png", light)
-        drawn.append((picture, light, dark))
-    page = settings.output / PAGE
-    _write(page, page_of(runs, names, drawn, window).encode("utf-8"))
-    for folder in without:
-        print(f"{folder}: has no step yet; it stands in the tables only")
-    told = ", ".join(f"{picture.name}.png" for picture, _, _ in drawn)
-    print(f"{page}: {len(runs)} run{'s' * (len(runs) > 1)}, {told}; smoothed over {window:,} steps")
+    pictures = {
+        title: draw(title, panels, runs, names, window)
+        for title, panels in pictures_of(runs).items()
+    }
+    for title, png in pictures.items():
+        _write(settings.output / file_name(title), png)
+    _write(settings.output / PAGE, page_of(runs, names, pictures, window).encode("utf-8"))
+    for folder in empty:
+        print(f"{folder}: has no step yet; it is only in the tables")
+    files = ", ".join(map(file_name, pictures))
+    smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
+    print(f"{settings.output / PAGE}: {count(len(runs), 'run')}, {files}; {smoothing}")
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a page that is being read stays whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise DataError(
-            f"output ({path}): cannot be written ({error.strerror}); choose another folder"
-        ) from error
+        problem = f"cannot be written ({error.strerror})"
+        raise DataError(f"output ({path})", problem, "choose another folder") from error
+
+
+def file_name(title: str) -> str:
+    """Return the file of a picture: `learning_rate.png`."""
+    return f"{title.lower().replace(' ', '_').replace('-', '_')}.png"
+
+
+def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
+    """Return title -> panels of each picture that the runs have a metric for."""
+    metrics, held_out = metric_names(runs), held_out_names(runs)
+
+    def panels(ending: str, unit: str, factor: float) -> list[Panel]:
+        return [
+            Panel(
+                label(name) + unit,
+                name,
+                HELD_OUT + name if HELD_OUT + name in held_out else "",
+                factor,
+            )
+            for name in metric_names(runs, ending)
+        ]
+
+    pictures = {
+        "Loss": panels(LOSS, "", 1.0),
+        "Accuracy": panels(ACCURACY, " (%)", 100.0),
+        "Held out": [
+            Panel(f"held-out {label(name.removeprefix(HELD_OUT))}", held_out=name)
+            for name in held_out
+        ],
+        "Learning rate": [Panel("learning rate", "learning_rate", smooth=False)],
+        "Throughput": [Panel(f"{n} / s", f"{n}_per_second") for n in ("tokens", "examples")],
+        "Gradient norm": [Panel("gradient norm", "gradient_norm")],
+    }
+    there = {*metrics, ""}
+    kept = {name: [one for one in row if one.metric in there] for name, row in pictures.items()}
+    return {title: row for title, row in kept.items() if row}
+
+
+def label(name: str) -> str:
+    """Return a metric's name as text, with its unit: `masked-LM loss (nats)`."""
+    first, _, rest = name.partition("_")
+    if first in LONG_NAMES:
+        return f"{LONG_NAMES[first]} {rest.replace('_', ' ')}{' (nats)' * (rest == LOSS)}"
+    return name.replace("_", " ")
+
+
+def style_of(number: int) -> tuple[str, Line]:
+    """Return the colour and line style of a run; those of 28 runs differ."""
+    return COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
+
+
+def draw(
+    title: str, panels: Sequence[Panel], runs: Sequence[Run], names: Sequence[str], window: int
+) -> bytes:
+    """Return a picture as PNG: its panels one below the other, and a legend."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    columns = max(1, min(len(names), LEGEND_LETTERS // (max(map(len, names)) + 7)))
+    height = 0.9 + PANEL_HEIGHT * len(panels) + 0.22 * (math.ceil(len(names) / columns) + 1)
+    figure = Figure(figsize=(WIDTH, height), dpi=120, layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, one in zip(panels, axes, strict=True):
+        one.set_ylabel(panel.label)
+        one.grid(color="#d8dce1", linewidth=0.6)
+        one.spines[["top", "right"]].set_visible(False)
+        for number, values in enumerate(runs):
+            # Learning rates are often equal: earlier lines are wider and stay visible.
+            width = 1.8 if panel.smooth else 1.8 + min(6.0, 2.0 * (len(runs) - 1 - number))
+            _draw_run(one, panel, values, window, number, width)
+        _set_scale(one, panel, runs)
+    axes[-1].set_xlabel("step")
+    axes[-1].set_xlim(left=0)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    styles = [style_of(number) for number in range(len(runs))]
+    lines = [Line2D([], [], color=colour, linestyle=dashes) for colour, dashes in styles]
+    texts = [
+        name if one.steps else f"{name} (no step yet)"
+        for one, name in zip(runs, names, strict=True)
+    ]
+    figure.legend(
+        lines, texts, loc="outside lower left", ncols=columns, frameon=False, fontsize=9,
+        title=_notes(panels, runs, window), alignment="left", title_fontsize=8.5,
+    )  # fmt: skip
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _draw_run(axes: "Axes", panel: Panel, one: Run, window: int, number: int, width: float) -> None:
+    colour, dashes = style_of(number)
+    for name, held_out in ((panel.metric, False), (panel.held_out, True)):
+        if not name:
+            continue
+        steps, values = series(one, name)
+        values = panel.factor * values
+        if held_out:
+            axes.plot(
+                steps, values, "--o", color=colour, linewidth=1, markersize=5, mfc="white", zorder=4
+            )
+        else:
+            smooth = panel.smooth and window > 1
+            if smooth:
+                axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.22)
+            line = smoothed(values, window) if smooth else values
+            # A single point has no line.
+            marker = "o" if np.isfinite(values).sum() == 1 else None
+            axes.plot(
+                steps,
+                line,
+                color=colour,
+                linestyle=dashes,
+                linewidth=width,
+                marker=marker,
+                zorder=3,
+            )
+        crosses = steps[~np.isfinite(values)]
+        if len(crosses):
+            heights, bottom = np.full(len(crosses), 0.03), axes.get_xaxis_transform()
+            axes.plot(
+                crosses, heights, "x", color=colour, transform=bottom, zorder=5, clip_on=False
+            )
+
+
+def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
+    values = np.concatenate([series(one, panel.metric or panel.held_out)[1] for one in runs])
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center")
+    elif panel.metric == "gradient_norm" and 0 < LOG_RATIO * values.min() < values.max():
+        axes.set_yscale("log")
+    elif panel.metric.endswith("per_second"):
+        axes.set_ylim(bottom=0.0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def _notes(panels: Sequence[Panel], runs: Sequence[Run], window: int) -> str:
+    """Return the explanation of the kinds of lines in a picture."""
+    notes = []
+    if any(panel.metric and panel.smooth for panel in panels):
+        bold = f"bold: mean of the last {window:,} steps; thin: each step"
+        notes.append(bold if window > 1 else "each step, not smoothed")
+    if any(panel.held_out for panel in panels):
+        notes.append("circles: held out")
+    names = [name for panel in panels for name in (panel.metric, panel.held_out) if name]
+    if not all(np.isfinite(series(one, name)[1]).all() for one in runs for name in names):
+        notes.append("crosses: not finite")
+    return "; ".join(notes)
+
+
+def page_of(
+    runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, bytes], window: int
+) -> str:
+    """Return the HTML page: metrics, differing settings, pictures, all settings of each run."""
+    from jinja2 import Environment
+
+    differing = differing_settings(runs)
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
+    return template.render(
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
+        metrics=_metric_rows(runs, window),
+        window=window_in_words(window),
+        differing={name: map(value_in_words, values) for name, values in differing.items()},
+        pictures={
+            title: f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+            for title, png in pictures.items()
+        },
+        settings=[
+            (name, json.dumps(one.settings, indent=1, ensure_ascii=False))
+            for name, one in zip(names, runs, strict=True)
+        ],
+    )
+
+
+def _metric_rows(runs: Sequence[Run], window: int) -> dict[str, list[str]]:
+    summaries: list[dict[str, Any]] = [summary_of(one, window) for one in runs]
+    rows = {
+        "folder": [str(one.folder.resolve()) for one in runs],
+        "command": [one.kind for one in runs],
+        "state": [one.state if one.steps else f"{one.state}, no step yet" for one in runs],
+    }
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        rows[label_of(name)] = [in_words(name, summary.get(name)) for summary in summaries]
+    return rows

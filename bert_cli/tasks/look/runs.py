@@ -1,7 +1,7 @@
-"""`bert runs`: the runs below some folders, a line each.
+"""`bert runs`: list the runs below some folders.
 
-It reads the ends of files only, so that a hundred runs of a million steps are listed within a second. A
-run that cannot be read is listed as that and hides no other.
+Only the ends of files are read, so that a hundred runs of a million steps are listed within a second. A run
+that cannot be read is listed with the reason.
 """
 
 import time
@@ -16,102 +16,98 @@ from bert_cli.terminal import print_table
 from bert_cli.train.history import HELD_OUT, Run, runs_below
 from bert_cli.train.metrics import format_duration
 
-HEADS = ("run", "what", "step", "of", "loss", "held out", "state", "written")
-NUMBERS = (2, 3)
-MOST = 3
-"""Figures of a kind on a line; JSON has all."""
-NO_RUNS = "no runs here; a run is a folder that --save-ckpt-path named"
+COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
+MAX_METRICS = 3
+"""Metrics in a cell of the table; JSON has all."""
 
 
 def run(settings: RunsSettings) -> None:
-    """Print the runs below the folders as a table, or write them as JSON.
+    """Print the runs below the folders as a table or write them as JSON.
 
-    Raises DataError for a folder that is not there.
+    Raises DataError for a folder that does not exist.
     """
     for folder in settings.folders:
         if not folder.is_dir():
-            raise DataError(f"folders ({folder}): is no folder; give one that runs lie in")
+            raise DataError(f"folders ({folder})", "is no folder", "give one that contains runs")
     found = {one.folder.resolve(): one for folder in settings.folders for one in runs_below(folder)}
-    told = [told_of(one) for one in found.values()]
+    described = [describe(one) for one in found.values()]
     if settings.json_file is not None:
-        output_json(settings.json_file, told)
-    if not is_stdout(settings.json_file):
-        if not told:
-            print(f"{', '.join(map(str, settings.folders))}: {NO_RUNS}")
-            return
-        print_table(HEADS, [_row(one) for one in told], right=NUMBERS)
+        output_json(settings.json_file, described)
+    if is_stdout(settings.json_file):
+        return
+    if described:
+        print_table(COLUMNS, [_row(one) for one in described], right=(2, 3))
+    else:
+        folders = ", ".join(map(str, settings.folders))
+        print(f"{folders}: no runs; a run is a folder that was given as --save-ckpt-path")
 
 
-def told_of(found: Run) -> dict[str, Any]:
-    """What there is to say of a run, as JSON; the figures are those of its last step."""
-    told: dict[str, Any] = {"run": str(found.folder)}
+def describe(run: Run) -> dict[str, Any]:
+    """Return a run as JSON, with the metrics of its last step."""
+    described: dict[str, Any] = {"run": str(run.folder)}
     try:
-        figures = found.last[1]
-        told |= {
-            "what": found.kind,
-            "step": found.step,
-            "total_steps": found.total_steps,
-            "losses": losses_of(figures),
-            "held_out": held_out_of(found),
-            "state": found.state,
+        described |= {
+            "what": run.kind,
+            "step": run.step,
+            "total_steps": run.total_steps,
+            "losses": losses_of(run.last[1]),
+            "held_out": held_out_of(run),
+            "state": run.state,
         }
     except DataError as error:
-        told |= {"state": "unreadable", "why": str(error)}
-    written = found.written
-    told["written"] = (
-        datetime.fromtimestamp(written).astimezone().isoformat("T", "seconds") if written else None
-    )
-    return told
+        described |= {"state": "unreadable", "why": str(error)}
+    written = datetime.fromtimestamp(run.written).astimezone() if run.written else None
+    described["written"] = None if written is None else written.isoformat("T", "seconds")
+    return described
 
 
-def losses_of(figures: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The losses among a step's figures, by what they are of; one that is not finite is None."""
+def losses_of(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the losses of a step by short name; None for one that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_") or "loss": value
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if name.endswith("loss") and not name.startswith(HELD_OUT)
     }
 
 
-def held_out_of(found: Run) -> dict[str, float]:
-    """The scores that the run ended with, or has come to; else those of its last evaluation."""
-    if found.scores:
-        return found.scores
-    return {
+def held_out_of(run: Run) -> dict[str, float]:
+    """Return the scores of the run, or else the metrics of its last evaluation."""
+    return run.scores or {
         name.removeprefix(HELD_OUT): value
-        for name, value in found.last_evaluated.items()
+        for name, value in run.last_evaluated.items()
         if name.startswith(HELD_OUT) and value is not None
     }
 
 
-def _row(told: Mapping[str, Any]) -> tuple[str, ...]:
-    if told["state"] == "unreadable":
-        return told["run"], "?", "", "", "", "", told["why"], _ago(told["written"])
-    total = told["total_steps"]
+def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
+    written = _age(described["written"])
+    if described["state"] == "unreadable":
+        return described["run"], "?", "", "", "", "", described["why"], written
+    total = described["total_steps"]
     return (
-        told["run"],
-        told["what"],
-        f"{told['step']:,}",
-        f"{total:,}" if total is not None else "?",
-        _in_words(told["losses"]),
-        _in_words(losses_of(told["held_out"]) or told["held_out"]),
-        told["state"],
-        _ago(told["written"]),
+        described["run"],
+        described["what"],
+        f"{described['step']:,}",
+        "?" if total is None else f"{total:,}",
+        _cell(described["losses"]),
+        _cell(losses_of(described["held_out"]) or described["held_out"]),
+        described["state"],
+        written,
     )
 
 
-def _in_words(figures: Mapping[str, float | None]) -> str:
-    """`mlm 6.3499  nsp 0.6833`; a single loss without its name."""
-    shown = {name: "not finite" if v is None else f"{v:.4f}" for name, v in figures.items()}
-    if list(shown) == ["loss"]:
-        return shown["loss"]
-    told = [f"{name} {value}" for name, value in shown.items()]
-    return "  ".join(told[:MOST] + ["..."] * (len(told) > MOST))
+def _cell(metrics: Mapping[str, float | None]) -> str:
+    """Return `mlm 6.3499  nsp 0.6833`, or a single loss without its name."""
+    texts = {name: "not finite" if v is None else f"{v:.4f}" for name, v in metrics.items()}
+    if list(texts) == ["loss"]:
+        return texts["loss"]
+    cells = [f"{name} {text}" for name, text in texts.items()]
+    return "  ".join(cells[:MAX_METRICS] + ["..."] * (len(cells) > MAX_METRICS))
 
 
-def _ago(written: str | None) -> str:
+def _age(written: str | None) -> str:
     if written is None:
         return "never"
-    since = time.time() - datetime.fromisoformat(written).timestamp()
+    seconds = time.time() - datetime.fromisoformat(written).timestamp()
     # The first number with its unit: 5 h, 12 min.
-    return "now" if since < 1 else f"{' '.join(format_duration(since).split()[:2])} ago"
+    return "now" if seconds < 1 else f"{' '.join(format_duration(seconds).split()[:2])} ago"

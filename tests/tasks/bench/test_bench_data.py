@@ -1,4 +1,4 @@
-"""`bert bench data`: every step on made-up and real text, and what the made-up text is like."""
+"""`bert bench data`: every step on synthetic and real text, and the statistics of synthetic text."""
 
 import json
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from bert_cli.cli import main
-from bert_cli.tasks.bench.data import made_up_text
+from bert_cli.tasks.bench.data import write_synthetic_text
 
 STEPS = [
     "preprocess",
@@ -27,43 +27,47 @@ def measured(folder, *flags):
     return json.loads(figures.read_text())
 
 
-def test_every_step_from_made_up_text_to_batches_is_measured(tmp_path, capsys):
-    figures = measured(tmp_path, "--megabytes", "0.2")
-    rows = {row["name"]: row for row in figures["steps"]}
-    assert list(rows) == STEPS and figures["input"] == "made up"
+def test_every_step_from_synthetic_text_to_batches_is_measured(tmp_path, capsys):
+    metrics = measured(tmp_path, "--megabytes", "0.2")
+    rows = {row["name"]: row for row in metrics["steps"]}
+    assert list(rows) == STEPS and metrics["input"] == "made up"
+    assert set(metrics["machine"]) >= {
+        "processor",
+        "cores",
+        "quota",
+        "instructions",
+        "memory_bytes",
+    }
     for row in rows.values():
         assert row["megabytes_per_second"] == row["bytes"] / 1e6 / row["seconds"]
         if "examples" in row:
             assert row["examples_per_second"] == row["examples"] / row["seconds"] > 0
-    # Five passes through the text beside one.
+    # Static records have five passes through the text.
     static, dynamic = (rows[f"tokenize, {name}"]["examples"] for name in ("static", "dynamic"))
     assert 3 < static / dynamic < 7 and rows["index"]["examples"] == static
     assert 0.2e6 <= rows["preprocess"]["bytes"] < 0.3e6
-    told = capsys.readouterr().out
-    assert all(name in told for name in STEPS) and "mb_per_second" not in told
+    out = capsys.readouterr().out
+    assert all(name in out for name in STEPS) and "mb_per_second" not in out
 
 
-def test_text_and_a_vocabulary_that_are_given_are_measured(tmp_path):
+def test_a_given_text_and_vocabulary_are_measured_and_an_absent_text_is_refused(tmp_path, capsys):
     text = tmp_path / "text"
     text.mkdir()
-    made_up_text(text / "a.txt", 0.05, seed=2)
-    (tmp_path / "vocab.txt").write_text(
-        "".join(f"{piece}\n" for piece in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde"])
-    )
-    figures = measured(tmp_path, str(text), "--vocab", str(tmp_path / "vocab.txt"))
-    assert figures["input"] == str(text)
-    assert [row["name"] for row in figures["steps"]] == [name for name in STEPS if name != "vocab"]
+    write_synthetic_text(text / "a.txt", 0.05, seed=2)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    metrics = measured(tmp_path, str(text), "--vocab", str(tmp_path / "vocab.txt"))
+    assert metrics["input"] == str(text)
+    assert [row["name"] for row in metrics["steps"]] == [name for name in STEPS if name != "vocab"]
     assert sorted(path.name for path in text.iterdir()) == ["a.txt"]
-
-
-def test_text_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    capsys.readouterr()
     assert main(["bench", "data", str(tmp_path / "nowhere")]) == 3
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_made_up_text_is_the_same_for_a_seed_and_its_words_follow_zipf(tmp_path):
+def test_synthetic_text_depends_on_the_seed_and_its_words_follow_zipf(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        made_up_text(tmp_path / name, 0.5, seed)
+        write_synthetic_text(tmp_path / name, 0.5, seed)
     one, same, other = ((tmp_path / name).read_text() for name in "abc")
     assert one == same != other
     counts = sorted(Counter(one.lower().replace(".", "").split()).values(), reverse=True)

@@ -1,5 +1,6 @@
-"""The operations of a model beside a count of the products in the graph that really runs."""
+"""The operations of a model compared with the products in its graph, and the rate of products on this machine."""
 
+import time
 from math import prod
 
 import numpy as np
@@ -10,8 +11,15 @@ from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.model import BertConfig
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
-from bert_cli.tasks.bench import jobs
-from bert_cli.tasks.bench.flops import Shape, attention, model_flops, products, shape_of
+from bert_cli.tasks.bench import measure
+from bert_cli.tasks.bench.flops import (
+    Product,
+    Shape,
+    attention,
+    model_flops,
+    products,
+    shape_of,
+)
 from bert_cli.tasks.run import build
 
 MODEL = {
@@ -37,8 +45,8 @@ JOBS = {
 }
 
 
-def of_products(graph) -> int:
-    """2 m n k for every product of a traced graph; there must be none in the functions that it calls."""
+def product_flops(graph) -> int:
+    """Return 2 m n k of every product in a traced graph; functions that it calls must have none."""
     found = 0
     for operation in graph.get_operations():
         if operation.type in ("MatMul", "BatchMatMulV2"):
@@ -53,42 +61,42 @@ def of_products(graph) -> int:
     return found
 
 
-def of_a_step(kind, asked):
-    """Operations of a micro-batch as its graph has them; its settings and its shape."""
-    settings = kind.model_validate(asked)
+def step_flops(kind, values):
+    """Return the operations in the graph of a micro-batch, its settings and its shape."""
+    settings = kind.model_validate(values)
     mesh = build.open_mesh(settings, Processes(()))
-    job = jobs.job_of(settings, mesh)
+    job = measure.spec_of(settings, mesh)
     parts = build.build_run(settings, mesh, job.plan)
     (stage,) = parts.engine.replicas[0]
-    # As they are: calls of one function for layers alike would be counted in the functions.
+    # Without the shared trace of the layers, whose products are inside of functions.
     stage.run_block = lambda block, *given: block(*given)
     micro = {column: values[0] for column, values in job.sample.items()}
     counts = {name: tf.constant(1.0) for name in count(job.sample, parts.engine.head.COUNTS)}
     given = None, stage.columns(micro), tf.constant([1, 0]), counts, tf.constant(1.0)
     traced = stage._forward_backward.get_concrete_function(*given, tf.constant(True))
-    return of_products(traced.graph), settings, shape_of(job.sample)
+    return product_flops(traced.graph), settings, shape_of(job.sample)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_formula_is_the_count_of_the_products_that_the_graph_has(name):
-    counted, settings, shape = of_a_step(*JOBS[name])
-    # Exactly: look-ups are no products, and each product has two more on the way back.
+def test_the_formula_counts_the_products_of_the_graph(name):
+    counted, settings, shape = step_flops(*JOBS[name])
+    # Exactly: look-ups are no products, and each product has two more in the backward pass.
     assert counted == model_flops(settings.bert_config, settings.LAST_BLOCKS, shape)
 
 
-def test_what_is_recomputed_is_not_counted():
-    asked = {**PRETRAIN, "parallel": {"recompute": True, "recompute_by": "layer"}}
-    counted, settings, shape = of_a_step(BenchPretrainSettings, asked)
+def test_recomputation_is_not_counted():
+    values = {**PRETRAIN, "parallel": {"recompute": True, "recompute_by": "layer"}}
+    counted, settings, shape = step_flops(BenchPretrainSettings, values)
     config = settings.bert_config
-    # All but the head is run forward once more.
+    # All blocks but the head are recomputed.
     again = attention(config, shape)
     again += sum(one.flops for one in products(config, ["enc_out", "pool"], shape))
     assert counted == model_flops(config, settings.LAST_BLOCKS, shape) + again
 
 
-def test_bert_base_at_128_is_what_palms_formula_says():
-    config, shape = BertConfig(vocab_size=30522), Shape(examples=1, places=128, masked=20)
-    # 84,934,656 parameters of the layers' matrices; the heads' at 20 places of 128.
+def test_bert_base_at_128_follows_the_formula_of_palm():
+    config, shape = BertConfig(vocab_size=30522), Shape(examples=1, positions=128, mvalues=20)
+    # 84,934,656 parameters of the layers' matrices; those of the heads at 20 positions of 128.
     layers = 12 * (4 * 768**2 + 2 * 768 * 3072)
     head = 20 * (768**2 + 768 * 30522) + 768**2 + 2 * 768
     expected = 6 * (128 * layers + head) + 12 * 12 * 768 * 128 * 128
@@ -96,11 +104,51 @@ def test_bert_base_at_128_is_what_palms_formula_says():
     assert model_flops(config, ("enc_out", "pool", "heads"), shape) == expected
 
 
-def test_the_shape_of_a_batch_is_all_its_micro_batches():
+def test_the_shape_of_a_batch_includes_all_its_micro_batches():
     batch = {
         "input_ids": np.zeros((3, 2, 16)),
-        "masked_lm_positions": np.zeros((3, 2, 5)),
+        "mvalues_lm_positions": np.zeros((3, 2, 5)),
         "next_sentence_positions": np.zeros((3, 2, 4)),
     }
-    assert shape_of(batch) == Shape(examples=6, places=16, masked=5, sequences=4)
-    assert shape_of({"input_ids": np.zeros((2, 8))}) == Shape(examples=2, places=8)
+    assert shape_of(batch) == Shape(examples=6, positions=16, mvalues=5, sequences=4)
+    assert shape_of({"input_ids": np.zeros((2, 8))}) == Shape(examples=2, positions=8)
+
+
+def test_one_product_is_measured_for_each_of_the_largest_matrices():
+    layer = [Product(4096, 768, 768)] * 4 + [Product(4096, 768, 3072), Product(4096, 3072, 768)]
+    head = [Product(32, 768, 2), Product(640, 768, 768), Product(640, 768, 30522)]
+    assert measure.largest(layer * 12 + head) == [
+        Product(640, 768, 30522),
+        Product(4096, 768, 3072),
+        Product(4096, 3072, 768),
+    ]
+
+
+def test_a_measured_product_has_enough_work_and_no_more_memory_than_a_step():
+    least, most = measure.PRODUCT_FLOPS["CPU"]
+    limit = measure.PRODUCT_ELEMENTS["CPU"]
+    for rows in (1, 300, 10**7):
+        for matrix in ((768, 30522), (768, 3072), (64, 60), (16, 2)):
+            product = measure.resize(Product(rows, *matrix), least, most, limit)
+            elements = product.rows * (product.width + product.outputs)
+            assert elements <= limit and product.flops <= 1.01 * most
+            assert product.flops >= least or elements > 0.99 * limit
+
+
+def test_the_rate_is_that_of_the_fastest_product(monkeypatch):
+    monkeypatch.setattr(measure, "_rate", lambda product, dtype, device: product.width)
+    known = [Product(8, 32, 64), Product(8, 64, 32), Product(8, 48, 16)]
+    assert measure.product_rate(known, "bfloat16", "CPU:0") == 64
+
+
+def test_a_product_is_really_multiplied(monkeypatch):
+    """Its rate is that of NumPy within a factor of 15; without the product it would be a thousand times as high."""
+    monkeypatch.setattr(measure, "ROUNDS", 3)
+    rate = measure.product_rate([Product(1024, 1024, 1024)], "float32", "CPU:0")
+    matrix = np.ones((1024, 1024), np.float32)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - began)
+    assert 1 / 15 < rate / (2 * 1024**3 / min(seconds)) < 15

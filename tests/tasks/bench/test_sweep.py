@@ -1,8 +1,7 @@
-"""A sweep: real processes up to a real limit of memory, and what is made of how they end."""
+"""A sweep over micro-batch sizes: its decisions with simulated processes, and one with real ones."""
 
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 from test_bench import SMALL, words
@@ -10,46 +9,92 @@ from test_bench import SMALL, words
 from bert_cli.cli import main
 from bert_cli.tasks.bench import sweep
 
+GIGABYTE = 10**9
+METRICS = {
+    "examples_per_second": 1.0,
+    "tokens_per_second": 2.0,
+    "step_seconds": {"median": 0.5},
+    "flops_per_second": 1e9,
+    "flops_utilisation": 0.5,
+    "peak_memory_bytes": GIGABYTE,
+}
 
-def test_a_sweep_stops_at_the_limit_of_memory_and_tells_the_fastest_and_the_largest(
-    tmp_path, capsys
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Simulate the measured processes: each of (exit code, standard error, examples per second, peak memory)."""
+    results: list[tuple[int, str, float, int]] = []
+    started: list[tuple[int, int]] = []
+
+    def run(command, config, limit):
+        size = config["global_batch"]["micro_batch_size"]
+        started.append((size, limit))
+        code, errors, rate, memory = results[len(started) - 1]
+        metrics = {"micro_batch_size": size, "host_peak_memory_bytes": memory}
+        metrics |= METRICS | {"examples_per_second": rate}
+        return code, errors, metrics if code == 0 else None
+
+    monkeypatch.setattr(sweep, "_run_process", run)
+    monkeypatch.setattr(sweep.machine, "memory", lambda: (16 * GIGABYTE, 8 * GIGABYTE))
+    return results, started
+
+
+def swept(tmp_path, *flags) -> int:
+    return main(words(tmp_path, "pretrain", "--sweep", "micro-batch", *flags))
+
+
+def test_a_sweep_reports_the_fastest_and_the_largest_size(tmp_path, processes, capsys):
+    results, started = processes
+    results += [(0, "", 5.0, 1), (0, "", 7.0, 1), (0, "", 6.0, 1), (-signal.SIGKILL, "", 0.0, 0)]
+    assert swept(tmp_path, "--from", "2", "--memory", "2GB") == 0
+    assert started == [(size, 2 * GIGABYTE) for size in (2, 4, 8, 16)]
+    written = json.loads((tmp_path / "figures.json").read_text())
+    assert (written["fastest"], written["largest"], written["limit_found"]) == (4, 8, True)
+    assert [row["fits"] for row in written["rows"]] == [True, True, True, False]
+    out = capsys.readouterr().out
+    assert "does not fit: killed" in out and "fastest: 4; largest that fits: 8" in out
+
+
+def test_a_sweep_ends_at_the_size_of_most(tmp_path, processes, capsys):
+    results, started = processes
+    results += [(0, "", 5.0, 1), (0, "", 6.0, 1)]
+    assert swept(tmp_path, "--most", "3") == 0
+    assert [size for size, _ in started] == [1, 2]
+    assert "largest that fits of those tried: 2" in capsys.readouterr().out
+
+
+def test_a_size_that_would_need_more_than_is_free_is_not_started(tmp_path, processes):
+    results, started = processes
+    # 3, 5 and expected 9 GB; 8 are free.
+    results += [(0, "", 5.0, 3 * GIGABYTE), (0, "", 6.0, 5 * GIGABYTE)]
+    assert swept(tmp_path) == 0
+    assert len(started) == 2
+    row = json.loads((tmp_path / "figures.json").read_text())["rows"][-1]
+    assert not row["fits"] and "about 9.0 GB of 8.0 GB" in row["why"]
+
+
+def test_failures_are_errors_with_what_the_process_printed(
+    tmp_path, processes, capsys, monkeypatch
 ):
-    # Of 512 examples a few hundred megabytes, and TensorFlow itself takes half a gigabyte.
-    flags = ["--sweep", "micro-batch", "--from", "256", "--memory", "1200MB", "--most", "4096"]
-    model = {**SMALL["bert_config"], "hidden_size": 64, "intermediate_size": 512}
-    given = words(tmp_path, "pretrain", *flags, config={**SMALL, "bert_config": model})
-    assert main([*given, "--steps", "1", "--warmup-steps", "0"]) == 0
-    told = json.loads((tmp_path / "figures.json").read_text())
-    rows = told["rows"]
-    fitting = [row for row in rows if row["fits"]]
-    assert told["limit_found"] and not rows[-1]["fits"] and len(fitting) == len(rows) - 1 >= 1
-    assert [row["micro_batch_size"] for row in rows] == [256 * 2**n for n in range(len(rows))]
-    assert told["largest"] == fitting[-1]["micro_batch_size"]
-    assert max(row["host_peak_memory_bytes"] for row in fitting) < 1.6e9
-    best = max(fitting, key=lambda row: row["examples_per_second"])
-    assert told["fastest"] == best["micro_batch_size"]
-    shown = capsys.readouterr().out
-    assert "memory was refused" in shown and f"largest that fits: {told['largest']}" in shown
-
-
-def test_where_not_even_the_first_fits_that_is_said(tmp_path, capsys):
-    # TensorFlow alone takes more.
-    flags = ["--sweep", "micro-batch", "--from", "4", "--memory", "300MB"]
-    assert main(words(tmp_path, "pretrain", *flags)) == 5
-    assert "start with a lower --from" in capsys.readouterr().err
+    results, _ = processes
+    results += [(1, "MemoryError", 0.0, 0), (3, "bert: no such folder: nowhere\n", 0.0, 0)]
+    assert swept(tmp_path, "--from", "4") == 5
+    error = capsys.readouterr().err
+    assert (
+        "micro_batch_size (4): memory was refused" in error and "start with a lower --from" in error
+    )
+    assert swept(tmp_path) == 5
+    error = capsys.readouterr().err
+    assert "micro-batch 1: the process ended with 3" in error and "nowhere" in error
     assert not (tmp_path / "figures.json").exists()
+    task = {"cluster": {"worker": ["a:1025", "b:1025"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert swept(tmp_path) == 2
+    assert "without `bert launch`" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_by_something_else_is_told_with_its_words(tmp_path, capsys):
-    flags = ["--sweep", "micro-batch", "--dataset-dir", str(tmp_path / "nowhere")]
-    assert main(words(tmp_path, "pretrain", *flags)) == 5
-    told = capsys.readouterr().err
-    assert "micro-batch 1: the process ended with 3" in told and "nowhere" in told
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "fits"),
-    [
+def test_exit_codes_and_messages_show_whether_memory_was_short():
+    for code, errors, fits in (
         (-signal.SIGKILL, "", False),
         (-signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", False),
         (5, "bert: global_batch.micro_batch_size: the run does not fit the device's memory", False),
@@ -58,25 +103,27 @@ def test_a_process_that_fails_by_something_else_is_told_with_its_words(tmp_path,
         (1, "RuntimeError: can't start new thread", False),
         (2, "bert: --steps: got 0", True),
         (-signal.SIGSEGV, "", True),
-    ],
-)
-def test_how_a_process_ended_says_whether_memory_was_short(code, said, fits):
-    assert (sweep.why_not(code, said, 10**9) is None) == fits
+    ):
+        assert (sweep.out_of_memory(code, errors, GIGABYTE) is None) == fits
 
 
-def test_what_would_fill_the_machine_is_not_started(monkeypatch):
-    rows = [{"host_peak_memory_bytes": 3 * 10**9}, {"host_peak_memory_bytes": 5 * 10**9}]
-    assert sweep.expected(rows) == 9 * 10**9
-    settings = SimpleNamespace(memory=None)
-    monkeypatch.setattr(sweep.machine, "memory", lambda: (16 * 10**9, 8 * 10**9))
-    row = sweep._unless_too_large(4, rows, settings)
-    assert row is not None and not row["fits"] and "about 9.0 GB of 8.0 GB" in row["why"]
-    monkeypatch.setattr(sweep.machine, "memory", lambda: (16 * 10**9, 10 * 10**9))
-    assert sweep._unless_too_large(4, rows, settings) is None
+def test_a_real_process_is_refused_more_than_its_limit(tmp_path, capsys):
+    # TensorFlow alone needs more than 300 MB.
+    assert swept(tmp_path, "--from", "4", "--memory", "300MB") == 5
+    assert "start with a lower --from" in capsys.readouterr().err
 
 
-def test_a_sweep_starts_processes_and_is_none_of_several(tmp_path, capsys, monkeypatch):
-    task = {"cluster": {"worker": ["a:1025", "b:1025"]}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    assert main(words(tmp_path, "pretrain", "--sweep", "micro-batch")) == 2
-    assert "without `bert launch`" in capsys.readouterr().err
+@pytest.mark.slow
+def test_a_sweep_of_real_processes_stops_at_the_limit_of_memory(tmp_path, capsys):
+    # 512 examples need a few hundred megabytes, and TensorFlow half a gigabyte.
+    model = {**SMALL["bert_config"], "hidden_size": 64, "intermediate_size": 512}
+    flags = ["--from", "256", "--memory", "1200MB", "--most", "4096", "--sweep", "micro-batch"]
+    line = words(tmp_path, "pretrain", *flags, config={**SMALL, "bert_config": model})
+    assert main([*line, "--steps", "1", "--warmup-steps", "0"]) == 0
+    written = json.loads((tmp_path / "figures.json").read_text())
+    rows = written["rows"]
+    fitting = [row for row in rows if row["fits"]]
+    assert written["limit_found"] and len(fitting) == len(rows) - 1 >= 1
+    assert [row["micro_batch_size"] for row in rows] == [256 * 2**n for n in range(len(rows))]
+    assert max(row["host_peak_memory_bytes"] for row in fitting) < 1.6e9
+    assert "memory was refused" in capsys.readouterr().out

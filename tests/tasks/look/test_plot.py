@@ -1,60 +1,200 @@
-"""`bert plot`: files in a folder, and what it says of what cannot be drawn."""
+"""`bert plot`: the pictures, the page, and the messages."""
 
+import io
+import json
+from html.parser import HTMLParser
+
+import numpy as np
 import pytest
 
 from bert_cli.cli import main
+from bert_cli.tasks.look.plot import Panel, draw, page_of, pictures_of, style_of
+from bert_cli.train.history import Run
 
-PICTURES = {"loss", "accuracy", "learning_rate", "throughput", "gradient_norm"}
+FILES = {"loss", "accuracy", "learning_rate", "throughput", "gradient_norm"}
 
 
 def plot(*words) -> int:
     return main(["plot", *map(str, words)])
 
 
-def test_pictures_and_the_page_are_files_of_the_folder(tmp_path, write_run, capsys):
+def run_of(folder, lines) -> Run:
+    folder.mkdir(parents=True)
+    text = "".join(f"{json.dumps({'step': step, **metrics})}\n" for step, metrics in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    return Run(folder)
+
+
+def pixels(png: bytes) -> np.ndarray:
+    from matplotlib.image import imread
+
+    return np.round(255 * imread(io.BytesIO(png))[..., :3]).astype(int)
+
+
+def has_colour(image: np.ndarray, number: int) -> np.ndarray:
+    """Return which pixels have the colour of a run."""
+    colour = style_of(number)[0]
+    return (image == [int(colour[at : at + 2], 16) for at in (1, 3, 5)]).all(axis=-1)
+
+
+def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
     runs = [write_run(tmp_path / name, 90) for name in ("a", "b")]
-    assert plot(*runs, "--output", tmp_path / "out") == 0
-    there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"index.html", *(f"{name}.png" for name in PICTURES)}
-    told = capsys.readouterr().out
-    assert told.startswith(f"{tmp_path / 'out' / 'index.html'}: 2 runs, loss.png, ")
-    assert told.endswith("smoothed over 2 steps\n")
+    out = tmp_path / "out"
+    assert plot(*runs, "--output", out) == 0
+    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.png" for n in FILES)}
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.png, ")
+    assert printed.endswith("smoothed over 2 steps\n")
+    # Flags may be between the runs; one step is no smoothing.
+    assert plot(runs[0], "--smoothing", "1", "--output", out, runs[1]) == 0
+    assert capsys.readouterr().out.endswith("; not smoothed\n")
 
 
-def test_flags_may_stand_between_runs(tmp_path, write_run, capsys):
-    a, b = (write_run(tmp_path / name, 3) for name in ("a", "b"))
-    assert plot(a, "--smoothing", "3", "--output", tmp_path / "out", b) == 0
-    assert "2 runs" in (told := capsys.readouterr().out) and "smoothed over 3 steps" in told
-
-
-def test_a_run_without_a_step_is_named_and_the_others_are_drawn(tmp_path, write_run, capsys):
-    runs = [write_run(tmp_path / "a", 3), write_run(tmp_path / "b", 0)]
-    assert plot(*runs, "--output", tmp_path / "out") == 0
-    assert f"{runs[1]}: has no step yet" in capsys.readouterr().out
-
-
-def test_runs_that_all_have_no_step_are_refused(tmp_path, write_run, capsys):
-    run = write_run(tmp_path / "a", 0)
-    assert plot(run, "--output", tmp_path / "out") == 3
+def test_a_run_without_a_step_is_only_in_the_tables(tmp_path, write_run, capsys):
+    empty = write_run(tmp_path / "b", 0)
+    assert plot(write_run(tmp_path / "a", 3), empty, "--output", tmp_path / "out") == 0
+    assert f"{empty}: has no step yet" in capsys.readouterr().out
+    assert plot(empty, "--output", tmp_path / "none") == 3
     assert "have no step in metrics.jsonl yet" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "none").exists()
 
 
-def test_what_is_no_run_is_refused_and_nothing_is_written(tmp_path, capsys):
+def test_mistakes_are_messages_and_nothing_is_written(tmp_path, write_run, capsys):
     (tmp_path / "folder").mkdir()
-    assert plot(tmp_path / "folder", "--output", tmp_path / "out") == 3
-    assert f"runs ({tmp_path / 'folder'}): is no run's folder" in capsys.readouterr().err
+    run = write_run(tmp_path / "run", 3)
+    for words, code, message in (
+        ([tmp_path / "folder", "--output", tmp_path / "out"], 3, f"runs ({tmp_path / 'folder'}): "),
+        (["--output", "out"], 2, "bert: "),
+        ([run], 2, "bert: "),
+        ([run, "--output", "out", "--smoothing", "0"], 2, "bert: "),
+        ([run, "--output", "/proc/x"], 3, "output (/proc/x/loss.png): cannot be written"),
+    ):
+        assert plot(*words) == code
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "words", [["--output", "out"], ["run"], ["run", "--output", "out", "--smoothing", "0"]]
-)
-def test_what_lacks_or_cannot_be_is_a_message(words, capsys):
-    assert plot(*words) == 2
-    assert capsys.readouterr().err.startswith("bert: ")
+def test_pictures_follow_the_metrics_of_the_runs(tmp_path, write_run):
+    pictures = pictures_of([Run(write_run(tmp_path / "run", 5))])
+    assert {name: [panel.label for panel in panels] for name, panels in pictures.items()} == {
+        "Loss": ["masked-LM loss (nats)"],
+        "Accuracy": ["masked-LM accuracy (%)"],
+        "Learning rate": ["learning rate"],
+        "Throughput": ["tokens / s", "examples / s"],
+        "Gradient norm": ["gradient norm"],
+    }
+    lines = [
+        (1, {"loss": 1.0, "accuracy": 0.5}),
+        (2, {"validation_accuracy": 0.4, "validation_f1": 0.3}),
+    ]
+    pictures = pictures_of([run_of(tmp_path / "other", lines)])
+    held_out = {name: [(p.metric, p.held_out) for p in panels] for name, panels in pictures.items()}
+    assert held_out == {
+        "Loss": [("loss", "")],
+        "Accuracy": [("accuracy", "validation_accuracy")],
+        "Held out": [("", "validation_accuracy"), ("", "validation_f1")],
+    }
 
 
-def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, write_run, capsys):
-    assert plot(write_run(tmp_path / "a", 3), "--output", "/proc/nowhere") == 3
-    assert "output (/proc/nowhere/loss.png): cannot be written" in capsys.readouterr().err
+def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_path, write_run):
+    runs = [Run(write_run(tmp_path / name, 5)) for name in ("a", "b")]
+    for title, visible in (("Loss", [1]), ("Learning rate", [0, 1])):
+        image = pixels(draw(title, pictures_of(runs)[title], runs, ["a", "b"], 1))
+        curves = image[: int(0.75 * len(image))]  # without the legend
+        assert all(has_colour(curves, number).any() for number in visible)
+    assert len({style_of(number) for number in range(28)}) == 28
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_metrics_are_drawn_without_a_warning(tmp_path):
+    empty = run_of(tmp_path / "empty", [])
+    for name, lines in {
+        "one line": [(1, {"loss": 2.0, "gradient_norm": 1.0})],
+        "nothing finite": [(1, {"loss": None, "gradient_norm": None})],
+        "a gap": [
+            (1, {"loss": 2.0, "gradient_norm": 1e-9}),
+            (2, {"loss": None, "gradient_norm": 1e9}),
+        ],
+        "constant": [(n, {"loss": 2.0, "gradient_norm": 0.0}) for n in range(1, 99)],
+    }.items():
+        runs = [run_of(tmp_path / name, lines), empty]
+        for title, panels in pictures_of(runs).items():
+            assert draw(title, panels, runs, ["run", "empty"], 5)[:4] == b"\x89PNG"
+
+
+def test_a_step_that_was_not_finite_is_a_cross(tmp_path):
+    def marked(name: str, second: float | None) -> int:
+        one = run_of(
+            tmp_path / name, [(1, {"loss": 1.0}), (2, {"loss": second}), (3, {"loss": 1.0})]
+        )
+        image = pixels(draw("Loss", [Panel("loss", "loss")], [one], ["run"], 3))
+        bottom = image[int(0.6 * len(image)) : int(0.75 * len(image))]  # above the axis
+        return int(has_colour(bottom, 0).sum())
+
+    assert marked("finite", 1.0) == 0 < marked("broken", None)
+
+
+class Reader(HTMLParser):
+    """Tags, addresses, and the rows of the tables as text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.addresses: list[str] = []
+        self.rows: dict[str, list[str]] = {}
+        self.cells: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.add(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag == "tr":
+            self.cells = []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        if tag == "tr" and self.cells:
+            self.rows[self.cells[0]] = self.cells[1:]
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_run):
+    runs = [
+        Run(write_run(tmp_path / "a", 10, saved=(10,))),
+        Run(write_run(tmp_path / "b", 8, seed=2, rate=None)),
+        Run(write_run(tmp_path / "c", 0)),
+    ]
+    page = Reader(page_of(runs, ["a", "b", "c"], {"Loss": b"png"}, 5))
+    assert page.open == [] and not page.seen & {"script", "link", "iframe"}
+    (address,) = page.addresses
+    assert address.startswith("data:image/png;base64,")
+    assert page.rows["seed"] == ["1", "2", "1"]
+    assert page.rows["rate"] == ["not set", "null", "not set"]
+    assert "global_batch.replicas" not in page.rows
+    assert page.rows["state"] == ["done", "killed", "empty, no step yet"]
+    assert page.rows["mlm loss, last"] == ["4.0000", "5.0000", ""]
+
+
+def test_equal_settings_are_stated_and_one_run_has_no_table_of_differences(tmp_path, write_run):
+    runs = [Run(write_run(tmp_path / name, 3)) for name in "ab"]
+    assert "None: the runs have the same settings" in page_of(runs, ["a", "b"], {}, 1)
+    assert "Settings that differ" not in page_of(runs[:1], ["a"], {}, 1)
+
+
+def test_text_of_a_run_is_escaped(tmp_path, write_run):
+    bad = "<script>alert(1)</script>&\"'"
+    runs = [
+        Run(write_run(tmp_path / "run", 3, note=bad)),
+        Run(write_run(tmp_path / "b", 3, note="x")),
+    ]
+    page = Reader(page_of(runs, [bad, "b"], {}, 1))
+    assert "script" not in page.seen
+    assert page.rows["note"] == [bad, "x"]
