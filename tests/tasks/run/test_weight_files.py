@@ -174,7 +174,7 @@ def test_a_name_on_the_hub_brings_the_weights_that_it_has(kind, request, tmp_pat
 @pytest.mark.parametrize("name", ["tf_model.h5", "weights.h5", "mine.keras", "saved_model.pb"])
 def test_a_keras_model_is_told_for_what_it_is(name, model, tmp_path):
     (tmp_path / name).write_bytes(b"")
-    told = rf"{name}: is a Keras model, which is not read here; .*save_pretrained"
+    told = rf"{name}: is a Keras model, which cannot be read; .*save_pretrained"
     for given in (tmp_path, tmp_path / name):
         with pytest.raises(CheckpointError, match=told):
             find_source(str(given))
