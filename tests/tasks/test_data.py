@@ -58,7 +58,7 @@ def test_the_chain_rejects_a_wrong_setting_before_its_first_step(vocab, tmp_path
     for more, code, problem in (
         (["--vocab", "nowhere.txt", *masks], 3, "nowhere.txt"),
         ([*given, *masks, "--masking", "dynamic", "--duplication-factor", "5"], 2, "has no effect"),
-        ([*given, "--mask-tokens", "62"], 2, "mask_tokens (62)"),
+        ([*given, "--mask-tokens", "62"], 2, "mask_tokens (--mask-tokens): 62"),
     ):
         assert main([*words, *more]) == code
         assert problem in capsys.readouterr().err

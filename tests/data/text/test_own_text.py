@@ -105,8 +105,6 @@ def test_sentences_of_plain_text_are_split_by_a_splitter(tmp_path):
     (tmp_path / "a.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
     text = split(tmp_path / "a.txt", tmp_path / "out", sentence_splitter="sentencex")
     assert text == "Dr. Smith came.\nHe left.\n\nAnother one.\nHere.\n"
-    old = PreprocessSettings(input=tmp_path, out=tmp_path, splitter="sentencex")
-    assert old.sentence_splitter == "sentencex"
 
 
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "parquet"])

@@ -281,19 +281,19 @@ def test_the_server_that_is_tried_is_the_one_of_nltk() -> None:
 def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path: Path) -> None:
     pytest.importorskip("sentencex")
     source = corpus(tmp_path / "in", wiki_00=doc("A", "Dr. Smith came. He left."))
-    manifest = run(source, tmp_path / "out", splitter="sentencex")
+    manifest = run(source, tmp_path / "out", sentence_splitter="sentencex")
     assert (tmp_path / "out/AA/wiki_00.txt").read_text() == "Dr. Smith came.\nHe left.\n"
     assert "sentencex" in manifest["versions"]
     with pytest.raises(ConfigError, match="give the ISO 639 code"):
-        run(source, tmp_path / "other", splitter="sentencex", language="klingon")
+        run(source, tmp_path / "other", sentence_splitter="sentencex", language="klingon")
 
 
 def test_an_input_without_sentences_is_an_error(bare: Path) -> None:
     source = corpus(bare / "in", wiki_00=doc("A", "..."), wiki_01="\n \n")
     with pytest.raises(DataError, match="gave no sentences"):
-        run(source, bare / "out", splitter="lines")
+        run(source, bare / "out", sentence_splitter="lines")
     with pytest.raises(DataError, match="does not exist"):
-        run(bare / "absent", bare / "out", splitter="lines")
+        run(bare / "absent", bare / "out", sentence_splitter="lines")
     assert not (bare / "out/manifest.json").exists()
 
 
