@@ -102,13 +102,13 @@ def published(tiny, tmp_path_factory):
 def test_a_real_checkpoint_gives_the_logits_of_pytorch(tiny, published, make_examples, hidden_of):
     import torch
 
-    from bert_cli.tasks.run.start import find_source, put_weights
+    from bert_cli.tasks.run.start import find_source, load_weights
 
     folder, variables = published
     source = find_source(str(folder))
     assert source.config == tiny
     blocks = build_blocks(source.config, seed=1, policy="float32")
-    assert put_weights(source, named_weights(blocks)) == ([], [])
+    assert load_weights(source, named_weights(blocks)) == ([], [])
     columns = make_examples(tiny)
     with torch.no_grad():
         theirs = in_pytorch(tiny, variables)(

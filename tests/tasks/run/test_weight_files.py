@@ -15,7 +15,7 @@ from support import tiny_models
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import weight_files
-from bert_cli.tasks.run.start import find_source, put_weights
+from bert_cli.tasks.run.start import find_source, load_weights
 
 INDEX = "model.safetensors.index.json"
 
@@ -55,7 +55,7 @@ def assert_same_model(folder: Path, weights, left_out: tuple[str, ...] = ()) -> 
     """The folder's weights have a place in the model, and are these."""
     source = find_source(str(folder))
     blocks = named_weights(build_blocks(source.config, seed=9, policy="float32"))
-    new, _ = put_weights(source, blocks)
+    new, _ = load_weights(source, blocks)
     assert new == list(left_out)
     found = source.tensors()
     assert len(found) > 30
