@@ -81,7 +81,7 @@ class Process:
         readers = []
         for name in ("stdout", "stderr"):
             if stream := getattr(self, name):
-                read = functools.partial(lambda n, s: texts.update({n: s.read()}), name, stream)
+                read = functools.partial(_read_to_end, name, stream, texts)
                 readers.append(threading.Thread(target=read, daemon=True))
                 readers[-1].start()
         if self.stdin:
@@ -113,6 +113,11 @@ class Process:
             if stream:
                 stream.close()
         self.wait()
+
+
+def _read_to_end(name: str, stream: IO[str], texts: dict[str, str]) -> None:
+    with stream:
+        texts[name] = stream.read()
 
 
 def start_bert(

@@ -20,8 +20,7 @@ from bert_cli.tasks.finetune import evaluation, task
 from bert_cli.tasks.finetune.evaluation import Scorer
 from bert_cli.tasks.finetune.task import Result, Task
 from bert_cli.tasks.run.start import find_source, find_tokenizer
-from bert_cli.train.checkpoint import best_of
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.train.folder import best_checkpoint, complete_checkpoints
 
 FLAGS = [
     "--global-batch.micro-batch-size", "8", "--global-batch.grad-acc-steps-per-replica", "2",
@@ -88,7 +87,7 @@ def test_a_model_learns_and_the_best_checkpoint_is_kept(trained):
     name = "validation_accuracy"
     scored = {row["step"]: row[name] for row in lines_of(trained / "metrics.jsonl") if name in row}
     assert sorted(scored) == [10, 20, 30]
-    best = scored[int(best_of(trained).name.removeprefix("step_"))]
+    best = scored[int(best_checkpoint(trained).name.removeprefix("step_"))]
     assert best == scores["accuracy"] == max(scored.values())
 
 
@@ -96,7 +95,7 @@ def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(trained):
     import torch
     import transformers
 
-    best = best_of(trained)
+    best = best_checkpoint(trained)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(best).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(best)
     assert model.config.id2label == {0: "negative", 1: "positive"}
@@ -137,7 +136,7 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     labels = [[row["predicted"] for row in predictions_of(run)] for run in (output, trained)]
     assert labels[0] == labels[1]
-    assert f"scores {best_of(trained)}" in out and "confusion (columns: predicted)" in out
+    assert f"scores {best_checkpoint(trained)}" in out and "confusion (columns: predicted)" in out
     assert main([*words, "--pretrained-ckpt-path", str(base / "model")]) == 2
     assert "(BertForPreTraining): was not trained for this task" in capsys.readouterr().err
 
@@ -223,7 +222,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert main(arguments(base, run)) == 0
     assert "continues from" in capsys.readouterr().out
     assert scores_of(run) == scores_of(trained)
-    assert best_of(run).name == best_of(trained).name
+    assert best_checkpoint(run).name == best_checkpoint(trained).name
     steps = [line["step"] for line in lines_of(run / "metrics.jsonl")]
     assert steps == list(range(1, 31))
     with monkeypatch.context() as patched:

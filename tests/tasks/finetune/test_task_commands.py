@@ -10,7 +10,7 @@ from support.tiny_models import OTHERS, SENTIMENT, write_model, write_questions
 
 from bert_cli.cli import main
 from bert_cli.tasks.finetune import squad
-from bert_cli.train.checkpoint import best_of
+from bert_cli.train.folder import best_checkpoint
 
 COMMON = [
     "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",
@@ -70,7 +70,7 @@ def test_transformers_finds_the_same_answer(base, answered):
     import torch
     import transformers
 
-    folder = best_of(answered)
+    folder = best_checkpoint(answered)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     nbest = json.loads((answered / "nbest_predictions.json").read_text())
@@ -210,7 +210,7 @@ def relabelled(folder, out, names, order=(0, 1)):
 def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
     base, sentiment, tmp_path, capsys
 ):
-    best = best_of(sentiment)
+    best = best_checkpoint(sentiment)
     names = list(json.loads((best / "config.json").read_text())["id2label"].values())
     words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(base / "glue")]
     words += [*COMMON, "--no-do-training", "--cache-dir", str(base / "cache")]
@@ -308,7 +308,7 @@ def test_a_clue_task_is_scored_and_predicted_for_its_server(base, sentiment, tmp
             row = {"sentence1": text, "sentence2": "", "label": label, "id": number}
             rows.append({n: v for n, v in row.items() if n != "label" or name != "test"})
         (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    model = relabelled(best_of(sentiment), tmp_path / "model", ["0", "1"])
+    model = relabelled(best_checkpoint(sentiment), tmp_path / "model", ["0", "1"])
     words = ["glue", "--glue-task", "afqmc", "--dataset-dir", str(tmp_path), "--do-test", *COMMON]
     words += [
         "--no-do-training",
