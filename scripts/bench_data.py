@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-r"""Megabytes per second of each data step on one core, compared with other tools.
+r"""Print the megabytes per second of each data step on one core, compared with other tools.
 
-Every row is a complete process on one core, from its start to its files on disk. The rows run alternately, and the
-medians of wall-clock and of processor time are printed; other programs disturb the latter less. `extract`
-is compared with WikiExtractor. `tokenize` is compared with Google's create_pretraining_data.py (or a script with its
-flags) and with only encoding all sentences with the `tokenizers` library, the least that a tool with this library can
-do. --tenfold shows the memory for the same text ten times in one file.
+Every row is a complete process on one core, from its start to its files on disk. The rows run alternately. The table
+shows medians of wall-clock time and of processor time, which other programs disturb less. `extract` is compared with
+WikiExtractor. `tokenize` is compared with Google's create_pretraining_data.py (or a script with its flags) and with a
+process that only encodes all sentences with the `tokenizers` library, which is a lower bound for tools that use this
+library. --tenfold shows the memory for the same text ten times in one file.
 
     scripts/bench_data.py extracted/ --vocab vocab.txt --dump dump.xml.bz2 --tenfold \
         --google create_pretraining_data.py
@@ -61,21 +61,19 @@ class Run(NamedTuple):
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path, help="folder that `bert extract` wrote")
+    parser.add_argument("text", type=Path, help="output folder of `bert extract`")
     parser.add_argument("--vocab", type=Path, required=True, help="an uncased vocab.txt")
-    parser.add_argument("--google", type=Path, help="a create_pretraining_data.py to time")
-    parser.add_argument("--dump", type=Path, help="a MediaWiki dump, to time `extract` on")
-    parser.add_argument(
-        "--megabytes", type=float, default=10.0, help="how much of the text to take"
-    )
+    parser.add_argument("--google", type=Path, help="path of create_pretraining_data.py")
+    parser.add_argument("--dump", type=Path, help="MediaWiki dump for `extract`")
+    parser.add_argument("--megabytes", type=float, default=10.0, help="size of the text to use")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--tenfold", action="store_true", help="show memory on ten times the text")
+    parser.add_argument("--tenfold", action="store_true", help="show memory for ten times the text")
     return parser.parse_args()
 
 
-def measured(command: list[str], core: int, log: Path) -> Run:
-    """Run a process and its children on one core."""
+def measure(command: list[str], core: int, log: Path) -> Run:
+    """Run a process and its children on one core; return its time and memory."""
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -93,7 +91,10 @@ def measured(command: list[str], core: int, log: Path) -> Run:
 
 
 def join(files: list[Path], joined: Path) -> None:
-    """Join files with a blank line between them, in pieces: Linux counts this process' memory as its children's."""
+    """Join files with a blank line between them.
+
+    The copy uses small buffers: Linux includes the memory of this process in the peak memory of its children.
+    """
     with joined.open("wb") as out:
         for number, path in enumerate(files):
             out.write(b"\n" if number else b"")
@@ -148,13 +149,13 @@ def dump_rows(dump: Path, home: Path) -> list[Row]:
 
 
 def time_rows(rows: list[Row], args: argparse.Namespace, home: Path) -> None:
-    """Run all rows in turn and print the table."""
+    """Run all rows alternately and print the table."""
     runs: dict[str, list[Run]] = {row.name: [] for row in rows}
     for _ in range(args.rounds):
         for row in rows:
             if row.out:
                 shutil.rmtree(row.out, ignore_errors=True)
-            runs[row.name].append(measured(row.command, args.core, home / "log"))
+            runs[row.name].append(measure(row.command, args.core, home / "log"))
     print("| step | MB | MB/s | MB/s of processor time | time relative to the baseline | peak MB |")
     print("|---|---:|---:|---:|---:|---:|")
     rates = {}
@@ -175,28 +176,28 @@ def main() -> None:
         home = Path(folder)
         articles, split, sentences = home / "articles", home / "split", home / "sentences"
         files = sorted(path for path in args.text.rglob("wiki_*") if path.is_file())
-        wanted, held = [], 0
-        while files and held < args.megabytes * 1e6:
-            wanted.append(files.pop(0))
-            held += wanted[-1].stat().st_size
-        join(wanted, articles)
+        selected, size = [], 0
+        while files and size < args.megabytes * 1e6:
+            selected.append(files.pop(0))
+            size += selected[-1].stat().st_size
+        join(selected, articles)
         command = [sys.executable, "-m", "bert_cli", "preprocess", str(articles), str(split)]
-        measured([*command, "--sentence-splitter", "sentencex"], args.core, home / "log")
+        measure([*command, "--sentence-splitter", "sentencex"], args.core, home / "log")
         parts = sorted(split.glob("*.txt"))
         join(parts, sentences)
-        print(f"{held / 1e6:.1f} MB of articles, {sentences.stat().st_size / 1e6:.1f} as sentences")
+        print(f"{size / 1e6:.1f} MB of articles, {sentences.stat().st_size / 1e6:.1f} as sentences")
         rows = text_rows(args, home, articles, sentences)
         if args.dump:
             rows = dump_rows(args.dump, home) + rows
         time_rows(rows, args, home)
         if args.tenfold:
-            join(wanted * 10, articles)
+            join(selected * 10, articles)
             join(parts * 10, sentences)
             print("ten times the text:")
             args.rounds = 1
-            keep = ("preprocess, sentencex", "tokenize, dynamic")
-            again = text_rows(args, home, articles, sentences)
-            time_rows([row._replace(baseline="") for row in again if row.name in keep], args, home)
+            names = ("preprocess, sentencex", "tokenize, dynamic")
+            rows = text_rows(args, home, articles, sentences)
+            time_rows([row._replace(baseline="") for row in rows if row.name in names], args, home)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 
     scripts/bench_parallel.py trace        # trace time at 8, 64 and 510 micro-batches
     scripts/bench_parallel.py memory       # peak memory of GPipe, 1F1B and recomputation
-    scripts/bench_parallel.py moments      # memory that sharded and offloaded moments save
-    scripts/bench_parallel.py overhead     # the engine on one device against a plain step
-    scripts/bench_parallel.py pipeline     # two stages of one core each against one stage on one core
-    scripts/bench_parallel.py processes    # two processes of a core each, in one run or unrelated, against one
+    scripts/bench_parallel.py moments      # memory of replicated, sharded and offloaded moments
+    scripts/bench_parallel.py overhead     # the engine on one device compared with a plain step
+    scripts/bench_parallel.py pipeline     # two stages on one core each compared with one stage on one core
+    scripts/bench_parallel.py processes    # two processes, in one run or independent, compared with one process
 
-Every measurement is a process of its own on synthetic examples. Measurements that are compared alternate, A B A B, and
-results are medians. Peak memory is the growth of the process since TensorFlow's runtime started.
+Every measurement runs in its own process on synthetic examples. Compared measurements run alternately (A B A B), and
+the results are medians. Peak memory is the growth of the process since TensorFlow's runtime started. With two
+processes each one uses one core.
 """
 
 import argparse
@@ -31,9 +32,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 STAGES = [["emb", "hid*2"], ["hid*2"], ["hid*2"], ["hid*2", "enc_out", "pool", "heads"]]
-# The first and the last stage share the word table.
+# The first and the last stage use the same token embedding table, so they run on the same device.
 DEVICES = [0, 1, 2, 0]
-# Stages of fine-tuning, whose head is small and has no word table.
+# Stages for fine-tuning: its head is small and does not use the token embedding table.
 HALVES = [["emb", "hid*4"], ["hid*4", "qa_head"]]
 MODEL = {
     "vocab_size": 2000,
@@ -49,7 +50,7 @@ RESULTS = ("traced", "step", "growth", "moments", "in_flight")
 def settings_of(
     micro_batches: int, size: int = 8, replicas: int = 1, stages: bool = False, **parallel: Any
 ) -> dict[str, Any]:
-    """Return the settings of a run as in a config file."""
+    """Return the settings of a run in the form of a config file."""
     if stages:
         parallel |= {"pipeline_stages": STAGES, "pipeline_device_mapping": DEVICES}
     return {
@@ -69,12 +70,12 @@ def settings_of(
 
 
 def in_child(work: str, settings: dict[str, Any], cores: str = "0-1") -> Any:
-    """Return the result of a function of WORK in a child process."""
+    """Run a function of WORK in a child process and return its result."""
     return in_a_process([sys.executable, __file__, "--work", work, json.dumps(settings)], cores)
 
 
 def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Build the run of these settings and take some steps; return its parts and what was measured."""
+    """Build a run and execute some steps; return its parts and the measurements."""
     import tensorflow as tf
 
     from bert_cli.config.parallel import Cluster
@@ -125,7 +126,7 @@ def work_measure(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the seconds of the engine's steps and of plain ones on the same blocks, alternating."""
+    """Return the seconds of alternating engine steps and plain steps on the same blocks."""
     import numpy as np
     import tensorflow as tf
 
@@ -176,7 +177,7 @@ def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def trace() -> None:
-    """Trace time does not depend on the accumulation."""
+    """Trace time for three numbers of accumulated micro-batches."""
     for micro_batches in (8, 64, 510):
         settings = {**settings_of(micro_batches, 1, stages=True), "steps": 1}
         seconds = statistics.median(in_child("measure", settings)["traced"] for _ in range(ROUNDS))
@@ -193,12 +194,12 @@ def memory() -> None:
         "1F1B, recompute by stage": {"recompute": True, "recompute_by": "stage"},
     }.items():
         run = in_child("measure", settings_of(16, stages=True, **parallel))
-        saved = f"activations of at most {run['in_flight']} micro-batches by stage"
+        saved = f"at most {run['in_flight']} micro-batches in flight per stage"
         print(f"{name}: {run['growth'] / 1e6:.0f} MB, {saved}", flush=True)
 
 
 def moments() -> None:
-    """Moments of a replica, and growth of its process."""
+    """Size of the moments of one replica, and memory growth of its process."""
     for name, parallel in {
         "replicated": {},
         "sharded": {"replicated_tensor_sharding": True},
@@ -210,18 +211,18 @@ def moments() -> None:
 
 
 def two_ranks(settings: dict[str, Any]) -> Any:
-    """Return the measurements of rank 0 of a run of two processes, each on a core."""
+    """Return the measurements of rank 0 in a run of two processes with one core each."""
     sockets = [socket.socket() for _ in range(2)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    workers = [f"localhost:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    running = []
+    for bound in sockets:
+        bound.bind(("localhost", 0))
+    workers = [f"localhost:{bound.getsockname()[1]}" for bound in sockets]
+    for bound in sockets:
+        bound.close()
+    ranks = []
     for rank in range(2):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         command = ["taskset", "--cpu-list", str(rank), sys.executable, __file__]
-        running.append(
+        ranks.append(
             subprocess.Popen(
                 [*command, "--work", "measure", json.dumps(settings)],
                 env={**os.environ, "TF_CONFIG": json.dumps(task)},
@@ -230,12 +231,12 @@ def two_ranks(settings: dict[str, Any]) -> Any:
                 text=True,
             )
         )
-    outputs = [one.communicate()[0] for one in running]
+    outputs = [process.communicate()[0] for process in ranks]
     return json.loads(outputs[0].strip().splitlines()[-1])
 
 
 def overhead() -> None:
-    """The engine's step on one device against a plain one."""
+    """The engine's step on one device compared with a plain step."""
     for micro_batches, size in ((1, 8), (8, 8), (8, 1)):
         seconds = in_child("overhead", settings_of(micro_batches, size))
         plain, engine = (statistics.median(seconds[name]) for name in ("plain", "engine"))
@@ -244,7 +245,7 @@ def overhead() -> None:
 
 
 def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -> float:
-    """Return the seconds of a step of fine-tuning by `bert bench squad`, with one thread an operation."""
+    """Return the seconds of a fine-tuning step from `bert bench squad`, with one thread per operation."""
     settings = {
         **{name: settings_of(micro_batches)[name] for name in ("bert_config", "global_batch")},
         "max_seq_length": 128,
@@ -263,49 +264,49 @@ def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -
 
 
 def pipeline() -> None:
-    """Two stages on a core each against one stage on one core."""
+    """Two stages on one core each compared with one stage on one core."""
     halves = {"pipeline_stages": HALVES, "pipeline_device_mapping": [0, 1]}
     for micro_batches in (2, 4, 8, 16):
-        one: list[float] = []
-        two: list[float] = []
+        one_stage: list[float] = []
+        two_stages: list[float] = []
         for _ in range(ROUNDS):
-            one.append(seconds_of_squad(micro_batches, {}, "0"))
-            two.append(seconds_of_squad(micro_batches, halves, "0-1"))
-        alone, both = statistics.median(one), statistics.median(two)
-        efficiency, ideal = alone / both / 2, micro_batches / (micro_batches + 1)
+            one_stage.append(seconds_of_squad(micro_batches, {}, "0"))
+            two_stages.append(seconds_of_squad(micro_batches, halves, "0-1"))
+        one, two = statistics.median(one_stage), statistics.median(two_stages)
+        efficiency, ideal = one / two / 2, micro_batches / (micro_batches + 1)
         print(
-            f"{micro_batches} micro-batches: one stage {alone:.3f} s, two {both:.3f} s; efficiency "
-            f"{efficiency:.3f} of an ideal {ideal:.3f}",
+            f"{micro_batches} micro-batches: one stage {one:.3f} s, two stages {two:.3f} s; efficiency "
+            f"{efficiency:.3f}, at best {ideal:.3f}",
             flush=True,
         )
 
 
-def seconds_of_unrelated(settings: dict[str, Any]) -> float:
-    """Return the seconds of a step of two unrelated processes, each on a core: the machine's own slowdown."""
+def seconds_of_independent(settings: dict[str, Any]) -> float:
+    """Return the mean step time of two independent processes: the slowdown that the machine causes."""
     with ThreadPoolExecutor(2) as pool:
         runs = pool.map(lambda core: in_child("measure", settings, core)["step"], ("0", "1"))
         return statistics.mean(runs)
 
 
 def processes() -> None:
-    """Two processes of a core each against one of a core, for the same work each."""
+    """Two processes compared with one process, with the same work per process."""
     for micro_batches in (8, 32):
-        # Long enough for a process that starts later than the other.
+        # Enough steps that both processes measure at the same time, although one starts later.
         steps = {"steps": 128 // micro_batches}
         single = settings_of(micro_batches) | steps
         double = settings_of(2 * micro_batches, replicas=2) | steps
         rounds = [
             (
                 in_child("measure", single, cores="0")["step"],
-                seconds_of_unrelated(single),
+                seconds_of_independent(single),
                 two_ranks(double)["step"],
             )
             for _ in range(ROUNDS)
         ]
-        one, unrelated, both = map(statistics.median, zip(*rounds, strict=True))
+        one, independent, both = map(statistics.median, zip(*rounds, strict=True))
         print(
-            f"{8 * micro_batches} examples each: one process {one:.3f} s, two of one run {both:.3f} s, efficiency "
-            f"{one / both:.3f}; two unrelated ones {unrelated:.3f} s, {one / unrelated:.3f}",
+            f"{8 * micro_batches} examples per process: one process {one:.3f} s; two in one run {both:.3f} s, "
+            f"efficiency {one / both:.3f}; two independent {independent:.3f} s, efficiency {one / independent:.3f}",
             flush=True,
         )
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import Pairs, first_cores, in_a_process, in_turn
+from turns import Pairs, first_cores, in_a_process, run_alternately
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 STEP = 16_384
@@ -102,7 +102,7 @@ def main() -> None:
         return
     words = [sys.executable, *sys.argv, "--side"]
     sides = {side: partial(in_a_process, [*words, side], first_cores(1)) for side in SIDES}
-    in_turn(
+    run_alternately(
         sides, arguments.rounds, "{:,.0f} examples/s, {:,.0f} of the processor's seconds".format
     )
 

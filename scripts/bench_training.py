@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""Measure BERT-base beside what people would use instead, in turn, A B A B, each side a process of its own.
+"""Compare training speed and memory of BERT-base with other implementations.
 
     scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --places 128
     scripts/bench_training.py update --optimizer LAMB
     scripts/bench_training.py scores --examples 64 --places 853
 
-`micro-batch` is forward and backward pass of one micro-batch on made-up examples, beside Hugging Face's
-BertForPreTraining in PyTorch, and whatever else `--beside` names: `pytorch-compiled` is torch.compile,
-`tensorflow` and `tensorflow-compiled` (XLA) TFBertForPreTraining, in an environment of its own, whose
-Python `--tensorflow-python` is (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). 15 % of the
-places are masked on all sides, and dropout is 0.1. `update` is the end of a step (the gradient's norm,
-clipping, the move) of 110 million weights beside Keras' AdamW with a global norm, as a graph; with
-`--beside lamb` beside ours by LAMB, with `--beside memory` beside memory: each array that AdamW needs read
-and written once, on one thread. `scores` is the memory that the masked-LM loss and its gradients take in 1, 8 and 32
-chunks of the vocabulary, in float32, beyond what the process had. Told are medians, of all rounds so far,
-of seconds by the clock and of the processor's own time, which others on the machine disturb less.
+The implementations run alternately (A B A B), each in its own process. After each round the script prints
+medians over all rounds so far: of wall-clock time, and of processor time, which other programs on the machine
+disturb less.
+
+`micro-batch`  times forward and backward of one micro-batch of synthetic examples. 15 % of the positions are
+               masked and dropout is 0.1. The default comparison is `pytorch`, Hugging Face's BertForPreTraining.
+               --beside selects others: `pytorch-compiled` uses torch.compile; `tensorflow` (graph) and
+               `tensorflow-compiled` (XLA) use TFBertForPreTraining, which needs a separate environment
+               (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). --tensorflow-python is its Python.
+`update`       times the gradient norm, clipping and the update of 110 million weights. The default comparison is
+               Keras' AdamW with a global norm, as a graph. `--beside lamb` compares with LAMB of this project,
+               `--beside memory` with memory bandwidth: one thread reads and writes each array that AdamW needs once.
+`scores`       measures the memory of the masked-LM loss and its gradients in float32, with 1, 8 and 32 chunks
+               of the vocabulary: the growth of the process.
 """
 
 import argparse
@@ -28,34 +32,35 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from turns import Pairs, first_cores, in_a_process, in_turn
+from turns import Pairs, first_cores, in_a_process, run_alternately
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-def timed(act: Callable[[], Any], repetitions: int) -> Pairs:
-    """Seconds of an action, after it was done twice for nothing."""
-    act()
-    act()
-    found = []
+def measure(function: Callable[[], Any], repetitions: int) -> Pairs:
+    """Return wall-clock and processor time of each repetition, after two warm-up calls."""
+    function()
+    function()
+    times = []
     for _ in range(repetitions):
         clock, processor = time.perf_counter(), time.process_time()
-        act()
-        found.append((time.perf_counter() - clock, time.process_time() - processor))
-    return found
+        function()
+        times.append((time.perf_counter() - clock, time.process_time() - processor))
+    return times
 
 
-def masked_of(places: int) -> int:
-    return round(0.15 * places)
+def masked_positions(sequence_length: int) -> int:
+    """Return the number of masked positions in a sequence."""
+    return round(0.15 * sequence_length)
 
 
-def build_ours(given: argparse.Namespace) -> Any:
-    """A run of one micro-batch a step: its engine, step and batch."""
+def build_ours(options: argparse.Namespace) -> Any:
+    """Return the engine and the batch of a run with one micro-batch per step."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
     from bert_cli.config.parallel import Cluster
     from bert_cli.config.plan import make_plan
     from bert_cli.config.training import PretrainSettings
@@ -65,14 +70,14 @@ def build_ours(given: argparse.Namespace) -> Any:
     settings = PretrainSettings.model_validate(
         {
             "generated_dataset": True,
-            "bert_config": {"num_hidden_layers": given.layers},
-            "max_seq_length": given.places,
-            "max_predictions_per_seq": masked_of(given.places),
-            "precision": given.precision,
-            "compile": given.compile,
-            "global_batch": {"micro_batch_size": given.examples},
+            "bert_config": {"num_hidden_layers": options.layers},
+            "max_seq_length": options.places,
+            "max_predictions_per_seq": masked_positions(options.places),
+            "precision": options.precision,
+            "compile": options.compile,
+            "global_batch": {"micro_batch_size": options.examples},
             "optimizer_opts": {
-                "name": given.optimizer,
+                "name": options.optimizer,
                 "learning_rate": {"max_learning_rate": 1e-4},
                 "max_gradient_norm": 1.0,
             },
@@ -85,16 +90,16 @@ def build_ours(given: argparse.Namespace) -> Any:
     return parts.engine, corpora.open_stream(settings, plan.examples_per_step, 0, 1)[0]
 
 
-def micro_batch_of_bert(given: argparse.Namespace) -> Pairs:
+def micro_batch_of_bert(options: argparse.Namespace) -> Pairs:
     from bert_cli.parallel.engine import count
 
-    engine, batch = build_ours(given)
+    engine, batch = build_ours(options)
     counts = count(batch, engine.head.COUNTS)
-    return timed(lambda: engine.accumulate(batch, 0, counts, 1.0), given.repetitions)
+    return measure(lambda: engine.accumulate(batch, 0, counts, 1.0), options.repetitions)
 
 
-def update_of_bert(given: argparse.Namespace) -> Pairs:
-    engine, _ = build_ours(given)
+def update_of_bert(options: argparse.Namespace) -> Pairs:
+    engine, _ = build_ours(options)
     for stage in engine.replicas[0]:
         for accumulator in stage.accumulators.values():
             accumulator.assign(1e-3 + accumulator)
@@ -103,95 +108,95 @@ def update_of_bert(given: argparse.Namespace) -> Pairs:
         squared = engine.all_reduce_gradients(1.0)
         engine.apply_update(min(1.0, squared**-0.5), 1e-4, 3, 3)
 
-    return timed(update, given.repetitions)
+    return measure(update, options.repetitions)
 
 
-def update_by_lamb(given: argparse.Namespace) -> Pairs:
-    given.optimizer = "LAMB"
-    return update_of_bert(given)
+def update_by_lamb(options: argparse.Namespace) -> Pairs:
+    options.optimizer = "LAMB"
+    return update_of_bert(options)
 
 
-def micro_batch_of_pytorch(given: argparse.Namespace, *, compiled: bool = False) -> Pairs:
+def micro_batch_of_pytorch(options: argparse.Namespace, *, compiled: bool = False) -> Pairs:
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    torch.set_num_threads(given.cores)
-    model = BertForPreTraining(BertConfig(num_hidden_layers=given.layers)).train()
-    shape = given.examples, given.places
+    torch.set_num_threads(options.cores)
+    model = BertForPreTraining(BertConfig(num_hidden_layers=options.layers)).train()
+    shape = options.examples, options.places
     ids = torch.randint(1000, 30000, shape)
     labels = torch.full(shape, -100)
-    labels[:, : masked_of(given.places)] = ids[:, : masked_of(given.places)]
+    labels[:, : masked_positions(options.places)] = ids[:, : masked_positions(options.places)]
     inputs = {
         "input_ids": ids,
         "attention_mask": torch.ones(shape, dtype=torch.long),
         "labels": labels,
-        "next_sentence_label": torch.zeros(given.examples, dtype=torch.long),
+        "next_sentence_label": torch.zeros(options.examples, dtype=torch.long),
     }
     run = torch.compile(model) if compiled else model
 
-    def both_ways() -> float:
-        sixteen = given.precision == "mixed_bfloat16"
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sixteen):
+    def forward_backward() -> float:
+        is_bfloat16 = options.precision == "mixed_bfloat16"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bfloat16):
             loss = run(**inputs).loss
         loss.backward()
         model.zero_grad(set_to_none=True)
         return float(loss)
 
-    return timed(both_ways, given.repetitions)
+    return measure(forward_backward, options.repetitions)
 
 
-def micro_batch_of_compiled_pytorch(given: argparse.Namespace) -> Pairs:
-    return micro_batch_of_pytorch(given, compiled=True)
+def micro_batch_of_compiled_pytorch(options: argparse.Namespace) -> Pairs:
+    return micro_batch_of_pytorch(options, compiled=True)
 
 
-def micro_batch_of_tensorflow(given: argparse.Namespace, *, compiled: bool = False) -> Pairs:
+def micro_batch_of_tensorflow(options: argparse.Namespace, *, compiled: bool = False) -> Pairs:
     import tensorflow as tf
     import tf_keras
     from transformers import BertConfig, TFBertForPreTraining
 
-    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
-    tf_keras.mixed_precision.set_global_policy(given.precision)
-    model = TFBertForPreTraining(BertConfig(num_hidden_layers=given.layers))
-    shape = given.examples, given.places
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    tf_keras.mixed_precision.set_global_policy(options.precision)
+    model = TFBertForPreTraining(BertConfig(num_hidden_layers=options.layers))
+    shape = options.examples, options.places
     ids = tf.random.uniform(shape, 1000, 30000, tf.int32)
-    masked = tf.range(given.places) < masked_of(given.places)
+    masked = tf.range(options.places) < masked_positions(options.places)
     inputs = {
         "input_ids": ids,
         "attention_mask": tf.ones(shape, tf.int32),
         "labels": tf.where(masked[None, :], ids, -100),
-        "next_sentence_label": tf.zeros(given.examples, tf.int32),
+        "next_sentence_label": tf.zeros(options.examples, tf.int32),
     }
     model(**inputs)
 
     @tf.function(jit_compile=compiled)
-    def both_ways() -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward_backward() -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(**inputs, training=True).loss)
         return loss, [
             tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)
         ]
 
-    return timed(lambda: float(both_ways()[0]), given.repetitions)
+    return measure(lambda: float(forward_backward()[0]), options.repetitions)
 
 
-def micro_batch_of_compiled_tensorflow(given: argparse.Namespace) -> Pairs:
-    return micro_batch_of_tensorflow(given, compiled=True)
+def micro_batch_of_compiled_tensorflow(options: argparse.Namespace) -> Pairs:
+    return micro_batch_of_tensorflow(options, compiled=True)
 
 
-def weights_of_bert(given: argparse.Namespace) -> list[Any]:
+def weights_of_bert(options: argparse.Namespace) -> list[Any]:
     from bert_cli.config.model import BertConfig
     from bert_cli.model.bert import build_blocks, named_weights
 
-    blocks = build_blocks(BertConfig(num_hidden_layers=given.layers), seed=1, policy="float32")
+    blocks = build_blocks(BertConfig(num_hidden_layers=options.layers), seed=1, policy="float32")
     return list(named_weights(blocks).values())
 
 
-def update_of_keras(given: argparse.Namespace) -> Pairs:
+def update_of_keras(options: argparse.Namespace) -> Pairs:
     import keras
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(given.cores)
-    weights = weights_of_bert(given)
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    weights = weights_of_bert(options)
     gradients = [tf.Variable(tf.fill(weight.shape, 1e-3)) for weight in weights]
     optimizer = keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
     optimizer.build(weights)
@@ -204,14 +209,14 @@ def update_of_keras(given: argparse.Namespace) -> Pairs:
         apply()
         return float(weights[-1].value[0])
 
-    return timed(update, given.repetitions)
+    return measure(update, options.repetitions)
 
 
-def memory_of_an_update(given: argparse.Namespace) -> Pairs:
-    """Read four numbers of each weight and write three of them, each array once, on one thread."""
+def memory_of_an_update(options: argparse.Namespace) -> Pairs:
+    """Time one pass over the arrays of AdamW on one thread: read four numbers per weight, write three."""
     import numpy as np
 
-    weights = sum(math.prod(weight.shape) for weight in weights_of_bert(given))
+    weights = sum(math.prod(weight.shape) for weight in weights_of_bert(options))
     gradient, *state = (np.ones(weights, np.float32) for _ in range(4))
 
     def one_pass() -> None:
@@ -219,7 +224,7 @@ def memory_of_an_update(given: argparse.Namespace) -> Pairs:
         for array in state:
             np.multiply(array, np.float32(0.999), out=array)
 
-    return timed(one_pass, given.repetitions)
+    return measure(one_pass, options.repetitions)
 
 
 SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
@@ -239,11 +244,11 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
 }
 
 
-PEERS = [side for sides in SIDES.values() for side in sides if side != "bert"]
+BASELINES = [side for sides in SIDES.values() for side in sides if side != "bert"]
 
 
-def growth_by_scores(given: argparse.Namespace) -> int:
-    """Bytes that this process grows by, at most, over the loss and its gradients."""
+def growth_by_scores(options: argparse.Namespace) -> int:
+    """Return the growth of peak memory, in bytes, while this process computes the loss and its gradients."""
     import tensorflow as tf
 
     from bert_cli.model.chunked_loss import chunked_loss
@@ -251,20 +256,20 @@ def growth_by_scores(given: argparse.Namespace) -> int:
     from bert_cli.model.heads import loss_sums
     from bert_cli.tasks.bench.timing import resident_bytes
 
-    compile_fused(given.compile != "nothing")
-    rows, width, words = given.examples * masked_of(given.places), 768, 30522
-    x, table, bias = tf.ones([rows, width]), tf.ones([words, width]), tf.zeros([words])
-    labels, weights = tf.zeros([rows], tf.int32), tf.ones([rows])
+    compile_fused(options.compile != "nothing")
+    masked, width, vocab_size = options.examples * masked_positions(options.places), 768, 30522
+    x, table, bias = tf.ones([masked, width]), tf.ones([vocab_size, width]), tf.zeros([vocab_size])
+    labels, weights = tf.zeros([masked], tf.int32), tf.ones([masked])
 
     @tf.function(autograph=False)
     def run(x: Any, table: Any, bias: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch([x, table, bias])
-            if given.chunks == 1:
+            if options.chunks == 1:
                 scores = tf.matmul(x, table, transpose_b=True) + bias
                 loss, _ = loss_sums(scores, labels, weights)
             else:
-                loss, _ = chunked_loss(x, table, bias, labels, weights, given.chunks)
+                loss, _ = chunked_loss(x, table, bias, labels, weights, options.chunks)
         return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
 
     before = resident_bytes()[1]
@@ -272,67 +277,74 @@ def growth_by_scores(given: argparse.Namespace) -> int:
     return resident_bytes()[1] - before
 
 
-def scores(given: argparse.Namespace) -> None:
-    """Print the growth of a process for each number of chunks."""
-    rows = given.examples * masked_of(given.places)
+def scores(options: argparse.Namespace) -> None:
+    """Print the memory growth of a process for each number of chunks."""
+    masked = options.examples * masked_positions(options.places)
     for chunks in (1, 8, 32):
-        words = [sys.executable, __file__, *sys.argv[1:], "--chunks", str(chunks), "--side", "bert"]
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        grown = int(told.strip().splitlines()[-1]) / 1e6
-        print(f"{rows} masked places, {chunks} chunks: grew by {grown:.0f} MB", flush=True)
+        flags = ["--chunks", str(chunks), "--side", "bert"]
+        command = [sys.executable, __file__, *sys.argv[1:], *flags]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        growth = int(output.strip().splitlines()[-1]) / 1e6
+        print(f"{masked} masked positions, {chunks} chunks: grew by {growth:.0f} MB", flush=True)
 
 
-def side_in_a_process(given: argparse.Namespace, side: str) -> Pairs:
+def measure_in_a_process(options: argparse.Namespace, side: str) -> Pairs:
+    """Return the times of one implementation, measured in a child process."""
     is_tensorflow = side.startswith("tensorflow")
-    python = given.tensorflow_python if is_tensorflow else sys.executable
+    python = options.tensorflow_python if is_tensorflow else sys.executable
     environment = {"TF_USE_LEGACY_KERAS": "1"} if is_tensorflow else {}
-    words = [python, __file__, *sys.argv[1:], "--side", side]
-    found: Pairs = in_a_process(words, first_cores(given.cores), **environment)
-    return found
+    command = [python, __file__, *sys.argv[1:], "--side", side]
+    times: Pairs = in_a_process(command, first_cores(options.cores), **environment)
+    return times
 
 
 def main() -> None:
-    """Run the sides in turn and print their medians and ratios."""
+    """Run the implementations alternately and print their medians and ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("what", choices=[*SIDES, "scores"])
-    parser.add_argument("--precision", default="mixed_bfloat16")
-    parser.add_argument("--examples", type=int, default=8)
-    parser.add_argument("--places", type=int, default=128)
+    parser.add_argument("--precision", default="mixed_bfloat16", help="Keras dtype policy")
+    parser.add_argument("--examples", type=int, default=8, help="micro-batch size")
+    parser.add_argument("--places", type=int, default=128, help="sequence length")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--optimizer", default="AdamW", choices=("AdamW", "LAMB"))
-    parser.add_argument("--compile", default="auto", help="that of `bert`")
+    parser.add_argument("--compile", default="auto", help="setting `compile` of `bert`")
     parser.add_argument(
-        "--beside", nargs="+", choices=PEERS, help="peers; the first of each by default"
+        "--beside",
+        nargs="+",
+        choices=BASELINES,
+        help="compare with these; default: pytorch or keras",
     )
-    parser.add_argument("--tensorflow-python", help="of an environment with TFBertForPreTraining")
+    parser.add_argument(
+        "--tensorflow-python", help="Python of an environment with TFBertForPreTraining"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.what == "scores":
-        print(growth_by_scores(given)) if given.side else scores(given)
+    options = parser.parse_args()
+    if options.what == "scores":
+        print(growth_by_scores(options)) if options.side else scores(options)
         return
-    if given.side:
-        print(json.dumps(SIDES[given.what][given.side](given)))
+    if options.side:
+        print(json.dumps(SIDES[options.what][options.side](options)))
         return
-    peers = given.beside or [name for name in SIDES[given.what] if name != "bert"][:1]
-    for peer in peers:
-        if peer not in SIDES[given.what]:
-            others = [side for side in SIDES[given.what] if side != "bert"]
-            parser.error(f"--beside {peer}: {given.what} has {', '.join(others)}")
-        if peer.startswith("tensorflow") and not given.tensorflow_python:
-            parser.error(f"--beside {peer}: needs --tensorflow-python, see above")
-    sides = {side: partial(side_in_a_process, given, side) for side in ("bert", *peers)}
-    medians = in_turn(sides, given.rounds, "{:.3f} s, processor {:.3f} s".format)
+    baselines = options.beside or [name for name in SIDES[options.what] if name != "bert"][:1]
+    for baseline in baselines:
+        if baseline not in SIDES[options.what]:
+            others = [side for side in SIDES[options.what] if side != "bert"]
+            parser.error(f"--beside {baseline}: {options.what} has {', '.join(others)}")
+        if baseline.startswith("tensorflow") and not options.tensorflow_python:
+            parser.error(f"--beside {baseline}: needs --tensorflow-python, see --help")
+    sides = {side: partial(measure_in_a_process, options, side) for side in ("bert", *baselines)}
+    medians = run_alternately(sides, options.rounds, "{:.3f} s, processor {:.3f} s".format)
     clock, processor = medians.pop("bert")
-    for side, theirs in medians.items():
+    for side, medians_of_side in medians.items():
         print(
-            f"{side} takes {theirs[0] / clock:.2f} times bert's seconds, {theirs[1] / processor:.2f} times "
-            "its processor's"
+            f"{side} takes {medians_of_side[0] / clock:.2f} times the wall-clock time of bert and "
+            f"{medians_of_side[1] / processor:.2f} times its processor time"
         )
 
 

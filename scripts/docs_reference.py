@@ -1,8 +1,8 @@
-"""Pages that mkdocs makes from the code when it builds: the reference, and what stands at the root.
+"""mkdocs hook that generates pages of the documentation: the reference, contributing and changes.
 
-The settings classes are the one source, as for `--help`: `options.py` gives the headings and options of
-a command, the fields their bounds. Nothing of it is written to docs/, so it cannot be older than the code.
-mkdocs calls the functions whose names begin with on_ (see mkdocs.yml).
+The reference comes from the settings classes, like `--help`: `options.py` defines the headings and options of
+a command, and the fields define their bounds. The pages are generated at each build and not stored in docs/, so they
+always match the code. mkdocs calls the functions whose names start with on_ (see mkdocs.yml).
 """
 
 import html
@@ -31,7 +31,7 @@ from bert_cli.config.options import (
 )
 
 ROOT = Path(__file__).parents[1]
-# Commands that belong together, in the order of the pages.
+# Groups of commands in the navigation, in the order of the pages.
 GROUPS = {
     "Data": ("download", "extract", "preprocess", "vocab", "tokenize", "index", "pack", "data"),
     "Look": ("inspect", "doctor", "plan", "runs", "plot", "compare"),
@@ -41,28 +41,28 @@ GROUPS = {
 }
 OTHERS = "More"
 WIDTH = 84
-"""Characters of a line of code that fits a page."""
-TAKES = {
+"""Longest line of code, in characters, that fits the width of a page."""
+VALUE_KINDS = {
     "FILE": "path",
-    "INT": "whole number",
+    "INT": "integer",
     "NUMBER": "number",
     "PATH": "path",
     "TEXT": "text",
     "JSON": "JSON",
 }
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-CORES = "as many as there are cores"
+CORES = "the number of cores"
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages that are made here behind those that mkdocs.yml names."""
+    """Append the generated pages to the navigation of mkdocs.yml."""
     commands: dict[str, list[str]] = {group: [] for group in (*GROUPS, OTHERS)}
     for name in COMMANDS:
         group = next((group for group, names in GROUPS.items() if name in names), OTHERS)
         commands[group].append(name)
     pages: list[Any] = ["reference/index.md"]
     for group, names in commands.items():
-        # In the order that GROUPS tells them in; new ones behind.
+        # Commands that GROUPS does not list come last.
         known = [name for name in GROUPS.get(group, ()) if name in names]
         ordered = [*known, *(name for name in names if name not in known)]
         if ordered:
@@ -83,66 +83,66 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages."""
-    made = {
+    """Add the generated pages."""
+    pages = {
         "reference/index.md": commands_page(),
         "contributing.md": from_root("CONTRIBUTING.md"),
         "changes.md": from_root("CHANGELOG.md"),
         **{f"reference/{page_of(name)}": command_page(name) for name in COMMANDS},
     }
-    for path, text in made.items():
+    for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put what the code says where a page has a mark for it."""
-    for mark, told in MARKS.items():
-        if mark in markdown:
-            markdown = markdown.replace(mark, told())
+    """Replace the markers of a page by generated tables."""
+    for marker, generate in MARKERS.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, generate())
     return markdown
 
 
 def from_root(name: str) -> str:
-    """A page at the root of the repository, whose links into docs/ are those of a page in there."""
+    """Return a page from the root of the repository, with its links changed to fit docs/."""
     text = (ROOT / name).read_text(encoding="utf-8")
     return text.replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md")
 
 
 def page_of(name: str) -> str:
-    """The file of a command's page, beside the list of them."""
+    """Return the file name of a command's page."""
     return f"bert-{name.replace(' ', '-')}.md"
 
 
 def settings_of(name: str) -> type[BaseModel]:
-    """The settings class of a command."""
+    """Return the settings class of a command."""
     return COMMANDS[name].settings_class()
 
 
 def commands_page() -> str:
-    """Every command in a line."""
+    """Return the page with a table of all commands."""
     rows = [f"| [`bert {name}`]({page_of(name)}) | {row.help} |" for name, row in COMMANDS.items()]
     return "\n".join(
         [
             "# Commands",
             "",
-            "Every command of this version. The pages are made from the code, as `bert COMMAND --help` is.",
+            "All commands of this version. These pages are generated from the code, like `bert COMMAND --help`.",
             "",
             "| command | what it does |",
             "|---|---|",
             *rows,
             "",
-            "`bert --version` tells the versions of the parts that decide its numbers. Every command takes",
-            f"`--help`, and `--log-level` {', '.join(f'`{level}`' for level in LOG_LEVELS)}: show the log messages of",
-            "TensorFlow and other libraries from this level on; by default none.",
+            "`bert --version` prints the versions of the libraries that affect numerical results. Every command has",
+            f"`--help`, and `--log-level` {', '.join(f'`{level}`' for level in LOG_LEVELS)}: show log messages of",
+            "TensorFlow and other libraries of this level or higher. By default none are shown.",
             "",
         ]
     )
 
 
 def configs_table() -> str:
-    """The shipped configs, and what they say of themselves."""
-    lines = ["| name | what | expect |", "|---|---|---|"]
+    """Return a table of the shipped configs."""
+    lines = ["| name | content | expected result |", "|---|---|---|"]
     for name, path in named_configs().items():
         about = read_config(path).values["about"]
         lines.append(f"| `{name}` | {about['what']} | {about['expect']} |")
@@ -150,77 +150,81 @@ def configs_table() -> str:
 
 
 def old_names() -> str:
-    """Keys that have another name than in the example's own files."""
+    """Return a table of old config keys and their new names."""
     rows = [f"| `{old}` | `{new}` |" for old, new in RENAMES.items()]
-    return "\n".join(["| old | now |", "|---|---|", *rows])
+    return "\n".join(["| old | new |", "|---|---|", *rows])
 
 
-def without_effect() -> str:
-    """Keys that are accepted and do nothing."""
+def keys_without_effect() -> str:
+    """Return a table of config keys that are accepted and have no effect."""
     rows = [f"| `{name}` | {why} |" for name, why in NO_EFFECT.items()]
     rows += [
-        f"| `{name}` | the model always has {what}; `false` is refused |"
+        f"| `{name}` | the model always has {what}; `false` is an error |"
         for name, what in MODEL_HAS.items()
     ]
-    return "\n".join(["| key | why |", "|---|---|", *rows])
+    return "\n".join(["| key | reason |", "|---|---|", *rows])
 
 
-# Mark in a page -> what stands there instead.
-MARKS: dict[str, Callable[[], str]] = {
+# Marker in a page -> function that generates its replacement.
+MARKERS: dict[str, Callable[[], str]] = {
     "<!-- shipped configs -->": configs_table,
     "<!-- old names -->": old_names,
-    "<!-- keys without effect -->": without_effect,
+    "<!-- keys without effect -->": keys_without_effect,
 }
 
 
 def command_page(name: str) -> str:
-    """All that a command takes."""
+    """Return the page of a command."""
     settings = settings_of(name)
     reads_config = "about" in settings.model_fields
     sections = sections_of(settings, name)
-    places = [option for section in sections for option in section.options if not option.flags]
-    usage = " ".join([f"bert {name} [options]", *map(place_of, places)])
-    lines = [f"# bert {name}", "", *(escaped(text) for text in paragraphs(purpose_of(settings)))]
+    positionals = [option for section in sections for option in section.options if not option.flags]
+    usage = " ".join([f"bert {name} [options]", *map(usage_of, positionals)])
+    lines = [
+        f"# bert {name}",
+        "",
+        *(escape_markdown(text) for text in paragraphs(purpose_of(settings))),
+    ]
     lines += ["```text", usage + (" -- COMMAND [options]" if name == "launch" else ""), "```", ""]
     if examples_of(settings):
         examples = [textwrap.dedent(wrap_command(line, WIDTH)) for line in examples_of(settings)]
         lines += ["```bash", *examples, "```", ""]
     if reads_config:
         lines += [
-            "Each setting is a flag and, by the JSON path beside it, a key of the file that `--config` names; flags "
-            "win. [How a config is written](../configs.md).",
+            "Each setting is a flag and also a key of the `--config` file, with the JSON path shown next to it. Flags "
+            "override the file. See [configs](../configs.md).",
             "",
         ]
     for section in sections:
-        lines += told_section(section, settings, reads_config)
+        lines += section_lines(section, settings, reads_config)
     return "\n".join(lines)
 
 
 def paragraphs(text: str) -> list[str]:
-    """Paragraphs, each followed by an empty line."""
-    return [part for one in text.split("\n\n") for part in (" ".join(one.split()), "")]
+    """Return the paragraphs of a text, each followed by an empty line."""
+    return [line for part in text.split("\n\n") for line in (" ".join(part.split()), "")]
 
 
-def place_of(option: Option) -> str:
-    """What stands by its place, as the usage tells it."""
+def usage_of(option: Option) -> str:
+    """Return a positional argument in the form of the usage line."""
     word = f"{option.takes} ..." if option.is_list else option.takes
     return word if option.is_required else f"[{word}]"
 
 
-def told_section(section: Section, settings: type[BaseModel], reads_config: bool) -> list[str]:
-    """The options under a heading, each with what it takes, its JSON path, its default."""
+def section_lines(section: Section, settings: type[BaseModel], reads_config: bool) -> list[str]:
+    """Return the options of a section, each with its type, JSON path and default."""
     is_group = bool(section.options) and "." in section.options[0].name
     lines = [f"## {f'`{section.title}`' if is_group else section.title}", ""]
     if section.about:
-        lines += [escaped(section.about), ""]
+        lines += [escape_markdown(section.about), ""]
     for option in section.options:
         field = field_of(settings, option.name)
-        text, default = divided(option.text)
+        text, default = split_default(option.text)
         if field is not None and field.default_factory is not None and "processes" in option.name:
             default = CORES
         flags = " ".join(f"`{flag}`" for flag in option.flags) or f"`{option.takes}`"
-        takes = taken(option, field)
-        facts = [takes] if takes else []
+        value = value_description(option, field)
+        facts = [value] if value else []
         if reads_config and option.flags and option.name != "config":
             facts.append(f"JSON `{option.name}`")
         facts.append("required" if option.is_required else "")
@@ -229,22 +233,22 @@ def told_section(section: Section, settings: type[BaseModel], reads_config: bool
         anchor = option.name.replace("_", "-")
         lines += [
             f'<a id="{anchor}"></a>{flags}',
-            f":   {escaped(text)}",
+            f":   {escape_markdown(text)}",
             f"    <br><small>{' · '.join(fact for fact in facts if fact)}</small>",
             "",
         ]
     return lines
 
 
-def divided(text: str) -> tuple[str, str]:
-    """The text of an option and its default, which is none for what has none to tell."""
-    found = re.fullmatch(r"(.*?)(?: \(required\)| \(default: (.*)\))?", text, re.DOTALL)
-    assert found is not None
-    return found[1], found[2] or ""
+def split_default(text: str) -> tuple[str, str]:
+    """Return the description of an option and its default, which may be empty."""
+    match = re.fullmatch(r"(.*?)(?: \(required\)| \(default: (.*)\))?", text, re.DOTALL)
+    assert match is not None
+    return match[1], match[2] or ""
 
 
-def taken(option: Option, field: FieldInfo | None) -> str:
-    """What stands behind a flag, in words."""
+def value_description(option: Option, field: FieldInfo | None) -> str:
+    """Return the type, choices and bounds of the value of an option."""
     if option.choices:
         return "one of " + ", ".join(f"`{choice}`" for choice in option.choices)
     if not option.takes:
@@ -253,44 +257,48 @@ def taken(option: Option, field: FieldInfo | None) -> str:
         return "text"
     words = [option.takes] if not option.flags else option.takes.split("|")
     kinds = [
-        TAKES.get(word, f"`{word}`" if option.flags else "path" if option.is_path else "text")
+        VALUE_KINDS.get(word, f"`{word}`" if option.flags else "path" if option.is_path else "text")
         for word in words
     ]
-    told = " or ".join(dict.fromkeys(kinds)) + (", may be several" if option.is_list else "")
+    kind = " or ".join(dict.fromkeys(kinds)) + (", one or more" if option.is_list else "")
     bounds = [
-        f"{words} {getattr(mark, name):g}"
-        for mark in marks_of(field)
-        for name, words in BOUNDS.items()
-        if isinstance(getattr(mark, name, None), int | float)
+        f"{phrase} {getattr(constraint, name):g}"
+        for constraint in constraints_of(field)
+        for name, phrase in BOUNDS.items()
+        if isinstance(getattr(constraint, name, None), int | float)
     ]
-    return ", ".join([told, *dict.fromkeys(bounds)])
+    return ", ".join([kind, *dict.fromkeys(bounds)])
 
 
-def marks_of(field: FieldInfo | None) -> list[Any]:
-    """The conditions on a field: its own, and those of the type in `X | None`."""
+def constraints_of(field: FieldInfo | None) -> list[Any]:
+    """Return the constraints of a field, including those of the type in `X | None`."""
     if field is None:
         return []
     inner = [
-        mark
+        constraint
         for kind in getattr(field.annotation, "__args__", ())
-        for mark in getattr(kind, "__metadata__", ())
+        for constraint in getattr(kind, "__metadata__", ())
     ]
-    marks = [*field.metadata, *inner]
-    return [one for mark in marks for one in (getattr(mark, "metadata", None) or [mark])]
+    # A FieldInfo inside the annotation holds its constraints as metadata.
+    return [
+        constraint
+        for item in (*field.metadata, *inner)
+        for constraint in (getattr(item, "metadata", None) or [item])
+    ]
 
 
-def field_of(settings: type[BaseModel], where: str) -> FieldInfo | None:
-    """The field behind a dotted path; None for what is none, as --config."""
-    first, _, rest = where.partition(".")
-    for name, about in settings.model_fields.items():
-        if first in (name, about.alias):
-            group = group_of(about.annotation)
-            return field_of(group, rest) if rest and group is not None else about
+def field_of(settings: type[BaseModel], path: str) -> FieldInfo | None:
+    """Return the field with this dotted path; None for an option that is not a field, such as --config."""
+    first, _, rest = path.partition(".")
+    for name, field in settings.model_fields.items():
+        if first in (name, field.alias):
+            group = group_of(field.annotation)
+            return field_of(group, rest) if rest and group is not None else field
     return None
 
 
-def escaped(text: str) -> str:
-    """A docstring as Markdown: its `code` stays, its angle brackets and stars are no markup."""
+def escape_markdown(text: str) -> str:
+    """Return a docstring as Markdown: `code` is unchanged, other special characters are escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(
         part
