@@ -4,8 +4,8 @@
 `bert` is the work of a run's reading thread: records of random positions are read from their files, which may be in the
 page cache, both checksums of each are verified, and they become the columns of a step. 40 steps are about an epoch of
 half a million records, because the first access to a page of a file is slower. `parser` is `tf.io.parse_example` alone,
-on batches of 256 records in memory. The sides run in turn, each in a process on one core. The medians of all rounds are
-printed, by the clock and by processor seconds. How long a step of `bert pretrain` waits for its batch is
+on batches of 256 records in memory. The sides run alternately, each in a process on one core. The script prints medians
+of all rounds, of wall-clock and of processor time. How long a step of `bert pretrain` waits for its batch is
 `input_wait_share` of `bert bench`.
 
     scripts/bench_reading.py data/records/128
@@ -85,7 +85,7 @@ SIDES: dict[str, Callable[[Path], Iterator[Any]]] = {
 
 
 def main() -> None:
-    """Run the sides in turn and print their medians."""
+    """Run the sides alternately and print their medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="static records that `bert tokenize` wrote")
     parser.add_argument("--rounds", type=int, default=3)

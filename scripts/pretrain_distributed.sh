@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Phase 1, phase 2 and SQuAD, over processes and hosts. Run it again after an interruption and it goes on.
+# Run phase 1, phase 2 and SQuAD on several processes and hosts. The same command continues after an interruption.
 #   HOSTS=a,b PROCESSES=2 MODEL=large SECOND=384 DATASETS_DIR=/data RUNS=/runs scripts/pretrain_distributed.sh
-# HOSTS: by default this one. PROCESSES: on each host. MODEL: base, large or tiny. SECOND: length of phase 2, 384 or 512.
-# DATASETS_DIR: has wikipedia/128 and the like, and squad with train-v1.1.json and dev-v1.1.json; it and RUNS are on a
-# file system that all hosts share.
-# EXTRA: more flags for both phases; SQUAD_EXTRA: for SQuAD. The configs are for 4 replicas of 4 devices, as on two
-# hosts of eight GPUs with PROCESSES=2; "--parallel.layout auto" in both fits them to others.
+# HOSTS: default is this host. PROCESSES: per host. MODEL: base, large or tiny. SECOND: sequence length of phase 2, 384 or
+# 512. DATASETS_DIR: contains wikipedia/128 (and 384 or 512) and squad with train-v1.1.json and dev-v1.1.json. It and RUNS
+# must be on a file system that all hosts share.
+# EXTRA: more flags for both phases. SQUAD_EXTRA: more flags for SQuAD. The configs are for 4 replicas of 4 devices, for
+# example two hosts of eight GPUs with PROCESSES=2. For other machines add "--parallel.layout auto" to both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -18,26 +18,26 @@ first=$runs/${model}_128_phase1
 last=$runs/${model}_${second}_phase2
 squad=$runs/${model}_squad
 
-# Runs a phase, and ends this script unless the phase came to its last step: a run that is stopped saves and
-# ends with 0 too.
+# Run a phase, and exit unless it completed its last step. The exit code is not enough: a run that is stopped saves a
+# checkpoint and also exits with 0.
 phase() {
-    local command=$1 config=$2 run=$3 code heard
+    local command=$1 config=$2 run=$3 code interrupted
     shift 3
     echo "pretrain_distributed: $config -> $run"
-    # In the background, because a shell that waits for a program in front hears no SIGTERM till that ends. Ctrl-C
-    # and a lost terminal tell the launcher themselves.
+    # In the background: bash runs no trap while it waits for a foreground process. SIGTERM is forwarded to the launcher;
+    # SIGINT and SIGHUP of a terminal reach it directly.
     "$python" -m bert_cli launch "${spread[@]}" -- "$command" --config "$config" --save-ckpt-path "$run" "$@" &
-    trap 'heard=1; kill -TERM $! 2> /dev/null || true' TERM
-    trap 'heard=1' INT HUP
+    trap 'interrupted=1; kill -TERM $! 2> /dev/null || true' TERM
+    trap 'interrupted=1' INT HUP
     while true; do
-        heard=0 code=0
+        interrupted=0 code=0
         wait $! || code=$?
-        [ $heard = 1 ] || break
+        [ $interrupted = 1 ] || break
     done
     trap - TERM INT HUP
     [ $code = 0 ] || exit $code
     if ! finished "$run"; then
-        echo "pretrain_distributed: $run is stopped before its end; run this again to go on" >&2
+        echo "pretrain_distributed: $run is stopped before its last step; run the same command again to continue" >&2
         exit 130
     fi
 }

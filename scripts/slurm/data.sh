@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Prepares records on many machines: a job array whose tasks are the workers of one dask cluster. Submit it where .venv is
-# (with the extra dask), on a file system that all nodes share:
+# Prepare records on many machines: a job array whose tasks are the workers of one dask cluster. Submit it from the folder
+# that contains .venv (with the extra dask), on a file system that all nodes share:
 #   sbatch scripts/slurm/data.sh data /shared/dump /shared/wikipedia --vocab /shared/vocab.txt --sequence-length 128 --mask-tokens 20
 #   sbatch --array=0-31 scripts/slurm/data.sh tokenize /shared/sentences /shared/512 --vocab /shared/vocab.txt --masking dynamic
-# What follows the file's name is a step of `bert` that takes --executor dask, with absolute paths.
-# Change: partition and account, the number of tasks, cores and memory of each (1 to 2 GB a core), time.
-# The first task of the array also runs the scheduler and the step. The others begin whenever there is room for them, may
-# be stopped at any time, and end when the step does. The bytes written do not depend on how many there were. When the
-# time is up before the step is done, the same line goes on with what is missing.
+# The arguments are a step of `bert` that supports --executor dask, with absolute paths.
+# Adjust: partition, account, number of tasks, cores and memory per task (1 to 2 GB per core), time limit.
+# The first task of the array also runs the scheduler and the step. The other tasks may start and stop at any time, and
+# end with the step. The output does not depend on their number. If the time limit ends the step early, the same command
+# processes the missing shards.
 #SBATCH --job-name=bert-data
 #SBATCH --array=0-7
 #SBATCH --nodes=1
@@ -24,42 +24,42 @@ if [ $# = 0 ]; then
     echo "data: no step is given; as sbatch scripts/slurm/data.sh tokenize IN OUT --vocab VOCAB" >&2
     exit 2
 fi
-meeting=${MEETING:-$PWD}/dask-$SLURM_ARRAY_JOB_ID.json
+scheduler_file=${MEETING:-$PWD}/dask-$SLURM_ARRAY_JOB_ID.json
 scratch=${TMPDIR:-/tmp}
 
-# Works until the scheduler ends, or does not start for as long as the first task may wait for a node. Each shard needs
-# a worker process; its nanny restarts one that is killed.
+# Run workers until the scheduler ends. --death-timeout is how long they wait for the scheduler, since the first task may
+# start later. There is one worker process per core; its nanny restarts a killed worker.
 work() {
-    dask worker --scheduler-file "$meeting" --nworkers "${SLURM_CPUS_PER_TASK:-1}" --nthreads 1 --no-dashboard \
+    dask worker --scheduler-file "$scheduler_file" --nworkers "${SLURM_CPUS_PER_TASK:-1}" --nthreads 1 --no-dashboard \
         --local-directory "$scratch" --death-timeout "${PATIENCE:-600}"
 }
 
 if [ "$SLURM_ARRAY_TASK_ID" != "$SLURM_ARRAY_TASK_MIN" ]; then
-    echo "data: task $SLURM_ARRAY_TASK_ID works for the scheduler of $meeting"
-    # That the scheduler is gone is how it ends.
-    work || echo "data: task $SLURM_ARRAY_TASK_ID: its worker ended with exit code $?"
+    echo "data: task $SLURM_ARRAY_TASK_ID connects to the scheduler of $scheduler_file"
+    # The worker fails when the scheduler ends, which is the normal end of this task.
+    work || echo "data: task $SLURM_ARRAY_TASK_ID: the worker ended with exit code $?"
     exit 0
 fi
 
-# The others wait for this file; one that an earlier try of this task left names a scheduler that is gone.
-rm -f "$meeting"
-trap 'rm -f "$meeting"; kill $(jobs -p) 2> /dev/null; wait' EXIT
+# The other tasks wait for this file. Remove the file of an earlier attempt, whose scheduler has ended.
+rm -f "$scheduler_file"
+trap 'rm -f "$scheduler_file"; kill $(jobs -p) 2> /dev/null; wait' EXIT
 trap 'exit 143' TERM
-dask scheduler --scheduler-file "$meeting" --port 0 --no-dashboard &
+dask scheduler --scheduler-file "$scheduler_file" --port 0 --no-dashboard &
 scheduler=$!
-until [ -s "$meeting" ]; do
+until [ -s "$scheduler_file" ]; do
     kill -0 "$scheduler" || { echo "data: the scheduler did not start" >&2; exit 5; }
     sleep 0.2
 done
-# In the background, since a shell hears no signal while it waits for what runs in front.
-bert "$@" --executor dask --scheduler "$meeting" &
+# In the background: bash runs no trap while it waits for a foreground process.
+bert "$@" --executor dask --scheduler "$scheduler_file" &
 step=$!
 work &
 code=0
 wait -n "$step" $! || code=$?
 if kill -0 "$step" 2> /dev/null; then
-    echo "data: the worker of this task ended (exit code $code), so the step is ended too" >&2
+    echo "data: the worker of this task ended (exit code $code); stopping the step" >&2
     code=5
 fi
-[ "$code" = 0 ] || echo "data: the step ended with exit code $code; the same line goes on with it" >&2
+[ "$code" = 0 ] || echo "data: the step ended with exit code $code; submit the same command again to continue it" >&2
 exit "$code"

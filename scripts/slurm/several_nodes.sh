@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A run over several nodes, a process for each GPU. Submit it where configs/ and .venv are, on a file system that all
-# nodes share:
+# Training on several nodes, with one process per GPU. Submit it from the folder that contains configs/ and .venv, on a file
+# system that all nodes share:
 #   sbatch scripts/slurm/several_nodes.sh
 #   sbatch --nodes=4 scripts/slurm/several_nodes.sh pretrain --config configs/pretrain_large_128_phase1.json --parallel.layout auto
-# What follows the file's name is the command of `bert`; without it, phase 1 of the base model.
-# Change: partition and account, nodes, and GPUs and tasks of a node. There are as many tasks on a node as GPUs, or a
-# number that divides them where a replica takes several; `bert plan` tells. The processes find one another by what
-# srun says, on ports from 20000 to 31999, which nodes must let through to one another.
-# Five minutes before the time is up all are told to stop; the run saves once and ends with 0, and the same line
-# continues it, also with another number of nodes.
+# The arguments are a `bert` command; the default is phase 1 of the base model.
+# Adjust: partition, account, number of nodes, GPUs and tasks per node. The number of tasks per node is the number of GPUs,
+# or a divisor of it if a replica uses several GPUs; `bert plan` prints it. The processes read their addresses from the
+# variables of srun and use ports 20000 to 31999, which must be open between the nodes.
+# Five minutes before the time limit SLURM sends SIGTERM to all processes: the run saves one checkpoint and exits with 0.
+# The same command continues it, also with another number of nodes.
 #SBATCH --job-name=bert
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -21,10 +21,10 @@
 #SBATCH --output=slurm-%x-%j.out
 set -euo pipefail
 export PATH="$PWD/.venv/bin:$PATH"
-# srun does not ask for as many cores a task as the job has unless this says so.
+# srun does not use --cpus-per-task of the job without this variable.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 [ $# -gt 0 ] || set -- pretrain --config configs/pretrain_base_128_phase1.json --parallel.layout auto
-# The run is told to stop by SLURM itself, and this file waits until it has saved.
+# SLURM sends the signal to the run itself. This script ignores it and waits until the run has saved.
 trap : TERM
-# Ranks count node by node: so every process knows its neighbours.
+# With the block distribution `bert` can derive the node of each rank from the variables of SLURM.
 srun --distribution=block bert "$@"
