@@ -347,7 +347,7 @@ def test_a_worker_with_other_folders_or_versions_is_rejected(
 
 def test_an_executor_and_its_scheduler_belong_together() -> None:
     for given, problem in (
-        ({"executor": "dask"}, "needs the scheduler's address"),
+        ({"executor": "dask"}, "needs the address of the scheduler"),
         ({"scheduler": "tcp://a:1"}, "has no effect with executor 'local'"),
         ({"executor": "mpi"}, "local"),
     ):

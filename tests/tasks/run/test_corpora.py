@@ -288,7 +288,7 @@ def test_held_out_records_without_pairs_have_no_next_sentence_score(home, tmp_pa
     words = ["tokenize", str(home / "one_text"), str(tmp_path / "single"), "--no-nsp"]
     words += ["--vocab", str(home / "model"), "--masking", "dynamic", "--sequence-length", "48"]
     assert main([*words, "--mask-tokens", "7", "--processes", "1"]) == 0
-    output = "has no pairs, so no next-sentence score"
+    output = "has no sentence pairs, so no next-sentence score"
     for records in ("single", home / "one"):
         held_out = str(tmp_path / records)
         words = ["--dataset-dir", str(home / "one"), "--validation-dir", held_out, "--dry-run"]

@@ -13,7 +13,7 @@ from support.tiny_models import PIECES, write_model, write_questions
 from bert_cli.train.checkpoint import read_state
 from bert_cli.train.folder import complete_checkpoints
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_distributed.sh"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "pretrain_distributed.sh"
 STEPS = 200
 FLAGS = {
     "generated-dataset": "",
