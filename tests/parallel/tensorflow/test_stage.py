@@ -133,7 +133,7 @@ def test_layers_of_another_width_precision_or_class_are_of_another_kind():
     others = [
         build_block("hid_1", narrow, seed=1, policy="float32"),
         build_block("hid_1", CONFIG, seed=1, policy="mixed_bfloat16"),
-        Other(CONFIG, name="hid_1", policy=first.dtype_policy, dropout_id=4),
+        Other(config=CONFIG, name="hid_1", policy=first.dtype_policy, dropout_id=4),
     ]
     assert len({block.kind for block in [first, *others]}) == 4
 

@@ -95,7 +95,7 @@ def test_recomputation_is_not_counted():
 
 
 def test_bert_base_at_128_follows_the_formula_of_palm():
-    config, shape = BertConfig(vocab_size=30522), Shape(examples=1, positions=128, mvalues=20)
+    config, shape = BertConfig(vocab_size=30522), Shape(examples=1, positions=128, masked=20)
     # 84,934,656 parameters of the layers' matrices; those of the heads at 20 positions of 128.
     layers = 12 * (4 * 768**2 + 2 * 768 * 3072)
     head = 20 * (768**2 + 768 * 30522) + 768**2 + 2 * 768
@@ -107,10 +107,10 @@ def test_bert_base_at_128_follows_the_formula_of_palm():
 def test_the_shape_of_a_batch_includes_all_its_micro_batches():
     batch = {
         "input_ids": np.zeros((3, 2, 16)),
-        "mvalues_lm_positions": np.zeros((3, 2, 5)),
+        "masked_lm_positions": np.zeros((3, 2, 5)),
         "next_sentence_positions": np.zeros((3, 2, 4)),
     }
-    assert shape_of(batch) == Shape(examples=6, positions=16, mvalues=5, sequences=4)
+    assert shape_of(batch) == Shape(examples=6, positions=16, masked=5, sequences=4)
     assert shape_of({"input_ids": np.zeros((2, 8))}) == Shape(examples=2, positions=8)
 
 

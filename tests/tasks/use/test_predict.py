@@ -380,7 +380,7 @@ def test_damaged_models_are_refused(models, capsys, tmp_path):
         del tensors["classifier.weight"], tensors["classifier.bias"]
 
     for change, kind, message in (
-        (damage, CheckpointError, "classifier/bias has values that are not finite"),
+        (damage, CheckpointError, "classifier/bias: has values that are not finite"),
         (overflow, DeviceError, "TEXT: the model's outputs are not finite"),
         (behead, ConfigError, "has no glue_head"),
     ):
@@ -423,8 +423,8 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
         (step / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
     for model, suggestion in (
-        ("The capital of France is [MASK].", "the model is given first"),
-        ("[MASK]", "the model is given first"),
+        ("The capital of France is [MASK].", "give the model first"),
+        ("[MASK]", "give the model first"),
         ("runs/min", "did you mean 'runs/mine'?"),
         ("runs/other", "check the path"),
         ("runs", "runs/mine"),
