@@ -247,3 +247,9 @@ def test_the_changelog_tells_the_version():
 def test_json_files_are_json():
     for path in (ROOT / "configs").glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_test_file_has_a_name_of_its_own():
+    """pytest imports test files by name; of two with one name it collects only the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
