@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 class BertError(Exception):
     """A mistake that the user can fix: where it is, what is wrong, and what to do about it.
 
-    `where` names the place and its value: a file, a flag, a field with its origin. Printed as
+    `where` names the object and its value: a file, a flag, a field with its origin. Printed as
     `where: problem; remedy`.
     """
 

@@ -1,9 +1,9 @@
 """The idle time and traffic of a layout, and the choice of one: replicas first, then stages.
 
-Pure arithmetic on the settings, answered before anything is built. Replicas share no work but the sum
-of gradients, while stages wait for one another: so a layout is proposed by trying one device a replica
-first, then two, and so on, until the fullest device has room. The first and the last stage stand on
-device 0, for they share the word table; each layer goes to the least busy device that has room.
+Pure arithmetic on the settings. Replicas communicate only in the all-reduce of the gradients, while stages
+wait for one another: a layout is found by trying one device for each replica, then two, and so on, until the
+model fits. The first and the last stage are on device 0, because they share the token embedding; each layer
+is assigned to the least busy device with enough memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ from bert_cli.config.memory import (
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 
-Asked = TypeVar("Asked", bound=TrainSettings)
+Settings = TypeVar("Settings", bound=TrainSettings)
 
-# Share of a device's memory that a run may fill: the rest is the runtime's, its kernels', and the
-# error of an estimate.
+# Fraction of a device's memory that a run may fill. The rest is for the runtime, its kernels, and the error
+# of the estimate.
 USABLE = 0.9
 REDUCE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Settings of `parallel` that save memory, in the order in which to try them.
@@ -35,26 +35,26 @@ REMEDIES = ("recompute", "replicated_tensor_sharding", "optimizer_state_offload"
 def work_of(settings: TrainSettings) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
     config, batch = settings.bert_config, settings.global_batch
-    width, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
-    places = batch.micro_batch_size * settings.max_seq_length
-    read = batch.micro_batch_size * settings.places_read
+    width, inner, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    positions = batch.micro_batch_size * settings.max_seq_length
+    read = batch.micro_batch_size * settings.positions_read
     return {
         # Lookup, sum, LayerNorm and dropout: element by element.
-        "emb": 10.0 * places * width,
-        "hid": 2.0 * places * (4 * width + 2 * inner + 2 * settings.max_seq_length) * width,
+        "emb": 10.0 * positions * width,
+        "hid": 2.0 * positions * (4 * width + 2 * inner + 2 * settings.max_seq_length) * width,
         "enc_out": 1.0 * read * width,
         "pool": 2.0 * batch.micro_batch_size * width * width,
-        "heads": 2.0 * read * width * (width + words),
+        "heads": 2.0 * read * width * (width + vocabulary),
         **dict.fromkeys(TASK_HEADS, 2.0 * read * width * LABELS),
     }
 
 
 def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -> float:
-    """Share of a step in which the devices of a pipeline stand idle, on average.
+    """Return the fraction of a step in which the devices of a pipeline are idle, on average.
 
-    `times` are those of each stage for a micro-batch, `mapping` their devices. A step takes one
-    micro-batch through all stages, and the others behind it at the pace of the busiest device: for p
-    equal stages on p devices and m micro-batches (p - 1) / (m + p - 1) (Narayanan et al. 2021,
+    `times` are those of each stage for a micro-batch, `mapping` their devices. A step lasts one micro-batch
+    through all stages, and one interval of the busiest device for each further micro-batch: for p
+    equal stages on p devices and m micro-batches the result is (p - 1) / (m + p - 1) (Narayanan et al. 2021,
     section 2.2.1).
     """
     devices = max(mapping) + 1
@@ -94,23 +94,23 @@ def fits(settings: TrainSettings, memory: int) -> bool:
     return fullest(settings)[1].total <= USABLE * memory
 
 
-def propose(settings: Asked, devices: int, memory: int, processes: int = 1) -> Asked:
+def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -> Settings:
     """Return the settings with the layout that fits with the fewest stages, then the most replicas.
 
     `memory` is that of one device in bytes. The micro-batch and the number of micro-batches in a step
-    stay, so examples and numbers do; a replica lives in one process. Devices may be left over. Raises
-    ConfigError when nothing fits, with the least that would.
+    stay, so the examples and the numbers do; all devices of a replica are in one process. Some devices may be
+    unused. Raises ConfigError, with the least memory that is enough, when nothing fits.
     """
     shapes = _shapes(settings, devices, processes)
-    for replicas, stretch in shapes:
-        laid = _laid_out(settings, replicas, stretch, USABLE * memory)
+    for replicas, pipeline in shapes:
+        laid = _laid_out(settings, replicas, pipeline, USABLE * memory)
         if fits(laid, memory):
             return laid
     raise _nothing_fits(settings, shapes, devices, memory)
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
-    """The (replicas, pipeline devices) to try: each number of devices with the most replicas."""
+    """Return the (replicas, pipeline devices) to try: each number of devices with the most replicas."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     here = devices // processes
@@ -124,42 +124,42 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple
             "change the number of processes, or replicas x grad_acc_steps_per_replica",
         )
     shapes = []
-    for stretch in range(1, min(here, settings.bert_config.num_hidden_layers + 1) + 1):
-        of_each = (processes * n for n in range(1, here // stretch + 1))
-        shapes.append((max(n for n in of_each if micro_batches % n == 0), stretch))
+    for pipeline in range(1, min(here, settings.bert_config.num_hidden_layers + 1) + 1):
+        of_each = (processes * n for n in range(1, here // pipeline + 1))
+        shapes.append((max(n for n in of_each if micro_batches % n == 0), pipeline))
     return shapes
 
 
-def _laid_out(settings: Asked, replicas: int, devices: int, room: float) -> Asked:
+def _laid_out(settings: Settings, replicas: int, devices: int, memory: float) -> Settings:
     """Return the settings with this number of replicas and of devices per replica."""
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": micro_batches // replicas}
     laid = _changed(settings, global_batch=counts)
     mapping = [0] if devices == 1 else [*range(devices), 0]
-    cut = {"pipeline_stages": _cut(laid, mapping, room), "pipeline_device_mapping": mapping}
-    return _changed(laid, parallel={"layout": "given", **cut})
+    stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
+    return _changed(laid, parallel={"layout": "given", **stages})
 
 
-def _cut(settings: TrainSettings, mapping: Sequence[int], room: float) -> list[list[str]]:
-    """Blocks of each stage: layer after layer to the least busy device that has room.
+def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:
+    """Return the blocks of each stage: each layer goes to the least busy device with enough memory.
 
-    Where none has, to the one that is then the least full: so the fullest device is as empty as it can
-    be, for what a device holds depends on its own layers alone.
+    If no device has enough, the layer goes to the one that is then the least full. This minimizes the memory
+    of the fullest device, because the memory of a device depends only on its own layers.
     """
     work = work_of(settings)
-    # Device 0 may do with the ends of the model; a stage between has a layer at least.
+    # Device 0 needs no layer besides the ends of the model; the stages between have at least one.
     layers = [0, *[1] * (len(mapping) - 2), 0][: len(mapping)]
     for _ in range(settings.bert_config.num_hidden_layers - sum(layers)):
         choices = []
         for number, device in enumerate(mapping):
-            more = [n + (place == number) for place, n in enumerate(layers)]
+            more = [n + (stage == number) for stage, n in enumerate(layers)]
             stages = _stages(more, settings.LAST_BLOCKS)
             full = on_device(settings, stages, mapping, device).total
-            here = [stages[place] for place, on in enumerate(mapping) if on == device]
+            here = [stages[stage] for stage, on in enumerate(mapping) if on == device]
             busy = sum(work[block] for stage in here for block in stage)
-            # Of equals the later one, which has fewer micro-batches on their way.
-            key = (0, busy, full) if full <= room else (1, full, busy)
+            # Of equal devices the later one, which has fewer micro-batches in flight.
+            key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
         layers[-min(choices)[-1]] += 1
     return _stages(layers, settings.LAST_BLOCKS)
@@ -172,7 +172,7 @@ def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]
     return stages
 
 
-def _changed(settings: Asked, **groups: Mapping[str, object]) -> Asked:
+def _changed(settings: Settings, **groups: Mapping[str, object]) -> Settings:
     """Return the settings with other values in some groups, after validation."""
     values = settings.model_dump(exclude_unset=True, by_alias=True)
     for name, changes in groups.items():
@@ -223,7 +223,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
     if len(stages) > 1:
         lines.append("; ".join(blocks_by_device(stages, mapping)))
         lines.append(
-            f"schedule {parallel.schedule}, devices stand idle for {idle(settings):.1%} of a step"
+            f"schedule {parallel.schedule}, devices are idle for {idle(settings):.1%} of a step"
         )
     if batch.replicas > 1:
         lines.append(
@@ -283,5 +283,7 @@ def without_effect(settings: TrainSettings) -> list[str]:
         if parallel.schedule != "1F1B":
             found.append("schedule has no effect here: there is one stage")
         if parallel.recompute and parallel.recompute_by == "stage":
-            found.append("recompute_by stage has no effect here: one stage needs all it would keep")
+            found.append(
+                "recompute_by stage has no effect here: one stage needs all that it would save"
+            )
     return [f"parallel.{line}" for line in found]

@@ -2,7 +2,7 @@
 
 Weights, gradient accumulators and moments are in memory all the time. Added to them are the activations:
 those saved between the forward and backward pass of micro-batches, those of the current micro-batch, and
-its logits; or, at the end of a step, the temporaries of the update. `KEPT` lists the tensors that the
+its logits; or, at the end of a step, the temporaries of the update. `SAVED` lists the tensors that the
 gradient of a block reads, taken from the traced functions of the blocks. Temporaries were measured, and a
 test of `bert plan` measures them again.
 """
@@ -23,79 +23,84 @@ FLOAT32 = 4
 Stages = Sequence[Sequence[str]]
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """Tensors of one shape that a block saves for its gradient."""
 
     what: str
     shape: str
     """In the shape letters of the model; P includes the position of [CLS]."""
-    in_turn: int
+    one_function: int
     """Their number if forward and backward are one function, which drops unused tensors."""
-    stashed: int
+    two_functions: int
     """Their number if they are two functions, which also save the inputs of constants' gradients."""
     form: Literal["float32", "compute"] = "float32"
     """Format: between two products everything is float32 in every precision."""
     only: str = ""
-    """Only with dropout of the "hidden" values or of attention's "shares", or when what is multiplied
-    with the values is not the softmax itself ("new shares")."""
+    """Only with dropout of the "hidden" values or of the attention "probabilities", or when the product with
+    the values reads another tensor than the softmax ("changed probabilities")."""
 
 
-KEPT: dict[str, tuple[Kept, ...]] = {
+SAVED: dict[str, tuple[Saved, ...]] = {
     "emb": (
-        Kept("LayerNorm: centred values, their scale", "BSD", 2, 2),
-        Kept("dropout: mask", "BSD", 1, 1, only="hidden"),
-        Kept("dropout: what goes in", "BSD", 0, 1, only="hidden"),
+        Saved("LayerNorm: centred values, their scale", "BSD", 2, 2),
+        Saved("dropout: mask", "BSD", 1, 1, only="hidden"),
+        Saved("dropout: input", "BSD", 0, 1, only="hidden"),
     ),
     "hid": (
-        Kept(
-            "what goes into both halves; query, key, value, what was read", "BSD", 6, 6, "compute"
+        Saved("inputs of both halves; query, key, value, attention output", "BSD", 6, 6, "compute"),
+        Saved("query before it is scaled", "BSD", 0, 1),
+        Saved("softmax", "BNSS", 1, 1),
+        Saved("dropout of the probabilities: mask", "BNSS", 1, 1, only="probabilities"),
+        Saved(
+            "probabilities that multiply the values",
+            "BNSS",
+            1,
+            1,
+            "compute",
+            only="changed probabilities",
         ),
-        Kept("query before it is scaled", "BSD", 0, 1),
-        Kept("softmax", "BNSS", 1, 1),
-        Kept("dropout of the shares: mask", "BNSS", 1, 1, only="shares"),
-        Kept("shares as multiplied with the values", "BNSS", 1, 1, "compute", only="new shares"),
-        Kept("both LayerNorms: centred values, their scale", "BSD", 4, 4),
-        Kept("both dropouts: masks", "BSD", 2, 2, only="hidden"),
-        Kept("both dropouts: what goes in", "BSD", 0, 2, only="hidden"),
-        Kept("GELU: x / 2, -x / sqrt(2), erfc of it; x and -x", "BSF", 3, 5),
-        Kept("GELU: result", "BSF", 1, 1, "compute"),
+        Saved("both LayerNorms: centred values, their scale", "BSD", 4, 4),
+        Saved("both dropouts: masks", "BSD", 2, 2, only="hidden"),
+        Saved("both dropouts: input", "BSD", 0, 2, only="hidden"),
+        Saved("GELU: x / 2, -x / sqrt(2), erfc of it; x and -x", "BSF", 3, 5),
+        Saved("GELU: result", "BSF", 1, 1, "compute"),
     ),
     "enc_out": (),
-    "pool": (Kept("what goes in, what comes out", "BPD", 1, 2, "compute"),),
+    "pool": (Saved("input, output", "BPD", 1, 2, "compute"),),
     "heads": (
-        Kept("transform: what goes in, what comes out", "BPD", 2, 2, "compute"),
-        Kept("GELU", "BPD", 3, 3),
-        Kept("LayerNorm", "BPD", 2, 2),
+        Saved("transform: input, output", "BPD", 2, 2, "compute"),
+        Saved("GELU", "BPD", 3, 3),
+        Saved("LayerNorm", "BPD", 2, 2),
     ),
-    "qa_head": (Kept("what goes in", "BPD", 1, 1, "compute"),),
-    "glue_head": (Kept("dropout: mask, what comes out", "BD", 2, 2),),
-    "token_head": (Kept("dropout: mask, what comes out", "BPD", 2, 2),),
+    "qa_head": (Saved("input", "BPD", 1, 1, "compute"),),
+    "glue_head": (Saved("dropout: mask, output", "BD", 2, 2),),
+    "token_head": (Saved("dropout: mask, output", "BPD", 2, 2),),
 }
 # The same for a layer with chains that XLA compiled: they save their inputs, and recompute dropout.
-KEPT_COMPILED = (
-    Kept("what goes into both halves; query, key, value, what was read", "BSD", 6, 6, "compute"),
-    Kept("query before it is scaled", "BSD", 0, 1),
-    Kept("both LayerNorms: the products that go in", "BSD", 2, 2, "compute"),
-    Kept("shares with dropout and without; the scores", "BNSS", 2, 3, "compute"),
-    Kept("GELU: what goes in, what comes out", "BSF", 2, 2, "compute"),
+SAVED_COMPILED = (
+    Saved("inputs of both halves; query, key, value, attention output", "BSD", 6, 6, "compute"),
+    Saved("query before it is scaled", "BSD", 0, 1),
+    Saved("both LayerNorms: input products", "BSD", 2, 2, "compute"),
+    Saved("probabilities with dropout and without; the scores", "BNSS", 2, 3, "compute"),
+    Saved("GELU: input, output", "BSF", 2, 2, "compute"),
 )
 # The thresholds of the engine, which a test compares with it.
 COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
-# The last blocks of the tasks, and outputs of each for a place as far as memory and work go: the
-# number of labels is known with the data, and nothing beside the width of the model.
+# The last blocks of the tasks, and the outputs of each per position. The real number of labels is known only
+# with the data; it is negligible compared with the width of the model.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
-# What comes into a block, in the compute dtype: all that recomputation keeps of it.
+# The input of a block, in the compute dtype: all that recomputation saves of it.
 INPUT = {"emb": "", "hid": "BSD", "enc_out": "BSD", **dict.fromkeys(("pool", "heads"), "BPD")}
 INPUT |= dict.fromkeys(TASK_HEADS, "BPD")
-# What the backward pass of a layer makes and drops, at its most, around GELU; float32, measured.
-PASSING = (("BSF", 3), ("BSD", 2))
-# Copies of the logits in float32, measured: the scores, log-softmax, and the gradient's way through
-# it. Deterministic operations make more.
+# Temporaries of the backward pass of a layer at its peak, around GELU; float32, measured.
+BACKWARD_TEMPORARIES = (("BSF", 3), ("BSD", 2))
+# Copies of the logits in float32, measured: the scores, log-softmax, and their gradients. Deterministic
+# operations make more.
 LOGITS = {True: 5, False: 4}
-# Float32 temporaries of the update at its most, of the largest weight and of all others, where compiled
-# moves replace what lies there, and where plain ones or those of shares make new memory. Measured as
-# growth of the process over the first update, compiling included, of 39 and of 110 million weights.
-UPDATE_IN_PLACE, UPDATE_ANEW = (1, 0.4), (8, 0.3)
+# Float32 temporaries of the update at its peak, of the largest weight and of all others: for compiled updates
+# in place, and for plain or sharded updates, which allocate their results. Measured as growth of the process
+# during the first update, with compilation, of 39 and of 110 million weights.
+UPDATE_IN_PLACE, UPDATE_ALLOCATED = (1, 0.4), (8, 0.3)
 # Copies of a bucket of the all-reduce: packed, reduced, split into weights.
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
@@ -144,7 +149,7 @@ def weights_of(config: BertConfig) -> dict[str, int]:
 
 
 def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
-    """Return the blocks of each stage, and its device; one stage where none are given or `auto` is to choose."""
+    """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
     parallel = settings.parallel
     stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
     if parallel.layout == "auto" or stages is None or mapping is None:
@@ -172,25 +177,25 @@ def on_device(
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
     tables = sum("emb" in stages[number] or "heads" in stages[number] for number in here)
     replicas = settings.global_batch.replicas
-    shares = replicas if parallel.replicated_tensor_sharding else 1
-    moved = math.ceil(count / shares), math.ceil(min(largest, count) / shares)
-    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * moved[1])
+    shards = replicas if parallel.replicated_tensor_sharding else 1
+    updated = math.ceil(count / shards), math.ceil(min(largest, count) / shards)
+    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * updated[1])
     reduced = BUCKETS * min(bucket, FLOAT32 * count) if replicas > 1 else 0
-    in_place = settings.compile != "nothing" and count >= COMPILED_UPDATE_WEIGHTS and shares == 1
-    of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ANEW
-    moving = FLOAT32 * (of_largest * moved[1] + of_others * (moved[0] - moved[1]))
+    in_place = settings.compile != "nothing" and count >= COMPILED_UPDATE_WEIGHTS and shards == 1
+    of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED
+    update = FLOAT32 * (of_largest * updated[1] + of_others * (updated[0] - updated[1]))
     if parallel.optimizer_state_offload:
         # Only the gradients are on the device; the update runs on the host.
-        moving = FLOAT32 * moved[0]
+        update = FLOAT32 * updated[0]
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * count,
         accumulators=FLOAT32 * (count + table * max(0, tables - 1)),
-        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * moved[0],
+        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * updated[0],
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
         logits=int(GAPS * _logits(settings)) if "heads" in blocks else 0,
-        update=int(GAPS * max(reduced, moving)),
+        update=int(GAPS * max(reduced, update)),
     )
 
 
@@ -198,13 +203,13 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
     """Return the saved bytes of a stage for all micro-batches between forward and backward."""
     parallel, blocks = settings.parallel, stages[number]
     if number == len(stages) - 1:
-        # It takes each micro-batch forward and at once backward.
+        # It runs forward and backward of a micro-batch as one function.
         return 0
     micro_batches = settings.global_batch.grad_acc_steps_per_replica
     most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
     if not parallel.recompute:
-        onward = _input(settings, stages[number + 1][0])
-        each = sum(_kept(settings, block, stashed=True) for block in blocks) + onward
+        output = _input(settings, stages[number + 1][0])
+        each = sum(_saved(settings, block, stashed=True) for block in blocks) + output
         each += _sixteen_bit_kernels(settings, blocks)
     elif parallel.recompute_by == "layer":
         each = sum(_input(settings, block) for block in blocks)
@@ -216,26 +221,26 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
 def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
     parallel, blocks = settings.parallel, stages[number]
-    kept = [_kept(settings, block, stashed=False) for block in blocks]
-    passing = _bytes(settings, PASSING) if "hid" in blocks else 0
+    saved = [_saved(settings, block, stashed=False) for block in blocks]
+    temporaries = _bytes(settings, BACKWARD_TEMPORARIES) if "hid" in blocks else 0
     gradients = [WEIGHT_BYTES[settings.precision] * _gradient(settings, name) for name in blocks]
     kernels = _sixteen_bit_kernels(settings, blocks)
     if number == len(stages) - 1:
         # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
-        *body, heads = kept
+        *body, heads = saved
         below, layer = sum(body), 0
         if parallel.recompute and parallel.recompute_by == "layer":
             below = sum(_input(settings, name) for name in blocks[:-1])
             layer = max(body, default=0)
         logits = _logits(settings) if "heads" in blocks else 0
-        return below + kernels + gradients[-1] + max(heads, layer + passing - logits)
+        return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
-        return passing + sum(gradients)
-    again = sum(kept)
+        return temporaries + sum(gradients)
+    again = sum(saved)
     if parallel.recompute_by == "layer":
-        again = max(kept)
-    return again + passing + max(gradients) + kernels
+        again = max(saved)
+    return again + temporaries + max(gradients) + kernels
 
 
 def _gradient(settings: TrainSettings, block: str) -> int:
@@ -256,26 +261,28 @@ def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
 
 
 def _logits(settings: TrainSettings) -> int:
-    whole = LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
-    return whole // settings.parallel.embedding_serialization_factor
+    complete = LOGITS[settings.deterministic] * _bytes(settings, (("BPV", 1),))
+    return complete // settings.parallel.embedding_serialization_factor
 
 
-def _kept(settings: TrainSettings, block: str, *, stashed: bool) -> int:
+def _saved(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Return the bytes that the gradient of a block reads for one micro-batch."""
     config = settings.bert_config
-    shares = config.attention_probs_dropout_prob > 0.0
+    has_dropout = config.attention_probs_dropout_prob > 0.0
     large = _bytes(settings, (("BSD", 1),)) > FLOAT32 * COMPILED_CHAIN_ELEMENTS
     compiled = block == "hid" and large and settings.compile != "nothing"
-    there = {
+    applies = {
         "": True,
         "hidden": config.hidden_dropout_prob > 0.0,
-        "shares": shares,
-        "new shares": shares or settings.precision != "float32",
+        "probabilities": has_dropout,
+        "changed probabilities": has_dropout or settings.precision != "float32",
     }
     return sum(
-        _bytes(settings, ((one.shape, one.stashed if stashed else one.in_turn),), one.form)
-        for one in (KEPT_COMPILED if compiled else KEPT[block])
-        if there[one.only]
+        _bytes(
+            settings, ((one.shape, one.two_functions if stashed else one.one_function),), one.form
+        )
+        for one in (SAVED_COMPILED if compiled else SAVED[block])
+        if applies[one.only]
     )
 
 
@@ -290,7 +297,7 @@ def _bytes(
     sizes = {
         "B": settings.global_batch.micro_batch_size,
         "S": settings.max_seq_length,
-        "P": settings.places_read,
+        "P": settings.positions_read,
         "N": config.num_attention_heads,
         "D": config.hidden_size,
         "F": config.intermediate_size,

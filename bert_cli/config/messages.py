@@ -108,9 +108,9 @@ def setting_errors(
 
 def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
     """Return False for a mistake of a union's type that was not meant, as `str` where a list was given."""
-    place = item["loc"]
+    path = item["loc"]
     return not item["type"].endswith("_type") or not any(
-        len(other["loc"]) > len(place) > 1 and other["loc"][: len(place) - 1] == place[:-1]
+        len(other["loc"]) > len(path) > 1 and other["loc"][: len(path) - 1] == path[:-1]
         for other in items
     )
 

@@ -66,7 +66,7 @@ class Section:
 
 
 def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
-    """Return the options of a command: its own first, then those that it shares, then groups."""
+    """Return the options of a command: its own first, then those common to several commands, then groups."""
     positional = Section("arguments")
     by_class: dict[type[BaseModel], Section] = {}
     groups: dict[type[BaseModel], list[Section]] = {}
@@ -84,7 +84,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
         if inner is not None:
             default = about.default if isinstance(about.default, BaseModel) else None
             text = _one_line(about.description)
-            # The last class declares the group first, so that it has the same place in all commands.
+            # The last class declares the group first, so that its position is the same in all commands.
             groups[classes[-1]] += _group(inner, name, text, default, about.is_required())
         elif is_positional(about):
             positional.options.append(_option(name, about, None, True))

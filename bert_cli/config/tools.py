@@ -298,7 +298,7 @@ class PredictSettings(Settings):
     def _texts_have_one_source(self) -> "PredictSettings":
         given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise SettingError(given[1], f"is given beside {given[0]}", "give one of them")
+            raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
         return self
 
 

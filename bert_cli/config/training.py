@@ -96,7 +96,7 @@ class OptimizerOpts(Settings):
     """Layer-wise learning rate decay: multiply the learning rate of the top encoder layer by this number,
     that of the next layer by its square, and so on down to the embeddings; the heads have the full rate."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
-    """Clip the norm of the whole step's gradient to this; no clipping by default."""
+    """Clip the gradient norm of the complete step to this value; no clipping by default."""
     no_weight_decay: list[str] = ["bias", "beta"]
     """Weights without decay, by the last part of their names."""
     no_layer_adaptation: list[str] = ["bias", "beta", "gamma"]
@@ -171,7 +171,7 @@ class TrainSettings(Settings):
     bit for bit."""
 
     @property
-    def places_read(self) -> int:
+    def positions_read(self) -> int:
         """Return how many positions of an example, [CLS] among them, the blocks after the encoder read."""
         return self.max_seq_length
 
@@ -299,7 +299,7 @@ class PretrainSettings(TrainSettings):
         return [named] if isinstance(named, str) else [one.path for one in named or ()]
 
     @property
-    def places_read(self) -> int:
+    def positions_read(self) -> int:
         """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
         most, length = self.max_sequences_per_pack, self.max_seq_length
         if most == 1:

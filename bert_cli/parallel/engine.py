@@ -58,7 +58,7 @@ class Mesh:
     """The devices of this process, and its rank among the processes of the run."""
 
     replicas: int
-    """Copies of the model in the whole run."""
+    """Copies of the model in the run, over all processes."""
     devices: tuple[tuple[str, ...], ...]
     """For each replica of this process, the devices that its stages are mapped to."""
     host: str

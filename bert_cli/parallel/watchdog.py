@@ -8,7 +8,6 @@ decided by the cluster's heartbeats.
 
 import threading
 import time
-from types import TracebackType
 
 from bert_cli.parallel.engine import ProcessGroup
 
@@ -29,12 +28,7 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10 * POLL_SECONDS)

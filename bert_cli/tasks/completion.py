@@ -22,7 +22,7 @@ def run(settings: CompletionSettings) -> None:
 
 
 def full_parser() -> argparse.ArgumentParser:
-    """Return a parser of the whole command line, with a subcommand for each command."""
+    """Return a parser of the complete command line, with a subcommand for each command."""
     parser = argparse.ArgumentParser(prog="bert", add_help=False)
     parser.add_argument("-h", "--help", action="help", help="list the commands")
     parser.add_argument("--version", action="store_true", help="print versions")

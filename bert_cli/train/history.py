@@ -208,7 +208,7 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return as many of the last parts of the runs' paths as tell them apart, the same number for all."""
+    """Return the shortest ends of the runs' paths that are all different, with the same number of parts."""
     parts = [run.folder.resolve().parts[1:] for run in runs]
     for number in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(path[-number:]) for path in parts]

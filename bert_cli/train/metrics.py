@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pydantic_core import from_json
@@ -219,12 +218,7 @@ class ProgressBar:
             self._safely(self._start)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live is not None:
             with suppress(OSError):
                 self.live.stop()

@@ -7,8 +7,8 @@ import pytest
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import (
     GAPS,
-    KEPT,
-    KEPT_COMPILED,
+    SAVED,
+    SAVED_COMPILED,
     estimate,
     on_device,
     stages_of,
@@ -93,14 +93,14 @@ def traced_stash(name: str, precision: str, examples: int, places: int) -> int:
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("name", "table"), [("emb", KEPT["emb"]), ("hid_0", KEPT["hid"]), ("hid_0", KEPT_COMPILED)]
+    ("name", "table"), [("emb", SAVED["emb"]), ("hid_0", SAVED["hid"]), ("hid_0", SAVED_COMPILED)]
 )
 def test_what_a_block_keeps_is_what_its_traced_function_hands_on(
     name, table, precision, monkeypatch
 ):
     from bert_cli.model import fused
 
-    monkeypatch.setattr(fused, "_compiles", table is KEPT_COMPILED)
+    monkeypatch.setattr(fused, "_compiles", table is SAVED_COMPILED)
     monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
     block = name.partition("_")[0]
     compute = 4 if precision == "float32" else 2
@@ -109,7 +109,9 @@ def test_what_a_block_keeps_is_what_its_traced_function_hands_on(
     bytes_kept = compute * 4 * 128 * 64
     for one in table:
         bytes_each = compute if one.form == "compute" else 4
-        bytes_kept += one.stashed * bytes_each * math.prod(sizes[letter] for letter in one.shape)
+        bytes_kept += (
+            one.two_functions * bytes_each * math.prod(sizes[letter] for letter in one.shape)
+        )
     kernels = 2 * (4 * 64 * 64 + 2 * 64 * 256) if precision == "mixed_bfloat16" else 0
     found = traced_stash(name, precision, 4, 128) - (kernels if block == "hid" else 0)
     assert bytes_kept == pytest.approx(found, rel=0.02)

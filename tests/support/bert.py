@@ -32,6 +32,7 @@ class Process:
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
+        server = _server()  # first: with --fast it skips the test, and nothing may be open then
         ours, theirs = socket.socketpair()
         passed: list[int] = []
         opened: list[int] = []
@@ -39,8 +40,8 @@ class Process:
             stream = streams.get(name)
             if stream == subprocess.PIPE:
                 read, write = os.pipe()
-                end, kept = (read, write) if name == "stdin" else (write, read)
-                setattr(self, name, os.fdopen(kept, "w" if name == "stdin" else "r"))
+                end, own_end = (read, write) if name == "stdin" else (write, read)
+                setattr(self, name, os.fdopen(own_end, "w" if name == "stdin" else "r"))
                 opened.append(end)
             elif stream == subprocess.STDOUT:
                 end = passed[1]
@@ -50,7 +51,7 @@ class Process:
             else:
                 end = stream if isinstance(stream, int) else stream.fileno()
             passed.append(end)
-        socket.send_fds(_server(), [json.dumps(request).encode()], [*passed, theirs.fileno()])
+        socket.send_fds(server, [json.dumps(request).encode()], [*passed, theirs.fileno()])
         for end in opened:
             os.close(end)
         theirs.close()

@@ -7,12 +7,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bert_cli
+
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
+
+
+def kill_after_a_shard(program: str, out: Path) -> None:
+    """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        end = time.monotonic() + 30
+        while not list((out / ".done").rglob("*.shard")):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        process.kill()
 
 
 def alive(pid: int) -> bool:

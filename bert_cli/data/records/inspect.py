@@ -243,7 +243,7 @@ def _heading(settings: InspectSettings, report: Mapping[str, Any], number: int) 
     read = (
         "all of them"
         if number == records
-        else f"a sample of {number:,}, drawn from the whole folder"
+        else f"a sample of {number:,}, drawn from the complete folder"
     )
     return (
         f"{settings.folder}: {records:,} {report['format']} records of {report['sequence_length']} positions in "

@@ -134,7 +134,7 @@ class SampleStatistics:
             self._masked_texts[_digest(text + masks)] += 1
 
     def report(self, records: int) -> dict[str, Any]:
-        """Return all statistics; `records` are those of the whole folder, of which this is a sample."""
+        """Return all statistics; `records` is the number of records in the folder, of which this is a sample."""
         counts = self.counts
 
         def ratio(part: str, of: str) -> float | None:

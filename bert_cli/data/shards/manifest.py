@@ -1,6 +1,6 @@
 """The output folder of a step: completion markers, and the manifest of a complete folder.
 
-Files are written in `OUT/.partial` and renamed to their places; then the shard's marker is written in
+Files are written in `OUT/.partial` and renamed to their final paths; then the shard's marker is written in
 `OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
 complete: counts, settings, versions. A folder with markers and no manifest is unfinished. A folder
 belongs to one step, one set of settings and one set of inputs; others are rejected.
@@ -177,7 +177,7 @@ class OutputFolder:
         return self.done / f"{shard.output.as_posix()}.shard"
 
     def commit(self, shard: Shard, stats: Stats) -> None:
-        """Rename the files of a shard to their places, its output last, and write its marker."""
+        """Rename the files of a shard to their final paths, its output last, and write its marker."""
         path, target = self._marker_path(shard), self.out / shard.output
         for old in (self.out / MANIFEST, path):
             old.unlink(missing_ok=True)

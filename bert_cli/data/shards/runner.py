@@ -1,6 +1,6 @@
 """Run a function over many shards, in this process, in worker processes or on a cluster.
 
-The function writes into a folder of its shard alone; the files are renamed to their places and a
+The function writes into a folder of its shard alone; the files are renamed to their final paths and a
 marker is written last (`manifest.py`). So a second run skips what is complete and makes the rest again.
 Worker processes end with this process, even when it is killed by signal 9. At most twice as many shards
 as workers are in progress, so memory does not grow with the input.

@@ -1,6 +1,6 @@
 """Download a Wikipedia dump, resumed where the connection broke, and verify its SHA-1.
 
-Bytes are written to `NAME.part`. The version of the file on the server (ETag or date) is recorded beside
+Bytes are written to `NAME.part`. The version of the file on the server (ETag or date) is recorded next to
 it, and a resumed request asks for the rest of that version (`If-Range`), so two versions are never mixed.
 `latest` is resolved to its date first, from the dump's list of checksums. Only a file with the listed
 SHA-1 is renamed to NAME, and the manifest comes last.

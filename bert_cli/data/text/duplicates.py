@@ -1,4 +1,4 @@
-"""Find documents that repeat an earlier one, over the whole input.
+"""Find documents that repeat an earlier one, over the complete input.
 
 A first pass writes 16 bytes per document, a hash of its text with single spaces, one file per shard. A
 sort of all hashes finds equal documents, of which the first in input order is kept. The pass is a step

@@ -69,8 +69,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     )
     print_table(("metric", "value", "notes"), _metric_rows(metrics), right=(1,))
     print()
-    shares = [(name.replace("_", " "), metrics[f"{name}_share"]) for name in PARTS]
-    parts = [(name, f"{share:.1%}", format_seconds(share * step)) for name, share in shares]
+    fractions = [(name.replace("_", " "), metrics[f"{name}_share"]) for name in PARTS]
+    parts = [(name, f"{value:.1%}", format_seconds(value * step)) for name, value in fractions]
     print_table(("part of a step", "share", "time"), parts, right=(1, 2))
     print()
     start = metrics["start_seconds"].items()

@@ -142,7 +142,7 @@ def _run_process(
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
-        config_file, output = Path(folder, "config.json"), Path(folder, "figures.json")
+        config_file, output = Path(folder, "config.json"), Path(folder, "metrics.json")
         config_file.write_text(json.dumps(config), encoding="utf-8")
         words = [sys.executable, "-m", "bert_cli", "bench", command, "--config", str(config_file)]
         words += ["--no-checkpoint", "--json", str(output)]

@@ -1,6 +1,6 @@
 """Measure where the time of a start and of a step goes, and format the results.
 
-An engine reports the parts of its update to a `Stopwatch`. The rest of a step is `other`, so that the shares add up
+An engine reports the parts of its update to a `Stopwatch`. The rest of a step is `other`, so that the fractions add up
 to 1.
 """
 
@@ -95,7 +95,7 @@ def summarize(steps: Sequence[StepTime], warmup_steps: int) -> dict[str, Any]:
         for name, values in amounts.items()
     }
     total = sum(seconds)
-    shares = {
+    fractions = {
         f"{name}_share": sum(one.parts.get(name, 0.0) for one in measured) / total
         for name in PARTS
         if name != OTHER
@@ -106,8 +106,8 @@ def summarize(steps: Sequence[StepTime], warmup_steps: int) -> dict[str, Any]:
         "skipped_steps": round(measured[-1].skipped - skipped_before),
         "step_seconds": quartiles(seconds),
         **rates,
-        **shares,
-        f"{OTHER}_share": 1.0 - sum(shares.values()),
+        **fractions,
+        f"{OTHER}_share": 1.0 - sum(fractions.values()),
     }
 
 

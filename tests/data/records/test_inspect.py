@@ -148,7 +148,7 @@ def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corp
 
 def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
     text = inspected(capsys, corpus, "--sample", 150, "--examples", 60)
-    assert "read: a sample of 150, drawn from the whole folder (seed 0)" in text
+    assert "read: a sample of 150, drawn from the complete folder (seed 0)" in text
     examples = [line for line in text.splitlines() if line.startswith("example ")]
     files = {line.rpartition(" ")[2] for line in examples}
     assert files == {f"wiki_{n:03}.tfrecord" for n in range(3)}

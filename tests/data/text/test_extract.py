@@ -7,15 +7,13 @@ import lzma
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import alive, wait_for
+from support.processes import alive, kill_after_a_shard, wait_for
 
-import bert_cli
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import Manifest, read_manifest
 from bert_cli.data.shards.shard import Stats
@@ -381,13 +379,7 @@ def test_an_extraction_killed_by_signal_9_continues_to_the_same_text(tmp_path: P
         "from bert_cli.data.text.extract import run\n"
         f"run(S(dump={str(source)!r}, out={str(out)!r}, processes=1, chunk_megabytes=1))"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        end = time.monotonic() + 30
-        while not list((out / ".done").rglob("*.shard")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        process.kill()
+    kill_after_a_shard(program, out)
     before = tree(out)
     whole = tree(tmp_path / "whole")
     done = [str(p.relative_to(out / ".done").with_suffix("")) for p in out.rglob("*.shard")]

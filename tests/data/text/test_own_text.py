@@ -7,13 +7,12 @@ import os
 import random
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bert import ROOT
+from support.processes import kill_after_a_shard
 
-import bert_cli
 from bert_cli.config.data import PreprocessSettings, TokenizeSettings, VocabSettings
 from bert_cli.data.records import tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
@@ -154,15 +153,10 @@ def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path):
         f"preprocess.run(S(input={str(source)!r}, out={str(out)!r}, processes=1,"
         " sentence_splitter='lines', deduplicate=True))"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        end = time.monotonic() + 30
-        while not list((out / ".done").rglob("*.shard")):
-            assert time.monotonic() < end
-            time.sleep(0.001)
-        process.kill()
+    kill_after_a_shard(program, out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.txt")}
     assert not (out / "manifest.json").exists()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
     assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
     found = "\n".join(path.read_text() for path in sorted(out.glob("*.txt")))

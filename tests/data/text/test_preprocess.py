@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from support.processes import kill_after_a_shard
 
 import bert_cli
 from bert_cli.config.data import PreprocessSettings
@@ -336,13 +337,7 @@ def test_a_run_killed_by_signal_9_continues_to_the_same_files(bare: Path) -> Non
         "from bert_cli.data.text.preprocess import run\n"
         f"run(S(input={str(source)!r}, out={str(out)!r}, processes=1))"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        end = time.monotonic() + 30
-        while not list((out / ".done").rglob("*.shard")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        process.kill()
+    kill_after_a_shard(program, out)
     assert not (out / "manifest.json").exists()
     assert len(list((out / "AA").iterdir())) < 5
     run(source, out)

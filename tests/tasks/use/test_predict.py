@@ -323,7 +323,7 @@ def test_settings_that_do_not_fit_the_model_are_refused(models, capsys):
         ("text", ["the cat", "--task", "fill-mask"], ConfigError, CLASSIFIER),
         ("causal", ["the cat"], ConfigError, "BertLMHeadModel"),
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
-        ("text", ["the cat", "--input", "f"], ConfigError, "is given beside text"),
+        ("text", ["the cat", "--input", "f"], ConfigError, "cannot be combined with text"),
         ("masked", ["a [MASK]", "--second", "b"], ConfigError, "second: has no effect"),
         ("question", ["the cat"], ConfigError, "TEXT"),
         ("question", ["--question", "what"], ConfigError, "has no effect without context"),
