@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.data.shards.checksums import file_crc32c
+from bert_cli.data.shards.manifest import file_crc32c
 from bert_cli.errors import CheckpointError, DeviceError
 from bert_cli.files import InnerPath, fsync_paths, name_path, read_json
 from bert_cli.optim.loss_scale import LossScale

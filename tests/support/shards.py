@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bert_cli.data.shards.shard import Shard, Stats
+from bert_cli.data.shards.manifest import Shard, Stats
 
 
 def make_inputs(folder: Path, count: int = 4) -> list[Shard]:

@@ -26,9 +26,8 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.tfrecord import read_payload, read_payloads
-from bert_cli.data.shards.checksums import file_crc32c
 from bert_cli.data.shards.manifest import MANIFEST as STEP_MANIFEST
-from bert_cli.data.shards.manifest import recorded_step
+from bert_cli.data.shards.manifest import file_crc32c, recorded_step
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, parse_json, read_json
 

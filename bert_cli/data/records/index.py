@@ -36,10 +36,8 @@ from bert_cli.data.records.vocab import (
     tokenizer_config,
     write_vocabulary,
 )
-from bert_cli.data.shards.checksums import Checksums, checksums
-from bert_cli.data.shards.manifest import package_versions
-from bert_cli.data.shards.progress import run_in_threads, summary
-from bert_cli.data.shards.shard import Stats
+from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
+from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
 
@@ -218,7 +216,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     description and of each file's name, size and index, so it changes when any record moves or changes its size. A
     checksum of each file's bytes verifies copies of the folder. DataError for a file without a usable index.
     """
-    paths, before = record_files(folder), Checksums(folder / CORPUS)
+    paths, before = record_files(folder), known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
     files: list[dict[str, Any]] = []
     hashes: list[str] = []
@@ -254,7 +252,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     for file, checksum in zip(files, sums, strict=True):
         file["crc32c"] = checksum["crc32c"]
     others = [name for name in (OFFSETS, *TOKENIZER) if (folder / name).is_file()]
-    corpus["beside"] = checksums(folder, others)
+    corpus["beside"] = checksums(folder, others, {})
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 

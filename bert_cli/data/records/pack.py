@@ -29,9 +29,8 @@ from bert_cli.data.records.index import DESCRIPTION, write_corpus
 from bert_cli.data.records.inspect import number_of_copies
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
-from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.shards.shard import Shard, Stats
 from bert_cli.data.stream.packing import Packs
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError

@@ -50,9 +50,8 @@ from bert_cli.data.records.vocab import (
     write_vocabulary,
 )
 from bert_cli.data.records.wordpiece import Encoder
-from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.manifest import Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.shards.shard import Stats
 from bert_cli.data.text.files import Part, Reading, refuse_without_effect, shard_of, text_bytes
 from bert_cli.errors import DataError
 

@@ -25,9 +25,8 @@ from bert_cli.config.data import VocabSettings
 from bert_cli.config.model import BertConfig
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.wordpiece import library_tokenizer
-from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Step, open_output
-from bert_cli.data.shards.progress import Progress, summary
-from bert_cli.data.shards.shard import Shard, Stats
+from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Shard, Stats, Step, open_output
+from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError

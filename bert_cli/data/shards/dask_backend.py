@@ -6,7 +6,6 @@ machines share. Dask gives the shard of a worker that dies to another one; a sec
 another folder. At most twice as many shards as the cluster has workers are in progress.
 """
 
-import json
 import logging
 import os
 import re
@@ -20,9 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from bert_cli.data.shards.manifest import OutputFolder, package_versions
-from bert_cli.data.shards.shard import Convert, Job, Shard, Stats
+from bert_cli.data.shards.manifest import (
+    Convert,
+    OutputFolder,
+    Shard,
+    Stats,
+    make_shard,
+    package_versions,
+)
 from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.files import read_json
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -80,20 +86,18 @@ class _Cluster:
 
     def __init__(self, client: "Client", output: OutputFolder) -> None:
         self.client, self.output = client, output
-        self.running: dict[Any, Job] = {}
+        self.running: dict[Any, Shard] = {}
         self.is_waiting = False
 
     def submit(self, shard: Shard, function: bytes) -> "Future":
         """Start a shard on a worker."""
-        job = self.output.job(shard)
-        folder = job.folder.absolute()
+        prepared, folder = self.output.prepare(shard), self.output.work_folder(shard).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        job = replace(job, folder=folder, inputs=tuple(path.absolute() for path in job.inputs))
+        prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
+        arguments = (prepared, folder, function, Path.cwd(), self.output.versions)
         key = f"bert-{self.output.step.name}-{shard.output}-{uuid4().hex}"
-        future = self.client.submit(
-            run_job, job, function, Path.cwd(), self.output.versions, key=key, pure=False
-        )
-        self.running[future] = job
+        future = self.client.submit(run_on_worker, *arguments, key=key, pure=False)
+        self.running[future] = shard
         return future
 
     def count_workers(self) -> int:
@@ -101,11 +105,9 @@ class _Cluster:
         threads = self.client.nthreads()
         for worker, count in threads.items():
             if count > 1:
-                raise DataError(
-                    f"worker ({worker})",
-                    f"has {count} threads, and shards need a process each",
-                    f"start it as `dask worker --nworkers {count} --nthreads 1`",
-                )
+                problem = f"has {count} threads, and shards need a process each"
+                remedy = f"start it as `dask worker --nworkers {count} --nthreads 1`"
+                raise DataError(f"worker ({worker})", problem, remedy)
         if not threads and not self.is_waiting:
             self.is_waiting = True
             name = self.output.step.name
@@ -116,23 +118,19 @@ class _Cluster:
         """Move the files of a finished shard to its folder; return its counts."""
         from distributed import KilledWorker
 
-        job = self.running.pop(future)
+        shard = self.running.pop(future)
         try:
-            stats, folder = future.result()
+            stats, results = future.result()
         except KilledWorker as error:
             raise DataError(
-                f"{self.output.step.name} ({job.shard.output.as_posix()})",
+                f"{self.output.step.name} ({shard.output.as_posix()})",
                 f"{error.allowed_failures + 1} workers were killed while they had this shard "
                 f"(the last: {error.last_worker.address}), most often for want of memory",
                 "give the workers more memory and run the command again; it keeps what is finished",
             ) from None
-        if not _appears(folder / job.shard.output.name):
-            where = str(folder / job.shard.output.name)
-            raise DataError(
-                where, "was written by a worker and is not visible here", SHARED_FOLDERS
-            )
-        os.replace(folder, job.folder / "out")
-        return job.shard, stats
+        _wait_for(results / shard.output.name, "this machine")
+        os.replace(results, self.output.work_folder(shard) / "out")
+        return shard, stats
 
     def close(self) -> None:
         """Stop the shards in progress by restarting their workers, and disconnect."""
@@ -140,11 +138,8 @@ class _Cluster:
         with suppress(Exception):
             if self.running and self.client.status == "running":
                 keys = {future.key for future in self.running}
-                busy = [
-                    worker
-                    for worker, tasks in self.client.processing().items()
-                    if keys.intersection(tasks)
-                ]
+                tasks = self.client.processing()
+                busy = [worker for worker in tasks if keys.intersection(tasks[worker])]
                 self.client.cancel(list(self.running), force=True)
                 self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
         with suppress(Exception):
@@ -152,12 +147,19 @@ class _Cluster:
 
 
 def _connect(scheduler: str) -> "Client":
+    """Connect to the address that is given, or to that in a file which `dask scheduler` wrote."""
     try:
         from distributed import Client
     except ModuleNotFoundError:
         problem = "needs the extra 'dask'"
         raise ConfigError("executor (dask)", problem, install_command("dask")) from None
-    address = _address_of(scheduler)
+    where, path, address = f"scheduler ({scheduler})", Path(scheduler).expanduser(), scheduler
+    remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
+    if path.is_file():
+        address = str(read_json(path, dict[str, Any], ConfigError, remedy).get("address"))
+    if not ADDRESS.fullmatch(address):
+        problem = "is neither an address nor a file of `dask scheduler --scheduler-file`"
+        raise ConfigError(where, problem, remedy)
     # Not `Client(...)`: a client that cannot connect must be closed, or the process hangs at its end.
     client = Client.__new__(Client)
     try:
@@ -167,89 +169,49 @@ def _connect(scheduler: str) -> "Client":
     except (OSError, ValueError, KeyError) as error:
         with suppress(Exception):
             client.close()
-        raise DataError(
-            f"scheduler ({scheduler})",
-            f"cannot be reached ({_first_line(error)})",
-            "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786",
-        ) from None
+        raise DataError(where, f"cannot be reached ({_first_line(error)})", remedy) from None
     return client
 
 
-def _address_of(scheduler: str) -> str:
-    """Return the address that is given, or that of a file which `dask scheduler` wrote."""
-    path, where = Path(scheduler).expanduser(), f"scheduler ({scheduler})"
-    if not path.is_file():
-        if ADDRESS.fullmatch(scheduler):
-            return scheduler
-        raise ConfigError(
-            where,
-            "is neither a file nor an address",
-            "give the address that `dask scheduler` prints, as tcp://HOST:8786, "
-            "or the file of its --scheduler-file",
-        )
-    try:
-        address: Any = json.loads(path.read_text(encoding="utf-8"))["address"]
-        if not ADDRESS.fullmatch(address):
-            raise ValueError(f"address {address!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            where,
-            f"was not written by `dask scheduler --scheduler-file` ({type(error).__name__}: {error})",
-            "give such a file, or the address that the scheduler prints",
-        ) from None
-    return str(address)
-
-
 def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 # --- on a worker
 
 
-def run_job(
-    job: Job, function: bytes, folder: Path, versions: Mapping[str, str]
+def run_on_worker(
+    shard: Shard, folder: Path, function: bytes, command_folder: Path, versions: Mapping[str, str]
 ) -> tuple[Stats, Path]:
-    """Do the work of a shard; return its counts and the folder with its files.
+    """Make a shard; return its counts and the folder with its files.
 
-    `folder` is where the command was called: relative paths, such as a vocabulary's, start there.
+    Relative paths, such as a vocabulary's, start in `command_folder`, where the command was called.
     Raises DataError where this machine does not see the folders or has other versions.
     """
     import cloudpickle
 
-    _check_versions(versions)
-    for path in (job.folder, *job.inputs):
-        if not _appears(path):
-            where = f"worker on {socket.gethostname()}"
-            raise DataError(where, f"does not see {path}", SHARED_FOLDERS)
-    attempt = replace(job, folder=job.folder / uuid4().hex)
-    with chdir(folder) if folder.is_dir() else nullcontext():
-        stats = attempt.run(cloudpickle.loads(function))
-    return stats, attempt.folder / "out"
-
-
-def _check_versions(versions: Mapping[str, str]) -> None:
+    worker = f"worker on {socket.gethostname()}"
     # Another Python of the same line writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
-    here = package_versions(names)
+    here = package_versions(names) | {"python": versions["python"]}
     others = [
-        f"{name} {here[name]}, not {version}"
-        for name, version in versions.items()
-        if name != "python" and here[name] != version
+        f"{n} {here[n]}, not {version}" for n, version in versions.items() if here[n] != version
     ]
     if others:
-        raise DataError(
-            f"worker on {socket.gethostname()}",
-            f"has {', '.join(others)}",
-            "install the same versions on all machines, or the bytes may differ",
-        )
+        remedy = "install the same versions on all machines, or the bytes may differ"
+        raise DataError(worker, f"has {', '.join(others)}", remedy)
+    for path in (folder, *shard.inputs):
+        _wait_for(path, worker)
+    attempt = folder / uuid4().hex
+    with chdir(command_folder) if command_folder.is_dir() else nullcontext():
+        stats = make_shard(shard, attempt, cloudpickle.loads(function))
+    return stats, attempt / "out"
 
 
-def _appears(path: Path) -> bool:
-    """Return whether a path exists, or appears within a few seconds."""
+def _wait_for(path: Path, machine: str) -> None:
+    """Wait some seconds until a path that another machine wrote appears, else raise DataError."""
     end = time.monotonic() + SECONDS_TO_APPEAR
     while not path.exists():
         if time.monotonic() > end:
-            return False
+            raise DataError(machine, f"does not see {path}", SHARED_FOLDERS)
         time.sleep(0.1)
-    return True

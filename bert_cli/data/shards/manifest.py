@@ -1,9 +1,9 @@
-"""The output folder of a step: completion markers, and the manifest of a complete folder.
+"""The output folder of a step: shards, their completion markers, and the manifest of a complete folder.
 
-Files are written in `OUT/.partial` and renamed to their final paths; then the shard's marker is written in
-`OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
-complete: counts, settings, versions. A folder with markers and no manifest is unfinished. A folder
-belongs to one step, one set of settings and one set of inputs; others are rejected.
+A shard's files are written in `OUT/.partial` and renamed to their final paths; then its marker is written
+in `OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
+complete: counts, settings, versions. A folder belongs to one step, one set of settings and one set of
+inputs; others are rejected.
 """
 
 import json
@@ -11,30 +11,102 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 from pydantic import BaseModel
 
 from bert_cli import __version__
-from bert_cli.data.shards.shard import Job, Shard, Stats
 from bert_cli.errors import DataError
 from bert_cli.files import (
     JSON,
     InnerPath,
     LockUnsupportedError,
+    fsync_paths,
     lock_file,
     read_json,
     write_json_atomically,
 )
 
 MANIFEST = "manifest.json"
-DONE, PARTIAL = ".done", ".partial"
+DONE = ".done"
+COUNTS = ("documents", "sentences", "records", "bytes_in", "bytes_out")
+BLOCK_BYTES = 1 << 20  # the fastest of 64 kB to 16 MB
+CHECKSUM_THREADS = 4  # for disks that serve several reads at once
 Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one shard, or of several. `bytes_in` that a step leaves at 0 is the size of its files."""
+
+    documents: int = 0
+    sentences: int = 0
+    records: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    extra: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: "Stats") -> "Stats":
+        """Add the counts and concatenate the notes."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
+        names = {**self.extra, **other.extra}
+        extra = {name: self.extra.get(name, 0) + other.extra.get(name, 0) for name in names}
+        return Stats(**counts, extra=extra, notes=self.notes + other.notes)
+
+    def counts(self) -> dict[str, int]:
+        """Return every count by its name, the extra ones too."""
+        return {name: getattr(self, name) for name in COUNTS} | dict(self.extra)
+
+
+Convert = Callable[..., Stats]
+"""`convert(inputs, output, **arguments)`: writes `output`, and any files in the same folder."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some inputs and the one output that they become.
+
+    `output` is relative to the output folder. `arguments` are passed to the step's function. `weight`
+    is the shard's part of the progress bar in bytes, by default the size of its inputs. The parent
+    process calls `prepare(folder)` just before the shard is started: it writes the files that the
+    function reads and returns their paths.
+    """
+
+    inputs: tuple[Path, ...]
+    output: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    weight: int | None = None
+    prepare: Callable[[Path], tuple[Path, ...]] | None = None
+
+    def size(self) -> int:
+        """Return the shard's part of the progress bar."""
+        return _size_of(self.inputs) if self.weight is None else self.weight
+
+
+def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
+    """Write a shard's files into `folder/out`, force them to the disk and return its counts."""
+    target = folder / "out" / shard.output.name
+    target.parent.mkdir(parents=True)
+    stats = convert(shard.inputs, target, **shard.arguments)
+    results = list(target.parent.iterdir())
+    fsync_paths(results)
+    bytes_in = stats.bytes_in or _size_of(shard.inputs)
+    return replace(stats, bytes_in=bytes_in, bytes_out=_size_of(results))
+
+
+def _size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+# --- the output folder
 
 
 @dataclass(frozen=True)
@@ -54,7 +126,7 @@ class Step:
 
 
 class Marker(BaseModel):
-    """The completion marker of one shard, `.done/OUTPUT.shard`."""
+    """The completion marker of a shard, `.done/OUTPUT.shard`."""
 
     output: InnerPath
     files: list[InnerPath]
@@ -64,8 +136,6 @@ class Marker(BaseModel):
 
 
 class _StepRecord(BaseModel):
-    """`.done/settings.json`: the step and the settings that a folder was begun with."""
-
     step: str
     settings: dict[str, Any]
 
@@ -75,8 +145,6 @@ class _Output(BaseModel, extra="allow"):
 
 
 class _Manifest(BaseModel, extra="allow"):
-    """The fields of a manifest that are read again."""
-
     settings: dict[str, Any] = {}
     counts: dict[str, int] = {}
     shards: list[_Output] = []
@@ -88,12 +156,10 @@ class OutputFolder:
 
     def __init__(self, step: Step) -> None:
         self.step, self.out = step, step.out
-        self.done, self.partial = self.out / DONE, self.out / PARTIAL
-        # The folder to remove for a new start: a hidden folder belongs to the step that contains it.
-        self.root = self.out.parent if self.out.name.startswith(".") else self.out
+        self.done, self.partial = self.out / DONE, self.out / ".partial"
         self.settings: dict[str, Any] = json.loads(json.dumps(step.settings))
         self.versions = package_versions(step.packages)
-        self.seen: dict[str, Marker | None] = {}  # shards of this run in order; None: not complete
+        self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
         shutil.rmtree(self.partial, ignore_errors=True)
         for path in (*self.done.rglob(".*.part"), *self.out.glob(f".{MANIFEST}.*.part")):
             path.unlink(missing_ok=True)  # of a killed run
@@ -102,83 +168,69 @@ class OutputFolder:
         write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
-        old, new = recorded_settings(self.out, self.step.name), self.settings
+        old = recorded_settings(self.out, self.step.name)
         if old is None:
             return False
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        if names and any(self._markers()):
-
-            def value(settings: Mapping[str, Any], name: str) -> str:
-                # Later settings are recorded only where they differ from their default.
-                return repr(settings[name]) if name in settings else "the default"
-
-            changes = ", ".join(f"{n} was {value(old, n)}, now {value(new, n)}" for n in names)
-            raise DataError(
-                f"out ({self.out})",
-                f"holds shards made with other settings ({changes})",
-                "use the same settings, remove the folder or choose another",
-            )
+        # Later settings are recorded only where they differ from their default.
+        was, now = ({name: repr(value) for name, value in s.items()} for s in (old, self.settings))
+        changes = ", ".join(
+            f"{name} was {was.get(name, 'the default')}, now {now.get(name, 'the default')}"
+            for name in was | now
+            if was.get(name) != now.get(name)
+        )
+        if changes and any(self.done.rglob("*.shard")):
+            problem = f"holds shards made with other settings ({changes})"
+            remedy = "use the same settings, remove the folder or choose another"
+            raise DataError(f"out ({self.out})", problem, remedy)
         return True
-
-    def _markers(self) -> Iterator[Path]:
-        return self.done.rglob("*.shard")
 
     def completed(self) -> tuple[int, int]:
         """Return the number of shards that earlier runs completed, and the bytes that they wrote."""
-        sizes = [_read_marker(path).stats.bytes_out for path in self._markers()]
+        sizes = [_read_marker(path).stats.bytes_out for path in self.done.rglob("*.shard")]
         return len(sizes), sum(sizes)
 
     def work_folder(self, shard: Shard) -> Path:
         """Return the folder in which a shard is made."""
         return self.partial / shard.output.as_posix().replace("/", "+")
 
-    def job(self, shard: Shard) -> Job:
-        """Prepare the inputs of a shard, and return its work."""
-        folder, inputs = self.work_folder(shard), shard.inputs
-        if shard.prepare is not None:
-            (folder / "in").mkdir(parents=True)
-            inputs = shard.prepare(folder / "in")
-        return Job(replace(shard, prepare=None), inputs, folder)
+    def prepare(self, shard: Shard) -> Shard:
+        """Return the shard with the inputs that its function reads, which any process can make."""
+        if shard.prepare is None:
+            return shard
+        folder = self.work_folder(shard) / "in"
+        folder.mkdir(parents=True)
+        return replace(shard, inputs=shard.prepare(folder), prepare=None)
 
     def is_complete(self, shard: Shard) -> bool:
         """Return whether a shard is complete. Raises DataError if it was made from other inputs."""
         name, target = shard.output.as_posix(), self.out / shard.output
-        path = self._marker_path(shard)
-        if name in self.seen:
-            raise ValueError(f"two shards have the same output {name}")
-        self.seen[name] = None
+        path = self.done / f"{name}.shard"
+        self.markers[name] = None
         if not path.exists():
             if target.exists() and not self.is_ours:
                 problem = f"exists and was not made by `bert {self.step.name}`"
                 raise DataError(str(target), problem, "choose another folder")
             return False
-        marker = _read_marker(path)
-        self._check_inputs(shard, marker)
-        self.seen[name] = marker
+        marker = self.markers[name] = _read_marker(path)
+        if marker.inputs != _fingerprint(shard.inputs):
+            raise self._changed_inputs(marker)
         return all((self.out / file).exists() for file in marker.files)
 
-    def _check_inputs(self, shard: Shard, marker: Marker) -> None:
-        inputs = _fingerprint(shard.inputs)
-        if marker.inputs == inputs:
-            return
-        before, now = ([str(name) for name, *_ in rows] for rows in (marker.inputs, inputs))
-        if before == now:
-            pairs = zip(shard.inputs, marker.inputs, inputs, strict=True)
-            changed = next(path for path, old, new in pairs if old != new)
-            problem = f"was made from {changed}, which has changed since"
-        else:
-            problem = (
-                f"was made from other inputs ({_span(before)}) than there are now ({_span(now)})"
-            )
-        remedy = f"remove {self.root} or choose another folder"
-        raise DataError(str(self.out / shard.output), problem, remedy)
-
-    def _marker_path(self, shard: Shard) -> Path:
-        return self.done / f"{shard.output.as_posix()}.shard"
+    def _changed_inputs(self, marker: Marker) -> DataError:
+        names = [str(name) for name, *_ in marker.inputs]
+        inputs = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
+        # A hidden folder belongs to the step that contains it.
+        root = self.out.parent if self.out.name.startswith(".") else self.out
+        return DataError(
+            str(self.out / marker.output),
+            f"was made from a set of inputs ({inputs}), which has changed since",
+            f"remove {root} or choose another folder",
+        )
 
     def commit(self, shard: Shard, stats: Stats) -> None:
         """Rename the files of a shard to their final paths, its output last, and write its marker."""
-        path, target = self._marker_path(shard), self.out / shard.output
+        name, target = shard.output.as_posix(), self.out / shard.output
+        path = self.done / f"{name}.shard"
         for old in (self.out / MANIFEST, path):
             old.unlink(missing_ok=True)
         for folder in (target.parent, path.parent):
@@ -187,48 +239,36 @@ class OutputFolder:
         files.sort(key=lambda file: file.name == target.name)
         for file in files:
             os.replace(file, target.with_name(file.name))
-        marker = Marker(
-            output=shard.output.as_posix(),
+        marker = self.markers[name] = Marker(
+            output=name,
             files=[shard.output.with_name(file.name).as_posix() for file in files],
             inputs=_fingerprint(shard.inputs),
             stats=stats,
             versions=self.versions,
         )
         write_json_atomically(path, marker.model_dump(mode="json"))
-        self.seen[shard.output.as_posix()] = marker
         # A cluster's worker that was given up may still write in there.
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
-    def shards(self) -> dict[str, Stats]:
-        """Return the counts of the complete shards of this run, in order.
-
-        Raises DataError when the folder holds a shard that is not one of this run's.
-        """
-        others = {*self._markers()} - {self.done / f"{name}.shard" for name in self.seen}
-        if others:
-            name = min(others).relative_to(self.done).with_suffix("")
-            raise DataError(
-                str(self.out / name),
-                "was made from other inputs than there are now "
-                f"(one of {len(others)} such), so the inputs have changed",
-                f"remove {self.root} or choose another folder",
-            )
-        return {name: marker.stats for name, marker in self.seen.items() if marker is not None}
-
     def total(self, notes: Sequence[str]) -> Stats:
-        """Return the sum of all shards. Raises DataError when the step gave nothing."""
-        shards = self.shards()
-        total = sum(shards.values(), Stats(notes=tuple(notes)))
+        """Return the sum of the shards of this run, all of which are complete.
+
+        Raises DataError when they gave nothing, or when the folder holds a shard of other inputs.
+        """
+        if others := {*self.done.rglob("*.shard")} - {
+            self.done / f"{n}.shard" for n in self.markers
+        }:
+            raise self._changed_inputs(_read_marker(min(others)))
+        markers = [marker for marker in self.markers.values() if marker]
+        total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
         if not total.counts().get(self.step.counted):
             details = "".join(f" ({note})" for note in total.notes[:2])
             raise DataError(
                 f"{self.step.name} ({self.out})",
-                f"{len(shards)} shards gave no {self.step.counted}{details}",
+                f"{len(markers)} shards gave no {self.step.counted}{details}",
                 f"check that the input is what `bert {self.step.name}` reads",
             )
-        different = sum(
-            marker is not None and marker.versions != self.versions for marker in self.seen.values()
-        )
+        different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made by other versions of the packages"
         return total + Stats(notes=(note,)) if different else total
 
@@ -261,8 +301,7 @@ class OutputFolder:
 def open_output(step: Step) -> Iterator[OutputFolder]:
     """Lock and yield the output folder of a step. The lock ends with the process.
 
-    Raises DataError when it is a file, when another process holds the lock, or when it belongs to
-    another step or other settings. Some network file systems have no locks; a line says so.
+    Raises DataError when it is a file, locked by another process, or of another step or other settings.
     """
     out = step.out
     check_is_folder(out)
@@ -274,10 +313,8 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
             problem = "another process is at work in it"
             raise DataError(f"out ({out})", problem, "wait for it") from None
         except LockUnsupportedError as error:
-            print(
-                f"{step.name}: {out} cannot be locked ({error.strerror}); let no other process work in it",
-                file=sys.stderr,
-            )
+            problem = f"cannot be locked ({error.strerror}); let no other process work in it"
+            print(f"{step.name}: {out} {problem}", file=sys.stderr)
         output = OutputFolder(step)
         try:
             yield output
@@ -289,24 +326,24 @@ def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT, or a folder that it lies in, is a file."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise DataError(
-            f"out ({existing})", "is a file and must be a folder", "choose another path"
-        )
+        where, problem = f"out ({existing})", "is a file and must be a folder"
+        raise DataError(where, problem, "choose another path")
 
 
 def _read_marker(path: Path) -> Marker:
     return read_json(path, Marker, DataError, "remove it; its shard is then made again")
 
 
-def _read_step(out: Path) -> _StepRecord:
-    remedy = f"remove {out} or choose another folder"
-    return read_json(out / DONE / "settings.json", _StepRecord, DataError, remedy)
+def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
+    # Name, size and time, as make compares them: hashing 90 GB again would cost minutes.
+    stats = [(path.name, path.stat()) for path in inputs]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def recorded_step(out: Path) -> str | None:
     """Return the step that an output folder was begun by, None for a new one."""
     with suppress(DataError):
-        return _read_step(out).step
+        return read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
     return None
 
 
@@ -316,12 +353,13 @@ def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
     Raises DataError for a file and for the folder of another step.
     """
     check_is_folder(out)
-    if not (out / DONE / "settings.json").exists():
+    path = out / DONE / "settings.json"
+    if not path.exists():
         return None
-    record = _read_step(out)
+    remedy = f"remove {out} or choose another folder"
+    record = read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
-        problem = f"holds the output of `bert {record.step}`"
-        raise DataError(f"out ({out})", problem, "choose another folder")
+        raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
     return record.settings
 
 
@@ -331,9 +369,6 @@ def finished_files(folder: Path) -> list[Path]:
     Raises DataError when the folder is missing, is empty, or holds the output of an unfinished step.
     """
     where = f"input ({folder})"
-    remedy = "give a text, or the output folder of the previous step"
-    if not folder.exists():
-        raise DataError(where, "does not exist", remedy)
     if folder.is_file():
         return [folder]
     if (folder / MANIFEST).exists():
@@ -345,35 +380,70 @@ def finished_files(folder: Path) -> list[Path]:
         paths = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
         files = sorted(p for p, parts in paths if p.is_file() and parts[0][0] != "." != p.name[0])
     if not files:
-        raise DataError(where, "holds no files", remedy)
+        problem = "holds no files" if folder.exists() else "does not exist"
+        raise DataError(where, problem, "give a text, or the output folder of the previous step")
     return files
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished step. Raises DataError where there is none."""
-    path = folder / MANIFEST
-    if not path.exists():
-        raise DataError(str(path), "does not exist", "run the step that writes it to its end")
-    manifest = read_json(path, _Manifest, DataError, "remove it and run the step again")
+    remedy = "remove it and run the step that writes it to its end"
+    manifest = read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of this package, of Python and of `packages`."""
     versions = {"bert_cli": __version__, "python": platform.python_version()}
+    versions |= dict.fromkeys(packages, "not installed")
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
     return versions
 
 
-def _span(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
+# --- CRC32C of files, by which copies of a corpus are verified
 
 
-def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
-    # Name, size and time, as make compares them: hashing 90 GB again would cost minutes.
-    stats = [(path.name, path.stat()) for path in inputs]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+class _File(BaseModel):
+    name: InnerPath
+    bytes: int
+    crc32c: str | None = None
+
+
+class _Corpus(BaseModel):
+    files: list[_File]
+
+
+def file_crc32c(path: Path) -> str:
+    """Return the CRC32C of a file as eight hexadecimal digits."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            checksum.update(block)
+    return str(checksum.digest().hex())
+
+
+def known_checksums(corpus: Path) -> dict[str, str | None]:
+    """Return the checksums in a corpus.json of the files that were not written since, by name."""
+    known = {}
+    with suppress(DataError, FileNotFoundError):
+        older, written = read_json(corpus, _Corpus, DataError, ""), corpus.stat().st_mtime_ns
+        for file in older.files:
+            stat = (corpus.parent / file.name).stat()
+            if stat.st_size == file.bytes and stat.st_mtime_ns < written:
+                known[file.name] = file.crc32c
+    return known
+
+
+def checksums(
+    folder: Path, names: Sequence[str], known: Mapping[str, str | None]
+) -> list[dict[str, Any]]:
+    """Return `name`, `bytes` and `crc32c` of files of a folder, of `known` ones without reading."""
+
+    def entry(name: str) -> dict[str, Any]:
+        crc = known.get(name) or file_crc32c(folder / name)
+        return {"name": name, "bytes": (folder / name).stat().st_size, "crc32c": crc}
+
+    with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:
+        return list(pool.map(entry, names))

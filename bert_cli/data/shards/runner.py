@@ -1,4 +1,4 @@
-"""Run a function over many shards, in this process, in worker processes or on a cluster.
+"""Run a function over many shards, in this process, in worker processes or on a cluster, and report.
 
 The function writes into a folder of its shard alone; the files are renamed to their final paths and a
 marker is written last (`manifest.py`). So a second run skips what is complete and makes the rest again.
@@ -9,31 +9,39 @@ as workers are in progress, so memory does not grow with the input.
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.thread import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
 
 from bert_cli.data.shards.dask_backend import run_on_cluster
 from bert_cli.data.shards.manifest import (
+    COUNTS,
     MANIFEST,
+    Convert,
     Manifest,
     OutputFolder,
+    Shard,
+    Stats,
     Step,
+    make_shard,
     open_output,
     read_manifest,
 )
-from bert_cli.data.shards.progress import Progress, plan_disk_space, summary
-from bert_cli.data.shards.shard import Convert, Shard, Stats
 from bert_cli.errors import DataError
-from bert_cli.files import name_path
+from bert_cli.files import format_bytes, free_bytes, name_path
 from bert_cli.processes import die_with_parent
 
 Results = Generator[tuple[Shard, Stats | None], None, None]
 """Shards in the order in which they end; without Stats a shard that was complete before."""
+Item = TypeVar("Item")
 NOTES_SHOWN = 5  # the manifest has all of them
+SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,9 @@ def run_shards(
 ) -> Manifest:
     """Make every shard, write the manifest, print one summary line; return the manifest.
 
-    `convert(inputs, output, **shard.arguments)` must be picklable. With one process it is called in
-    this process. More processes import the main module again, so a script that calls this needs
-    `if __name__ == "__main__":`. `total`, the sum of the shards' sizes, is needed when `shards` is a
-    generator. `notes` is read at the end, so a generator may still add to it.
+    `convert(inputs, output, **shard.arguments)` must be picklable. More processes than one import the
+    main module again, so a script that calls this needs `if __name__ == "__main__":`. `total`, the sum of
+    the shards' sizes, and `notes`, read at the end, are for a generator of shards.
 
     Raises DataError when OUT was made with other settings or from other inputs, when a worker is
     killed, when nothing was produced; SystemExit(130) on Ctrl-C; ConfigError without dask.
@@ -83,9 +90,7 @@ def run_shards(
                     finished += 1
                     bar.advance(shard.size())
         except OSError as error:
-            shutil.rmtree(
-                output.partial, ignore_errors=True
-            )  # free its space before it is measured
+            shutil.rmtree(output.partial, ignore_errors=True)  # before the free space is measured
             with name_path(output.out, bytes_left):
                 raise error
         except KeyboardInterrupt:
@@ -97,11 +102,15 @@ def run_shards(
         if fresh == Stats() and (output.out / MANIFEST).exists():
             manifest = read_manifest(output.out)  # with the times of the run that did the work
         else:
+            made = {name: marker.stats for name, marker in output.markers.items() if marker}
             count = workers.processes if workers.scheduler is None else None
             manifest = output.write_manifest(
-                sum_of_all, seconds, fresh.bytes_in, output.shards(), processes=count
+                sum_of_all, seconds, fresh.bytes_in, made, processes=count
             )
-    _print_notes(step, manifest["notes"])
+    for note in manifest["notes"][:NOTES_SHOWN]:
+        print(f"{step.name}: {note}")
+    if (more := len(manifest["notes"]) - NOTES_SHOWN) > 0:
+        print(f"{step.name}: {more} more notes in {step.out}/{MANIFEST}")
     before = f"{skipped} of {finished}" if skipped else ""
     print(summary(step.name, sum_of_all, seconds, fresh.bytes_in, before))
     return manifest
@@ -119,11 +128,7 @@ def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
     return to_write
 
 
-def _print_notes(step: Step, notes: Sequence[str]) -> None:
-    for note in notes[:NOTES_SHOWN]:
-        print(f"{step.name}: {note}")
-    if len(notes) > NOTES_SHOWN:
-        print(f"{step.name}: {len(notes) - NOTES_SHOWN} more notes in {step.out}/{MANIFEST}")
+# --- where shards are made
 
 
 def _results(
@@ -138,8 +143,10 @@ def _results(
 
 def _run_here(output: OutputFolder, shards: Iterable[Shard], convert: Convert) -> Results:
     for shard in shards:
-        is_complete = output.is_complete(shard)
-        yield shard, None if is_complete else output.job(shard).run(convert)
+        if output.is_complete(shard):
+            yield shard, None
+        else:
+            yield shard, make_shard(output.prepare(shard), output.work_folder(shard), convert)
 
 
 def _run_in_processes(
@@ -149,16 +156,23 @@ def _run_in_processes(
     read_end, write_end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, die_with_parent, (read_end,))
     running: dict[Future[Stats], Shard] = {}
+
+    def finished(most: int) -> Results:
+        """Wait until at most so many shards are in progress."""
+        while len(running) > most:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                stats = future.result()  # raises the exception of `convert`
+                yield running.pop(future), stats
+
     try:
         for shard in shards:
             if output.is_complete(shard):
                 yield shard, None
                 continue
-            running[pool.submit(output.job(shard).run, convert)] = shard
-            while len(running) >= 2 * processes:
-                yield from _finished(running)
-        while running:
-            yield from _finished(running)
+            folder = output.work_folder(shard)
+            running[pool.submit(make_shard, output.prepare(shard), folder, convert)] = shard
+            yield from finished(2 * processes - 1)
+        yield from finished(0)
         pool.shutdown()
     except BrokenProcessPool:
         started = [s for s in running.values() if (output.work_folder(s) / "out").exists()]
@@ -174,8 +188,107 @@ def _run_in_processes(
         read_end.close()
 
 
-def _finished(running: dict[Future[Stats], Shard]) -> Iterator[tuple[Shard, Stats]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        stats = future.result()  # raises the exception of `convert`; the shard stays in `running`
-        yield running.pop(future), stats
+def run_in_threads(
+    step: str, size: int, work: Callable[[Item], int], items: Sequence[Item], threads: int
+) -> int:
+    """Call `work` for every item in threads, with a progress bar of `size` bytes; return the sum.
+
+    `work` returns the bytes that it processed. After an error no further item is started.
+    """
+    with Progress(step, size) as bar, ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                bar.advance(future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return bar.bytes
+
+
+# --- what a step prints
+
+
+def plan_disk_space(
+    step: str, count: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
+) -> str:
+    """Return the plan of a step in one line: shards, bytes to write, bytes free in OUT.
+
+    `to_write` is an estimate; `written` are the bytes of complete shards; `count` is None where the
+    number of shards is not known. Raises DataError when the disk has less space than `to_write`.
+    """
+    free = free_bytes(out)
+    if to_write > free:
+        raise DataError(
+            f"out ({out})",
+            f"{step} is to write about {format_bytes(to_write)} and {format_bytes(free)} are free there",
+            "make room or choose a folder on another disk",
+        )
+    parts = [] if count is None else [f"{count:,} {unit}{'' if count == 1 else 's'}"]
+    rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
+    before = f" ({format_bytes(written)} are there)" if written else ""
+    parts += [f"{rest} to write{before}", f"{format_bytes(free)} free in {out}"]
+    return f"{step}: plan: {', '.join(parts)}"
+
+
+def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: str = "") -> str:
+    """Return one line with the counts of a step that are not 0, and the speed of this run."""
+    counts = [(getattr(stats, name), name) for name in COUNTS[:3]]
+    parts = [f"{n:,} {name if n > 1 else name[:-1]}" for n, name in counts if n]
+    parts += [f"{stats.bytes_in / 1e6:.1f} MB in", f"{stats.bytes_out / 1e6:.1f} MB out"]
+    if bytes_read:
+        parts.append(f"{bytes_read / 1e6 / max(seconds, 1e-9):.1f} MB/s")
+    parts.append(f"{seconds:.1f} s")
+    note = f" ({skipped} shards were done before)" if skipped else ""
+    return f"{step}: {', '.join(parts)}{note}"
+
+
+class Progress:
+    """A progress bar on a terminal, a line every ten seconds elsewhere; on standard error.
+
+    Use it with `with`. `total` in bytes may be None, and may be set later. `done` bytes are complete
+    at the start.
+    """
+
+    def __init__(self, step: str, total: int | None, done: int = 0) -> None:
+        self.step, self.total = step, total
+        self.bytes = self.before = done
+        self.bar: Any = None
+
+    def __enter__(self) -> "Progress":
+        self.started = self.printed = time.monotonic()
+        if sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self.bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self.task = self.bar.add_task(self.step, total=self.total, completed=self.before)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def advance(self, count: int) -> None:
+        """Add `count` bytes, which are negative when a download starts over."""
+        self.bytes += count
+        if self.bar is not None:
+            self.bar.update(self.task, advance=count, total=self.total)
+            return
+        now = time.monotonic()
+        if now - self.printed >= SECONDS_BETWEEN_LINES:
+            self.printed = now
+            total = f" of {self.total / 1e6:.1f}" if self.total else ""
+            percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
+            speed = (self.bytes - self.before) / 1e6 / (now - self.started)
+            message = f"{self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
+            print(f"{self.step}: {message}", file=sys.stderr, flush=True)

@@ -22,8 +22,8 @@ from typing import Any
 from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, OFFSETS, parse_corpus
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
 from bert_cli.data.records.vocab import VOCAB_FILE
-from bert_cli.data.shards.checksums import file_crc32c
-from bert_cli.data.shards.progress import plan_disk_space, run_in_threads
+from bert_cli.data.shards.manifest import file_crc32c
+from bert_cli.data.shards.runner import plan_disk_space, run_in_threads
 from bert_cli.errors import BertError, ConfigError, DataError, needs_extra
 from bert_cli.files import (
     DISK_IS_FULL,

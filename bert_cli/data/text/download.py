@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
-from bert_cli.data.shards.manifest import OutputFolder, Step, open_output, read_manifest
-from bert_cli.data.shards.progress import Progress, summary
-from bert_cli.data.shards.shard import Stats
+from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output, read_manifest
+from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import (
     format_bytes,

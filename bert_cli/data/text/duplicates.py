@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.manifest import Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.shards.shard import Stats
 from bert_cli.data.text.documents import marked_lines
 from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
 from bert_cli.errors import ConfigError, install_command

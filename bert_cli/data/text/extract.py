@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import Step
+from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.shards.shard import Shard, Stats
 from bert_cli.data.text.wikipedia import NAMESPACE, TITLE, Dump, find_dump
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file

@@ -23,8 +23,7 @@ from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
-from bert_cli.data.shards.manifest import MANIFEST, finished_files
-from bert_cli.data.shards.shard import Shard
+from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
 from bert_cli.errors import ConfigError, DataError, install_command
 
 Format = Literal["wikiextractor", "plain", "json-lines", "parquet"]

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.shards.manifest import Step, recorded_settings
+from bert_cli.data.shards.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.shards.shard import Shard, Stats
 from bert_cli.data.text.documents import Kind, marked_lines
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.data.text.files import (

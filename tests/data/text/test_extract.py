@@ -15,8 +15,7 @@ import pytest
 from support.processes import alive, kill_after_a_shard, wait_for
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import Manifest, read_manifest
-from bert_cli.data.shards.shard import Stats
+from bert_cli.data.shards.manifest import Manifest, Stats, read_manifest
 from bert_cli.data.text import extract
 from bert_cli.data.text.wikipedia import Dump, find_dump
 from bert_cli.errors import DataError

@@ -16,8 +16,7 @@ from support.processes import kill_after_a_shard
 
 import bert_cli
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.shards.manifest import Manifest, read_manifest
-from bert_cli.data.shards.shard import Stats
+from bert_cli.data.shards.manifest import Manifest, Stats, read_manifest
 from bert_cli.data.text import preprocess, sentences
 from bert_cli.data.text.files import Reading, recognise
 from bert_cli.errors import ConfigError, DataError
