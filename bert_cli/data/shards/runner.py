@@ -98,21 +98,19 @@ def run_shards(
             print(f"{step.name}: {message}", file=sys.stderr)
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
-        sum_of_all = output.total(notes)
+        counts = output.total(notes)
         if fresh == Stats() and (output.out / MANIFEST).exists():
             manifest = read_manifest(output.out)  # with the times of the run that did the work
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}
             count = workers.processes if workers.scheduler is None else None
-            manifest = output.write_manifest(
-                sum_of_all, seconds, fresh.bytes_in, made, processes=count
-            )
+            manifest = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=count)
     for note in manifest["notes"][:NOTES_SHOWN]:
         print(f"{step.name}: {note}")
     if (more := len(manifest["notes"]) - NOTES_SHOWN) > 0:
         print(f"{step.name}: {more} more notes in {step.out}/{MANIFEST}")
     before = f"{skipped} of {finished}" if skipped else ""
-    print(summary(step.name, sum_of_all, seconds, fresh.bytes_in, before))
+    print(summary(step.name, counts, seconds, fresh.bytes_in, before))
     return manifest
 
 
