@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest
-from bert_cli.imports import NOTHING, quiet_imports
+from bert_cli.processes import NO_LOGS, print_help, quiet_imports
 
 VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
-# --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NOTHING is shown.
+# --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NO_LOGS is shown.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
 USAGE = """usage: bert COMMAND [options]
 
@@ -34,8 +33,7 @@ examples:
 
 def help_text() -> str:
     """Return what `bert --help` prints."""
-    width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    rows = [f"  {name:<14}  {command.help}" for name, command in COMMANDS.items()]
     return USAGE.format(commands="\n".join(rows))
 
 
@@ -61,17 +59,15 @@ def dispatch(arguments: Sequence[str]) -> None:
     """Run the command that the arguments name, and raise its errors."""
     words = _apply_log_level(arguments)
     if not words or words[0] in ("-h", "--help"):
-        from bert_cli.terminal import print_help
-
         print_help(help_text())
         return
     if words[0] == "--version":
         print(version_text())
         return
-    from bert_cli.config.load import load
+    from bert_cli.config.load import describe, load
 
     if words[0] == "bench":
-        from bert_cli.config.bench import expand_benchmark
+        from bert_cli.config.tools import expand_benchmark
 
         words = expand_benchmark(words)
     name, rest = split_command(words)
@@ -80,7 +76,13 @@ def dispatch(arguments: Sequence[str]) -> None:
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"bert ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
-    _print_notes(name, settings, loaded)
+    if getattr(settings, "dry_run", False):
+        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
+    notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
+    # `--json -` prints JSON alone on standard output.
+    prints_json = str(getattr(settings, "json_file", None)) == "-"
+    for line in (*notes, *loaded.notes):
+        print(line, file=sys.stderr if prints_json else sys.stdout)
     with quiet_imports():
         run = COMMANDS[name].run_function()
     run(settings)
@@ -101,19 +103,6 @@ def _apply_log_level(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def _print_notes(name: str, settings: Any, loaded: Any) -> None:
-    """Print the settings of a dry run, and the values that have no effect."""
-    if getattr(settings, "dry_run", False):
-        from bert_cli.config.load import describe
-
-        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
-    # `--json -` prints JSON alone on standard output.
-    prints_json = str(getattr(settings, "json_file", None)) == "-"
-    notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
-    for line in (*notes, *loaded.notes):
-        print(line, file=sys.stderr if prints_json else sys.stdout)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the console script and return its exit code.
 
@@ -131,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _exit_code(arguments: Sequence[str]) -> int:
     """Run the command, print the error that ends it, and return the exit code."""
     # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NOTHING)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
         dispatch(arguments)
@@ -156,7 +145,6 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 def _known_failure(error: Exception) -> BertError | None:
     """Return the error for a failure of the system or the network; None for a defect of the tool."""
-    httpx = sys.modules.get("httpx")
     if isinstance(error, OSError):
         from bert_cli.files import DISK_IS_FULL
 
@@ -164,17 +152,12 @@ def _known_failure(error: Exception) -> BertError | None:
         is_named = error.filename or error.errno in DISK_IS_FULL
         if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
             return DataError(where, str(error.strerror), "fix that and run the command again")
+    httpx = sys.modules.get("httpx")
     if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
         request = getattr(error, "_request", None)  # the property raises where there is none
-        where = "network" if request is None else str(request.url)
-        return DataError(
-            where, str(error), "check the address and the network, or give another one"
-        )
+        remedy = "check the address and the network, or give another one"
+        return DataError(str(request.url) if request else "network", str(error), remedy)
     if isinstance(error, MemoryError):
         remedy = "give smaller sizes, or run where there is more memory"
         return DeviceError("memory", str(error) or "none is left", remedy)
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

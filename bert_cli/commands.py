@@ -1,15 +1,20 @@
-"""The table of commands: the function that runs each, its settings and one line of help.
+"""The table of commands, and `bert completion`, which completes them in a shell.
 
-The table holds names only, so that reading it imports nothing of a command. `cli.py`, the help and shell
-completion use it. A command may have two words; its first word is then a command too.
+The table holds names only, so that reading it imports nothing of a command. A command may have two words;
+its first word is then a command too. shtab writes the completion script from a parser with the options of
+every command, so a shell need not start Python for a press of the tab key.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:  # `bert --help` does without pydantic
+if TYPE_CHECKING:  # `bert --help` does without these
+    import argparse
+
     from pydantic import BaseModel
+
+    from bert_cli.config.tools import CompletionSettings
 
 
 class Command(NamedTuple):
@@ -18,16 +23,16 @@ class Command(NamedTuple):
     module: str
     """Module with `run(settings)`, relative to the package."""
     settings: str
-    """Module and class of the settings, relative to `config`."""
+    """Module and class of the settings, relative to `config` and without the ending `Settings`."""
     help: str
     """The line of `bert --help`."""
 
     def settings_class(self) -> "type[BaseModel]":
         """Import and return the settings class."""
         module, _, name = self.settings.partition(".")
-        found: type[BaseModel]
-        found = getattr(importlib.import_module(f"bert_cli.config.{module}"), name)
-        return found
+        settings = importlib.import_module(f"bert_cli.config.{module}")
+        kind: type[BaseModel] = getattr(settings, f"{name}Settings")
+        return kind
 
     def run_function(self) -> Callable[[Any], None]:
         """Import and return the function that runs the command."""
@@ -36,110 +41,124 @@ class Command(NamedTuple):
 
 
 # In the order of `bert --help`.
-COMMANDS = {
-    name: Command(*row)
-    for name, row in {
-        "download": ("data.text.download", "data.DownloadSettings", "download a Wikipedia dump"),
-        "extract": ("data.text.extract", "data.ExtractSettings", "extract text from a dump"),
-        "preprocess": (
-            "data.text.preprocess",
-            "data.PreprocessSettings",
-            "split text into sentences",
-        ),
-        "vocab": ("data.records.vocab", "data.VocabSettings", "train a WordPiece vocabulary"),
-        "tokenize": (
-            "data.records.tokenize",
-            "data.TokenizeSettings",
-            "make training records from sentences",
-        ),
-        "index": (
-            "data.records.index",
-            "data.IndexSettings",
-            "index records for random access",
-        ),
-        "pack": (
-            "data.records.pack",
-            "data.PackSettings",
-            "pack short records together to reduce padding",
-        ),
-        "data": ("tasks.data", "data.DataChainSettings", "run extract to index in one call"),
-        "inspect": (
-            "data.records.inspect",
-            "tools.InspectSettings",
-            "show the contents and the problems of a folder of records",
-        ),
-        "doctor": (
-            "tasks.look.doctor",
-            "tools.DoctorSettings",
-            "check this machine and a run before it starts",
-        ),
-        "pretrain": ("tasks.run.pretrain", "training.PretrainSettings", "pre-train BERT"),
-        "squad": (
-            "tasks.finetune.squad",
-            "finetune.SquadSettings",
-            "fine-tune on question answering (SQuAD)",
-        ),
-        "squad-score": (
-            "tasks.finetune.squad_score",
-            "finetune.SquadScoreSettings",
-            "score SQuAD predictions as the official scripts do",
-        ),
-        "glue": (
-            "tasks.finetune.glue",
-            "finetune.GlueSettings",
-            "fine-tune on a task of GLUE or CLUE",
-        ),
-        "ner": (
-            "tasks.finetune.ner",
-            "finetune.NerSettings",
-            "fine-tune on token classification (CoNLL files)",
-        ),
-        "classify": (
-            "tasks.finetune.classify",
-            "finetune.ClassifySettings",
-            "fine-tune on text classification (CSV, TSV, JSON lines)",
-        ),
-        "predict": ("tasks.use.predict", "tools.PredictSettings", "run a model on texts"),
-        "export": ("tasks.use.export", "tools.ExportSettings", "export a model to another runtime"),
-        "plan": (
-            "tasks.look.plan",
-            "tools.PlanSettings",
-            "estimate memory and cost of a layout, and propose one",
-        ),
-        "bench": ("tasks.bench.run", "bench.BenchSettings", "run a standard benchmark"),
-        "bench pretrain": (
-            "tasks.bench.run",
-            "bench.BenchPretrainSettings",
-            "measure the speed and memory of pre-training",
-        ),
-        "bench squad": (
-            "tasks.bench.run",
-            "bench.BenchSquadSettings",
-            "measure the speed and memory of fine-tuning on SQuAD",
-        ),
-        "bench data": (
-            "tasks.bench.data",
-            "bench.BenchDataSettings",
-            "measure the steps from text to batches",
-        ),
-        "launch": ("tasks.launch", "tools.LaunchSettings", "start a command as several processes"),
-        "runs": ("tasks.look.runs", "tools.RunsSettings", "list runs with progress and results"),
-        "plot": ("tasks.look.plot", "tools.PlotSettings", "plot the metrics of runs"),
-        "compare": (
-            "tasks.look.compare",
-            "tools.CompareSettings",
-            "compare the settings and results of two runs",
-        ),
-        "completion": (
-            "tasks.completion",
-            "tools.CompletionSettings",
-            "print a shell completion script",
-        ),
-    }.items()
+_ROWS = {
+    "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
+    "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
+    "preprocess": ("data.text.preprocess", "data.Preprocess", "split text into sentences"),
+    "vocab": ("data.records.vocab", "data.Vocab", "train a WordPiece vocabulary"),
+    "tokenize": ("data.records.tokenize", "data.Tokenize", "make training records from sentences"),
+    "index": ("data.records.index", "data.Index", "index records for random access"),
+    "pack": ("data.records.pack", "data.Pack", "pack short records together to reduce padding"),
+    "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
+    "inspect": (
+        "data.records.inspect",
+        "tools.Inspect",
+        "show the contents and the problems of a folder of records",
+    ),
+    "doctor": (
+        "tasks.look.doctor",
+        "tools.Doctor",
+        "check this machine and a run before it starts",
+    ),
+    "pretrain": ("tasks.run.pretrain", "training.Pretrain", "pre-train BERT"),
+    "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
+    "squad-score": (
+        "tasks.finetune.squad_score",
+        "finetune.SquadScore",
+        "score SQuAD predictions as the official scripts do",
+    ),
+    "glue": ("tasks.finetune.glue", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
+    "ner": (
+        "tasks.finetune.ner",
+        "finetune.Ner",
+        "fine-tune on token classification (CoNLL files)",
+    ),
+    "classify": (
+        "tasks.finetune.classify",
+        "finetune.Classify",
+        "fine-tune on text classification (CSV, TSV, JSON lines)",
+    ),
+    "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
+    "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
+    "plan": (
+        "tasks.look.plan",
+        "tools.Plan",
+        "estimate memory and cost of a layout, and propose one",
+    ),
+    "bench": ("tasks.bench.run", "tools.Bench", "run a standard benchmark"),
+    "bench pretrain": (
+        "tasks.bench.run",
+        "tools.BenchPretrain",
+        "measure the speed and memory of pre-training",
+    ),
+    "bench squad": (
+        "tasks.bench.run",
+        "tools.BenchSquad",
+        "measure the speed and memory of fine-tuning on SQuAD",
+    ),
+    "bench data": ("tasks.bench.data", "tools.BenchData", "measure the steps from text to batches"),
+    "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
+    "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
+    "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
+    "compare": (
+        "tasks.look.compare",
+        "tools.Compare",
+        "compare the settings and results of two runs",
+    ),
+    "completion": ("commands", "tools.Completion", "print a shell completion script"),
 }
+COMMANDS = {name: Command(*row) for name, row in _ROWS.items()}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """Split words into the command that they begin with, of one word or two, and its arguments."""
     two = " ".join(words[:2])
     return (two, list(words[2:])) if two in COMMANDS else (words[0], list(words[1:]))
+
+
+def run(settings: "CompletionSettings") -> None:
+    """Print the completion script of a shell."""
+    import shtab
+
+    print(shtab.complete(_full_parser(), settings.shell))
+
+
+def _full_parser() -> "argparse.ArgumentParser":
+    """Return a parser of the complete command line, with a subcommand for each command."""
+    import argparse
+
+    import shtab
+
+    from bert_cli.config.load import named_configs
+    from bert_cli.config.options import add_help, sections_of
+    from bert_cli.config.tools import benchmarks
+
+    configs = " ".join(named_configs())
+    config = {
+        "bash": "_bert_configs",
+        "zsh": "_bert_configs",
+        "fish": f"{configs} {shtab.FILE['fish']}",
+        "preamble": {
+            "bash": f'_bert_configs() {{ compgen -W "{configs}" -- $1; _shtab_compgen_files $1; }}',
+            "zsh": f"_bert_configs() {{ _alternative 'configs:shipped config:({configs})' 'files:file:_files' }}",
+        },
+    }
+    parser = argparse.ArgumentParser(prog="bert", add_help=False)
+    parser.add_argument("-h", "--help", action="help", help="list the commands")
+    parser.add_argument("--version", action="store_true", help="print versions")
+    subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
+    for name, command in COMMANDS.items():
+        settings = command.settings_class()
+        first, _, second = name.rpartition(" ")
+        own = subparsers[first].add_parser(second, add_help=False, help=command.help)
+        add_help(own, settings, name)
+        if name == "bench":
+            subparsers[name] = own.add_subparsers(dest="what")
+        options = [option for section in sections_of(settings, name) for option in section.options]
+        paths = {option.name for option in options if option.is_path}
+        for action in own._actions:
+            if action.dest in paths:
+                action.complete = config if action.dest == "config" else shtab.FILE
+    for name, one in benchmarks().items():
+        subparsers["bench"].add_parser(name, add_help=False, help=one.about)
+    return parser

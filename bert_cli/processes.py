@@ -1,18 +1,26 @@
-"""Child processes that end with their parent, and the number of cores.
+"""The process that runs a command: its cores, imports and terminal, and its child processes.
 
-A process that is killed by signal 9 cannot end its children. So a child watches the read end of a
-pipe whose only write end the parent holds: when the parent ends, however it ends, the read returns.
+A process that is killed by signal 9 cannot end its children. So a child watches the read end of a pipe
+whose only write end the parent holds: when the parent ends, however it ends, the read returns. Colours and
+widths are for a terminal, and no colour with NO_COLOR; files and pipes get plain text, which is not wrapped.
 """
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # slow imports, which `bert --help` does without
+    from multiprocessing.connection import Connection
+
+    from rich.console import Console
 
 # Runs as `python -c GUARD PROGRAM ...`: starts the program in the guard's process group and kills the
 # group when standard input, the pipe, closes. 20 ms to start.
@@ -25,6 +33,10 @@ threading.Thread(target=watch, daemon=True).start()
 status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
 os._exit(status if status >= 0 else 128 - status)
 """
+KERAS_WRAPS = ("sklearn", "matplotlib")
+NO_LOGS = "3"
+"""The TF_CPP_MIN_LOG_LEVEL that hides all of TensorFlow's messages below a fatal error."""
+ENDLESS = 10_000
 
 
 def cpu_count() -> int:
@@ -53,7 +65,7 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
         program.stdin.close()
 
 
-def die_with_parent(pipe: Connection) -> None:
+def die_with_parent(pipe: "Connection") -> None:
     """Kill this process and its process group when the write end of `pipe` closes.
 
     Call it first in a child process; its parent must be the only holder of the write end. The child
@@ -67,3 +79,87 @@ def die_with_parent(pipe: Connection) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Import Keras without scikit-learn and matplotlib, and hide standard error unless an import fails.
+
+    Keras imports both packages for wrappers and image galleries, which takes a third of the time that
+    TensorFlow and Keras need to load. TensorFlow logs ten lines during its import, before any log level
+    applies; `--log-level` and TF_CPP_MIN_LOG_LEVEL=0 show them.
+    """
+    hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
+    sys.modules.update(hidden)
+    shows_logs = os.environ.get("TF_CPP_MIN_LOG_LEVEL", NO_LOGS) != NO_LOGS
+    sys.stderr.flush()
+    descriptor = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        if not shows_logs:
+            os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            captured.seek(0)
+            os.write(descriptor, captured.read())
+            raise
+        finally:
+            os.dup2(descriptor, 2)
+            os.close(descriptor)
+            for name in hidden:
+                sys.modules.pop(name, None)
+
+
+def console(width: int = 100) -> "Console":
+    """Return a console on standard output; `width` is that of lines where there is no terminal.
+
+    Texts are not parsed as markup, since paths and records may contain brackets.
+    """
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    return Console(
+        file=sys.stdout,
+        width=shutil.get_terminal_size().columns if terminal else width,
+        force_terminal=terminal,
+        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def print_help(text: str) -> None:
+    """Print a help text; on a terminal its headings and flags are coloured."""
+    if not sys.stdout.isatty():
+        print(text.rstrip("\n"))
+        return
+    from rich.text import Text
+
+    marked = Text(text.rstrip("\n"))
+    marked.highlight_regex(re.compile(r"^\S[^\n]*:$", re.MULTILINE), "bold")
+    marked.highlight_regex(r"(?<![\w.-])--?[a-z][\w.-]*", "cyan")
+    console().print(marked, soft_wrap=True)
+
+
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+) -> None:
+    """Print rows under their heads; `right` are the numbers of right-aligned columns.
+
+    On a terminal a cell that is too long continues on the next line; elsewhere each row is one line.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out = console(ENDLESS)
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -61,9 +61,8 @@ def build_ours(options: argparse.Namespace) -> Any:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    from bert_cli.config.parallel import Cluster
-    from bert_cli.config.plan import make_plan
-    from bert_cli.config.training import PretrainSettings
+    from bert_cli.config.settings import Cluster
+    from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.tasks.run import build, corpora
 
@@ -184,7 +183,7 @@ def micro_batch_of_compiled_tensorflow(options: argparse.Namespace) -> Pairs:
 
 
 def weights_of_bert(options: argparse.Namespace) -> list[Any]:
-    from bert_cli.config.model import BertConfig
+    from bert_cli.config.settings import BertConfig
     from bert_cli.model.bert import build_blocks, named_weights
 
     blocks = build_blocks(BertConfig(num_hidden_layers=options.layers), seed=1, policy="float32")

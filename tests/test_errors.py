@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.config.messages import field_paths
+from bert_cli.config.load import field_paths
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import nearest, needs_extra
 

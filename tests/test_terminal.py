@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bert_cli.terminal import print_help, print_table
+from bert_cli.processes import print_help, print_table
 
 
 class Terminal(io.StringIO):

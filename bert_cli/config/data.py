@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from bert_cli.config.settings import (
     Positional,
@@ -16,7 +16,7 @@ from bert_cli.config.settings import (
 )
 from bert_cli.processes import cpu_count
 
-Processes = Annotated[int, Field(ge=1)]
+Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
 Splitter = Literal["punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
 
@@ -32,11 +32,8 @@ class DataSettings(Settings):
         if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
             return value
         if is_remote(str(value)):
-            raise SettingError(
-                "",
-                f"{value} is an address, and this command works on files",
-                "copy them here first, as with `aws s3 cp --recursive` or `gsutil cp -r`",
-            )
+            problem = f"{value} is an address, and this command works on files"
+            raise SettingError("", problem, "copy them here first, as with `aws s3 cp --recursive`")
         return os.path.expanduser(value)
 
 
@@ -59,6 +56,8 @@ class ExecutorSettings(DataSettings):
     scheduler: str | None = None
     """Address of the dask scheduler, such as tcp://HOST:8786, or the file that `dask scheduler
     --scheduler-file` wrote."""
+    processes: Processes
+    """Local processes; the results do not depend on it."""
 
     @model_validator(mode="after")
     def _executor_has_its_scheduler(self) -> Self:
@@ -66,8 +65,8 @@ class ExecutorSettings(DataSettings):
             remedy = "add --scheduler tcp://HOST:8786"
             raise SettingError("executor", "dask needs the address of the scheduler", remedy)
         if self.executor == "local" and self.scheduler is not None:
-            problem = f"{self.scheduler} has no effect with executor 'local'"
-            raise SettingError("scheduler", problem, "add --executor dask or leave it out")
+            remedy = "add --executor dask or leave it out"
+            raise without_effect(self, "scheduler", "with executor 'local'", remedy)
         if self.executor == "dask" and "processes" in self.model_fields_set:
             condition = "with executor 'dask', whose workers have their own number of threads"
             raise without_effect(self, "processes", condition)
@@ -87,6 +86,14 @@ def packed_predictions(
     return min(sequences * predictions, int(sequence_length * probability) + sequences)
 
 
+def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> None:
+    """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
+    given, tokens = getattr(settings, predictions), getattr(settings, length) - 3
+    if given > tokens:
+        problem = f"{given} is more than the tokens of an example ({length} - 3 = {tokens})"
+        raise SettingError(predictions, problem, "lower it")
+
+
 class Masking(DataSettings):
     """How tokens are chosen for prediction; for dynamic records this is a setting of the run."""
 
@@ -103,8 +110,8 @@ class Masking(DataSettings):
     def _span_settings_need_spans(self) -> "Masking":
         for name in ("span_stop", "longest_span"):
             if is_set(self, name) and self.unit != "span":
-                problem = f"{getattr(self, name)} has no effect with unit {self.unit!r}"
-                raise SettingError(name, problem, "leave it out or choose unit 'span'")
+                remedy = "leave it out or choose unit 'span'"
+                raise without_effect(self, name, f"with unit {self.unit!r}", remedy)
         return self
 
 
@@ -139,8 +146,6 @@ class ExtractSettings(ExecutorSettings):
     """A MediaWiki dump: .xml, .xml.bz2, .xml.xz or .xml.gz; or a folder with exactly one."""
     out: Positional[Path]
     """Folder of the text."""
-    processes: Processes = Field(default_factory=cpu_count)
-    """Local processes."""
     expand_templates: bool = False
     """Expand templates as far as WikiExtractor can; reads the dump twice and is several times slower."""
     chunk_megabytes: int = Field(16, ge=1)
@@ -164,8 +169,8 @@ class SplittingSettings(DataSettings):
     @model_validator(mode="after")
     def _language_has_an_effect(self) -> Self:
         if self.sentence_splitter == "lines" and is_set(self, "language"):
-            problem = f"{self.language} has no effect with sentence_splitter 'lines'"
-            raise SettingError("language", problem, "leave it out or choose another splitter")
+            remedy = "leave it out or choose another splitter"
+            raise without_effect(self, "language", "with sentence_splitter 'lines'", remedy)
         return self
 
 
@@ -182,8 +187,6 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     """Folder of the sentences."""
     documents: Documents = "blank-lines"
     """What ends a document of plain text: a blank line, or only the end of its file."""
-    processes: Processes = Field(default_factory=cpu_count)
-    """Local processes."""
 
 
 class RecipeSettings(DataSettings):
@@ -218,23 +221,12 @@ class RecipeSettings(DataSettings):
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
-        dynamic = self.masking == "dynamic"
-        if dynamic and "duplication_factor" in self.model_fields_set:
-            problem = f"{self.duplication_factor} has no effect with masking 'dynamic', "
-            problem += "which stores each example once"
-            remedy = "leave it out or choose masking 'static'"
-            raise SettingError("duplication_factor", problem, remedy)
-        for name in ("whole_word_masking", "masked_lm_prob"):
-            if dynamic and name in self.model_fields_set:
-                raise SettingError(
-                    name,
-                    "has no effect with masking 'dynamic', whose masks are drawn when records are read",
-                    "give it to the run, as `bert pretrain --masking.unit word` or --masking.probability",
-                )
-        if self.mask_tokens > self.sequence_length - 3:
-            problem = f"{self.mask_tokens} is more than the tokens of an example "
-            problem += f"(sequence_length - 3 = {self.sequence_length - 3})"
-            raise SettingError("mask_tokens", problem, "lower it")
+        for name in ("duplication_factor", "whole_word_masking", "masked_lm_prob"):
+            if self.masking == "dynamic" and name in self.model_fields_set:
+                condition = "with masking 'dynamic', which stores each example once and masks it when it is read"
+                remedy = "leave it out; the run has --masking.unit word and --masking.probability"
+                raise without_effect(self, name, condition, remedy)
+        check_mask_tokens(self, "mask_tokens", "sequence_length")
         return self
 
 
@@ -253,8 +245,6 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """Folder of the records."""
     documents: Documents = "blank-lines"
     """What ends a document of plain text: a blank line, or only the end of its file."""
-    processes: Processes = Field(default_factory=cpu_count)
-    """Local processes; the records do not depend on it."""
 
 
 class VocabSettings(TextSettings):
@@ -289,7 +279,7 @@ class IndexSettings(DataSettings):
     """Vocabulary of records that another tool made (a folder without corpus.json)."""
     check: bool = False
     """Read every record and reject checksums, lengths and values that a run would reject."""
-    processes: Processes = Field(default_factory=cpu_count)
+    processes: Processes
     """Local processes."""
 
 
@@ -307,8 +297,6 @@ class DataChainSettings(SplittingSettings, RecipeSettings, ExecutorSettings):
     """Folder of extracted/, sentences/ and one folder of records per sequence length."""
     expand_templates: bool = False
     """Expand templates, as for `bert extract`."""
-    processes: Processes = Field(default_factory=cpu_count)
-    """Local processes."""
 
 
 class PackSettings(ExecutorSettings):
@@ -328,5 +316,3 @@ class PackSettings(ExecutorSettings):
     """Maximum sequences in a pack."""
     random_seed: int = Field(12345, ge=0)
     """Seed of the choice among records of equal length: same seed and input, same bytes."""
-    processes: Processes = Field(default_factory=cpu_count)
-    """Local processes; the records do not depend on it."""

@@ -1,4 +1,4 @@
-"""The settings of fine-tuning: those of all tasks, and those of each.
+"""The settings of fine-tuning, and of using a fine-tuned model: predict and export.
 
 A task has the settings of any training run, with defaults that are known to work for BERT (Devlin et al.
 2019, appendix A.3; Mosbach et al. 2021 for warm-up and clipping), and its files. The shape of the model is
@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from bert_cli.config.model import BertConfig
 from bert_cli.config.settings import (
+    BertConfig,
     Positional,
     Positive,
     SettingError,
@@ -23,6 +23,14 @@ from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, T
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+PREDICT_TASKS = (
+    "fill-mask",
+    "question-answering",
+    "text-classification",
+    "token-classification",
+    "embed",
+)
+EXPORT_FORMATS = ("hf", "saved-model", "tflite", "onnx")
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
@@ -96,8 +104,7 @@ class FinetuneSettings(TrainSettings):
     @model_validator(mode="after")
     def _check_run(self) -> "FinetuneSettings":
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
-            problem = f"{self.total_num_train_samples} and num_epochs ({self.num_epochs:g}) both "
-            problem += "give the length of the run"
+            problem = "and num_epochs both give the length of the run"
             raise SettingError("total_num_train_samples", problem, "leave out one of them")
         if not self.do_training and not self.do_validation:
             raise SettingError("do_training", "is off, and so is do_validation", "leave one on")
@@ -111,12 +118,11 @@ def window_error(
     tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
     if tokens >= doc_stride:
         return None
-    needed = QUESTION_SPECIALS + max_query_length + doc_stride
-    return (
+    problem = (
         f"{max_seq_length} leaves {max(0, tokens)} tokens of a paragraph after max_query_length "
-        f"{max_query_length} and {QUESTION_SPECIALS} special tokens, fewer than doc_stride ({doc_stride})",
-        f"raise it to {needed}, or lower the others",
     )
+    problem += f"{max_query_length} and the special tokens, fewer than doc_stride ({doc_stride})"
+    return problem, f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
 
 
 class SquadSettings(FinetuneSettings):
@@ -268,4 +274,95 @@ class ClassifySettings(FinetuneSettings):
             raise SettingError("text_column", problem, "give one or two")
         if is_set(self, "held_out_fraction") and self.validation_file is not None:
             raise without_effect(self, "held_out_fraction", "with validation_file")
+        return self
+
+
+class PredictSettings(Settings):
+    """Run a model on texts; prints a JSON object for each, in their order.
+
+    The texts are TEXT, or come from --input, or from standard input. The task, the labels and the shape are
+    read from the model.
+    Example: bert predict runs/base "The capital of France is [MASK]."
+    Example: bert predict runs/mine --input texts.txt
+    Example: bert predict runs/squad_base --question "Who was it?" --context "It was Ada."
+    """
+
+    NEEDS: ClassVar = {
+        "question": "context",
+        "context": "question",
+        "second": "text",
+        "null_score_diff_threshold": "version_2",
+    }
+
+    model: Positional[str]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    text: Positional[str | None] = None
+    """One text; give several in a file or through standard input."""
+    task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
+    """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
+    that the model was trained for."""
+    input: Path | None = None
+    """A file with a text on each line, or .jsonl with an object on each line: `text` and, for pairs,
+    `second`, or `question` and `context`. Also with .gz."""
+    second: str | None = None
+    """The second text of a pair, for text-classification."""
+    question: str | None = None
+    """A question, for question-answering; otherwise questions come as JSON lines."""
+    context: str | None = None
+    """The text that contains the answer."""
+    batch_size: Positive = 32
+    """Texts in a batch; texts of similar length are batched together."""
+    max_seq_length: Annotated[int, Field(ge=8)] | None = None
+    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are cut,
+    and their result has a remark."""
+    precision: Literal["float32", "mixed_bfloat16"] = "float32"
+    """Number format of the matrix products."""
+    top: Positive = 5
+    """Number of predictions for each [MASK], the best first, for fill-mask."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """The vector of embed: the `mean` over all tokens, or that of [CLS]."""
+    normalize: bool = False
+    """Scale the vectors of embed to length 1."""
+    doc_stride: Positive = 128
+    """Tokens from the start of a window of a long context to that of the next, for question-answering."""
+    max_query_length: Positive = 64
+    """Maximum length of a question, in tokens; the rest is cut off."""
+    max_answer_length: Positive = 30
+    """Maximum length of an answer, in tokens."""
+    version_2: bool = False
+    """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, give no answer if its score exceeds that of the best answer by more than this; by
+    default the threshold that `bert squad` chose for this model, or 0."""
+
+    @model_validator(mode="after")
+    def _texts_have_one_source(self) -> "PredictSettings":
+        given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
+        return self
+
+
+class ExportSettings(Settings):
+    """Export a model to another runtime, and compare its outputs there.
+
+    Example: bert export runs/mrpc exported/mrpc --format onnx
+    Example: bert export runs/mine exported/mine --format saved-model
+    """
+
+    model: Positional[str]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    out: Positional[Path]
+    """Folder of the export; new or empty."""
+    format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
+    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
+    `export`: PyTorch opens the written files."""
+    texts: bool = False
+    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
+    which take strings. A program that loads it must import tensorflow_text first."""
+
+    @model_validator(mode="after")
+    def _texts_need_a_saved_model(self) -> "ExportSettings":
+        if self.texts and self.format != "saved-model":
+            raise without_effect(self, "texts", f"with format {self.format!r}")
         return self

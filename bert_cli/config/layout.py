@@ -1,35 +1,253 @@
-"""The idle time and traffic of a layout, and the choice of one: replicas first, then stages.
+"""The memory, idle time and traffic of a layout, and the choice of one: replicas first, then stages.
 
-Pure arithmetic on the settings. Replicas communicate only in the all-reduce of the gradients, while stages
-wait for one another: a layout is found by trying one device for each replica, then two, and so on, until the
-model fits. The first and the last stage are on device 0, because they share the token embedding; each layer
-is assigned to the least busy device with enough memory.
+Replicas communicate only in the all-reduce, while stages wait for one another, so the search tries one device
+for each replica, then two, and so on. Weights, accumulators and moments are in memory all the time; added to
+them are the activations of micro-batches or, at the end of a step, the temporaries of the update.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from bert_cli.config.memory import (
-    LABELS,
-    TASK_HEADS,
-    Estimate,
-    estimate,
-    on_device,
-    stages_of,
-    weights_of,
-)
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.training import TrainSettings, count
 from bert_cli.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+Stages = Sequence[Sequence[str]]
 
-# Fraction of a device's memory that a run may fill. The rest is for the runtime, its kernels, and the error
-# of the estimate.
+# Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
 USABLE = 0.9
-REDUCE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Settings of `parallel` that save memory, in the order in which to try them.
-REMEDIES = ("recompute", "replicated_tensor_sharding", "optimizer_state_offload")
+# Bytes of an element of a weight, and of an operand of a matrix product.
+WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
+COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
+FLOAT32 = 4
+# The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
+TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
+
+
+# The thresholds of the engine, which a test compares with it.
+COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
+# Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the
+# logits, with deterministic operations and without; temporaries of the update for each element of the
+# largest weight and of all others, in place or allocated; copies of an all-reduce bucket.
+BACKWARD_TEMPORARIES = {"BSF": 3, "BSD": 2}
+LOGITS = {True: 5, False: 4}
+UPDATE_IN_PLACE, UPDATE_ALLOCATED = (1, 0.4), (8, 0.3)
+BUCKETS = 3
+# Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
+GAPS = 1.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes on one device of a replica, by kind."""
+
+    weights: int
+    """The word embeddings, which emb and heads share, count once."""
+    accumulators: int
+    """Float32 sums of gradients; a stage with heads and without emb has its own for the word embeddings."""
+    moments: int
+    """Two in float32 for each weight; none if offloaded, a part if sharded."""
+    stashes: int
+    """Activations saved between forward and backward, at the maximum of the schedule."""
+    working: int
+    """Activations and gradients of the current micro-batch, without its logits."""
+    logits: int
+    """Logits of the vocabulary for every masked position, and their temporaries."""
+    update: int
+    """Temporaries at the end of a step, when stashes, working and logits are freed."""
+
+    @property
+    def total(self) -> int:
+        """Return the peak memory."""
+        most = max(self.stashes + self.working + self.logits, self.update)
+        return self.weights + self.accumulators + self.moments + most
+
+
+def weights_of(config: BertConfig) -> dict[str, int]:
+    """Return the number of weights of each block; `heads` without the shared word embeddings."""
+    width, inner = config.hidden_size, config.intermediate_size
+    dense, norm = width * width + width, 2 * width
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    return {
+        "emb": rows * width + norm,
+        "hid": 4 * dense + norm + (2 * width * inner + inner + width) + norm,
+        "enc_out": 0,
+        "pool": dense,
+        "heads": dense + norm + config.vocab_size + 2 * width + 2,
+        **dict.fromkeys(TASK_HEADS, LABELS * (width + 1)),
+    }
+
+
+def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
+    """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
+    parallel = settings.parallel
+    stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
+    if parallel.layout == "auto" or stages is None or mapping is None:
+        return _stages([settings.bert_config.num_hidden_layers], settings.LAST_BLOCKS), [0]
+    return stages, mapping
+
+
+def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
+    """Return the blocks of stages with these numbers of layers."""
+    stages = [["hid"] * number for number in layers]
+    stages[0].insert(0, "emb")
+    stages[-1] += last_blocks
+    return stages
+
+
+# --- memory
+
+
+def estimate(settings: TrainSettings) -> list[Estimate]:
+    """Return the estimate of each pipeline device of a replica."""
+    stages, mapping = stages_of(settings)
+    return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
+
+
+def on_device(
+    settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
+) -> Estimate:
+    """Return the estimate of one device for these stages, instead of those of the settings."""
+    config, parallel = settings.bert_config, settings.parallel
+    here = [number for number, on in enumerate(mapping) if on == device]
+    blocks = [block for number in here for block in stages[number]]
+    table = config.vocab_size * config.hidden_size
+    weights = sum(weights_of(config)[block] for block in blocks)
+    largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
+    tables = sum("emb" in stages[number] or "heads" in stages[number] for number in here)
+    replicas = settings.global_batch.replicas
+    shards = replicas if parallel.replicated_tensor_sharding else 1
+    updated, most = math.ceil(weights / shards), math.ceil(min(largest, weights) / shards)
+    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * most)
+    reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
+    in_place = settings.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
+    of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED
+    update = FLOAT32 * (of_largest * most + of_others * (updated - most))
+    if parallel.optimizer_state_offload:  # only the gradients are on the device
+        update = FLOAT32 * updated
+    return Estimate(
+        weights=WEIGHT_BYTES[settings.precision] * weights,
+        accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
+        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * updated,
+        stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
+        # Stages that share a device may run at once.
+        working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
+        logits=int(GAPS * _logits(settings)) if "heads" in blocks else 0,
+        update=int(GAPS * max(reduced, update)),
+    )
+
+
+def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
+    """Return the saved bytes of a stage for all micro-batches between forward and backward."""
+    parallel, blocks = settings.parallel, stages[number]
+    if number == len(stages) - 1:  # forward and backward are one function
+        return 0
+    micro_batches = settings.global_batch.grad_acc_steps_per_replica
+    most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
+    if not parallel.recompute:
+        each = sum(saved_bytes(settings, block, stashed=True) for block in blocks)
+        each += _input(settings, stages[number + 1][0]) + _sixteen_bit_kernels(settings, blocks)
+    else:
+        inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
+        each = sum(_input(settings, block) for block in inputs)
+    return min(micro_batches, most) * each
+
+
+def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
+    """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
+    parallel, blocks, config = settings.parallel, stages[number], settings.bert_config
+    saved = [saved_bytes(settings, block, stashed=False) for block in blocks]
+    shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
+    temporaries = sum(FLOAT32 * n * _elements(settings, shape) for shape, n in shapes.items())
+    elements = weights_of(config)
+    elements["heads"] += config.vocab_size * config.hidden_size  # the shared word embeddings
+    gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
+    kernels = _sixteen_bit_kernels(settings, blocks)
+    by_layer = parallel.recompute and parallel.recompute_by == "layer"
+    if number == len(stages) - 1:
+        # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
+        *body, heads = saved
+        below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
+        layer = max(body, default=0) if by_layer else 0
+        logits = _logits(settings) if "heads" in blocks else 0
+        return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
+    if not parallel.recompute:
+        # The backward function returns the gradients of all weights at once.
+        return temporaries + sum(gradients)
+    return (max(saved) if by_layer else sum(saved)) + temporaries + max(gradients) + kernels
+
+
+def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
+    """Return the bytes of 16-bit copies of the kernels, if the precision needs them."""
+    if not settings.precision.startswith("mixed"):
+        return 0
+    config = settings.bert_config
+    table = config.vocab_size * config.hidden_size if "heads" in blocks else 0
+    cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
+    return COMPUTE_BYTES[settings.precision] * (cast + table)
+
+
+def _logits(settings: TrainSettings) -> int:
+    complete = LOGITS[settings.deterministic] * FLOAT32 * _elements(settings, "BPV")
+    return complete // settings.parallel.embedding_serialization_factor
+
+
+def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
+    """Return the bytes that the gradient of a block reads for one micro-batch.
+
+    `stashed`: forward and backward are two functions, which save more tensors than one. Between two products
+    everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
+    """
+    config, more = settings.bert_config, int(stashed)
+    hidden = int(config.hidden_dropout_prob > 0.0)
+    dropout = int(config.attention_probs_dropout_prob > 0.0)
+    wide, compute = FLOAT32, COMPUTE_BYTES[settings.precision]
+    bsd, bnss, bsf, bpd = (_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF", "BPD"))
+    if block == "hid" and settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS:
+        scores = (2 + more) * compute * bnss
+        return (8 * compute + more * wide) * bsd + scores + 2 * compute * bsf
+    changed = int(bool(dropout) or settings.precision != "float32")
+    norms_and_dropouts = 4 + more + hidden * (2 + 2 * more)
+    return {
+        "emb": (2 + hidden * (1 + more)) * wide * bsd,
+        "hid": (6 * compute + norms_and_dropouts * wide) * bsd
+        + ((1 + dropout) * wide + changed * compute) * bnss
+        + ((3 + 2 * more) * wide + compute) * bsf,
+        "enc_out": 0,
+        "pool": (1 + more) * compute * bpd,
+        "heads": (2 * compute + 5 * wide) * bpd,
+        "qa_head": compute * bpd,
+        "glue_head": 2 * wide * _elements(settings, "BD"),
+        "token_head": 2 * wide * bpd,
+    }[block]
+
+
+def _input(settings: TrainSettings, block: str) -> int:
+    """Return the bytes of a block's input: all that recomputation saves of it."""
+    shape = "BSD" if block in ("hid", "enc_out") else "BPD"
+    return 0 if block == "emb" else COMPUTE_BYTES[settings.precision] * _elements(settings, shape)
+
+
+def _elements(settings: TrainSettings, shape: str) -> int:
+    """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
+    config = settings.bert_config
+    sizes = {
+        "B": settings.global_batch.micro_batch_size,
+        "S": settings.max_seq_length,
+        "P": settings.positions_read,
+        "N": config.num_attention_heads,
+        "D": config.hidden_size,
+        "F": config.intermediate_size,
+        "V": config.vocab_size,
+    }
+    return math.prod(sizes[letter] for letter in shape)
+
+
+# --- idle time, traffic and the choice of a layout
 
 
 def work_of(settings: TrainSettings) -> dict[str, float]:
@@ -39,8 +257,7 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
     positions = batch.micro_batch_size * settings.max_seq_length
     read = batch.micro_batch_size * settings.positions_read
     return {
-        # Lookup, sum, LayerNorm and dropout: element by element.
-        "emb": 10.0 * positions * width,
+        "emb": 10.0 * positions * width,  # element by element
         "hid": 2.0 * positions * (4 * width + 2 * inner + 2 * settings.max_seq_length) * width,
         "enc_out": 1.0 * read * width,
         "pool": 2.0 * batch.micro_batch_size * width * width,
@@ -52,16 +269,14 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
 def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -> float:
     """Return the fraction of a step in which the devices of a pipeline are idle, on average.
 
-    `times` are those of each stage for a micro-batch, `mapping` their devices. A step lasts one micro-batch
-    through all stages, and one interval of the busiest device for each further micro-batch: for p
-    equal stages on p devices and m micro-batches the result is (p - 1) / (m + p - 1) (Narayanan et al. 2021,
-    section 2.2.1).
+    `times` are those of each stage for a micro-batch, `mapping` their devices. For p equal stages on p devices
+    and m micro-batches the result is (p - 1) / (m + p - 1) (Narayanan et al. 2021, section 2.2.1).
     """
-    devices = max(mapping) + 1
-    pairs = list(zip(times, mapping, strict=True))
-    busiest = max(sum(time for time, on in pairs if on == device) for device in range(devices))
-    step = sum(times) + (micro_batches - 1) * busiest
-    return max(0.0, 1.0 - micro_batches * sum(times) / (devices * step))
+    busy = [0.0] * (max(mapping) + 1)
+    for time, device in zip(times, mapping, strict=True):
+        busy[device] += time
+    step = sum(times) + (micro_batches - 1) * max(busy)
+    return max(0.0, 1.0 - micro_batches * sum(times) / (len(busy) * step))
 
 
 def idle(settings: TrainSettings) -> float:
@@ -79,9 +294,8 @@ def parameters(settings: TrainSettings) -> int:
 
 def reduced_bytes(settings: TrainSettings) -> int:
     """Return the bytes of the gradient all-reduce of a step."""
-    if settings.global_batch.replicas == 1:
-        return 0
-    return parameters(settings) * REDUCE_BYTES[settings.parallel.reduce_precision]
+    each = 4 if settings.parallel.reduce_precision == "float32" else 2
+    return 0 if settings.global_batch.replicas == 1 else parameters(settings) * each
 
 
 def fullest(settings: TrainSettings) -> tuple[int, Estimate]:
@@ -97,32 +311,35 @@ def fits(settings: TrainSettings, memory: int) -> bool:
 def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -> Settings:
     """Return the settings with the layout that fits with the fewest stages, then the most replicas.
 
-    `memory` is that of one device in bytes. The micro-batch and the number of micro-batches in a step
-    stay, so the examples and the numbers do; all devices of a replica are in one process. Some devices may be
-    unused. Raises ConfigError, with the least memory that is enough, when nothing fits.
+    `memory` is that of one device in bytes. The micro-batches of a step stay the same; all devices of a
+    replica are in one process. Raises ConfigError, with the least memory that is enough, when nothing fits.
     """
     shapes = _shapes(settings, devices, processes)
     for replicas, pipeline in shapes:
         laid = _laid_out(settings, replicas, pipeline, USABLE * memory)
         if fits(laid, memory):
             return laid
-    raise _nothing_fits(settings, shapes, devices, memory)
+    least = min(fullest(_laid_out(settings, *shape, 0.0))[1].total for shape in shapes)
+    raise ConfigError(
+        f"parallel.layout ({devices} devices of {size(memory)})",
+        f"nothing fits, at best the fullest device needs {size(least)}, and {USABLE:.0%} of its memory "
+        f"can be filled, so it takes devices of {size(least / USABLE)}",
+        "give --parallel.recompute, --parallel.optimizer-state-offload, or a smaller "
+        "global_batch.micro_batch_size with more accumulation",
+    )
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
     """Return the (replicas, pipeline devices) to try: each number of devices with the most replicas."""
-    batch = settings.global_batch
+    batch, here = settings.global_batch, devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    here = devices // processes
     if not here:
         problem = f"are fewer than the {processes} processes"
         raise ConfigError(f"devices ({devices})", problem, f"start at most {devices}")
     if micro_batches % processes:
-        raise ConfigError(
-            f"global_batch ({micro_batches} micro-batches a step)",
-            f"cannot be divided among {processes} processes",
-            "change the number of processes, or replicas x grad_acc_steps_per_replica",
-        )
+        where = f"global_batch ({micro_batches} micro-batches a step)"
+        problem = f"cannot be divided among {processes} processes"
+        raise ConfigError(where, problem, "change the processes, the replicas or the accumulation")
     shapes = []
     for pipeline in range(1, min(here, settings.bert_config.num_hidden_layers + 1) + 1):
         of_each = (processes * n for n in range(1, here // pipeline + 1))
@@ -133,19 +350,19 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple
 def _laid_out(settings: Settings, replicas: int, devices: int, memory: float) -> Settings:
     """Return the settings with this number of replicas and of devices per replica."""
     batch = settings.global_batch
-    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    counts = {"replicas": replicas, "grad_acc_steps_per_replica": micro_batches // replicas}
-    laid = _changed(settings, global_batch=counts)
+    accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
+    counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
+    laid = _changed(settings, "global_batch", counts)
     mapping = [0] if devices == 1 else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    return _changed(laid, parallel={"layout": "given", **stages})
+    return _changed(laid, "parallel", {"layout": "given", **stages})
 
 
 def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:
     """Return the blocks of each stage: each layer goes to the least busy device with enough memory.
 
-    If no device has enough, the layer goes to the one that is then the least full. This minimizes the memory
-    of the fullest device, because the memory of a device depends only on its own layers.
+    The first and the last stage are on device 0, because they share the token embedding. If no device has
+    enough, the layer goes to the one that is then the least full.
     """
     work = work_of(settings)
     # Device 0 needs no layer besides the ends of the model; the stages between have at least one.
@@ -156,8 +373,8 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
             more = [n + (stage == number) for stage, n in enumerate(layers)]
             stages = _stages(more, settings.LAST_BLOCKS)
             full = on_device(settings, stages, mapping, device).total
-            here = [stages[stage] for stage, on in enumerate(mapping) if on == device]
-            busy = sum(work[block] for stage in here for block in stage)
+            here = [n for n, on in enumerate(mapping) if on == device]
+            busy = sum(work[block] for n in here for block in stages[n])
             # Of equal devices the later one, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
@@ -165,63 +382,33 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
     return _stages(layers, settings.LAST_BLOCKS)
 
 
-def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
-    stages = [["hid"] * number for number in layers]
-    stages[0].insert(0, "emb")
-    stages[-1] += last_blocks
-    return stages
-
-
-def _changed(settings: Settings, **groups: Mapping[str, object]) -> Settings:
-    """Return the settings with other values in some groups, after validation."""
+def _changed(settings: Settings, group: str, changes: Mapping[str, object]) -> Settings:
+    """Return the settings with other values in a group, after validation."""
     values = settings.model_dump(exclude_unset=True, by_alias=True)
-    for name, changes in groups.items():
-        values[name] = {**values.get(name, {}), **changes}
+    values[group] = {**values.get(group, {}), **changes}
     return type(settings).model_validate(values)
 
 
-def _nothing_fits(
-    settings: TrainSettings, shapes: Sequence[tuple[int, int]], devices: int, memory: int
-) -> ConfigError:
-    """Return the error with the least memory that is enough, and the settings that save memory."""
-
-    def least(tried: TrainSettings) -> int:
-        return min(fullest(_laid_out(tried, *shape, 0.0))[1].total for shape in shapes)
-
-    at_best = least(settings)
-    problem = (
-        f"nothing fits, at best the fullest device needs "
-        f"{size(at_best)}, and {USABLE:.0%} of its memory can be filled, so it takes devices of "
-        f"{size(at_best / USABLE)}"
-    )
-    remedies = []
-    for name in REMEDIES:
-        if getattr(settings.parallel, name):
-            continue
-        needed = least(_changed(settings, parallel={name: True}))
-        if needed < at_best:
-            word = "fits" if needed <= USABLE * memory else "does not fit either"
-            flag = f"--parallel.{name.replace('_', '-')}"
-            remedies.append(f"{flag} ({size(needed)}, which {word})")
-    remedies.append(
-        "a smaller global_batch.micro_batch_size with more accumulation, which draws other dropout masks"
-    )
-    where = f"parallel.layout ({devices} devices of {size(memory)})"
-    return ConfigError(where, problem, f"give {', or '.join(remedies)}")
+# --- text
 
 
 def describe_layout(settings: TrainSettings) -> list[str]:
     """Return the layout as text, two to four lines."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
-    found = estimate(settings)
     again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
     lines = [
-        f"layout: {count(batch.replicas, 'replica')} x {count(len(found), 'device')}, {again}, about "
-        f"{size(max(one.total for one in found))} on the fullest device"
+        f"layout: {count(batch.replicas, 'replica')} x {count(max(mapping) + 1, 'device')}, {again}, about "
+        f"{size(fullest(settings)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
-        lines.append("; ".join(blocks_by_device(stages, mapping)))
+        devices = range(max(mapping) + 1)
+        words = []
+        for blocks, group in groupby(devices, lambda device: blocks_on(stages, mapping, device)):
+            first, *others = group
+            name = f"devices {first} to {others[-1]}" if others else f"device {first}"
+            words.append(f"{name}: {blocks}")
+        lines.append("; ".join(words))
         lines.append(
             f"schedule {parallel.schedule}, devices are idle for {idle(settings):.1%} of a step"
         )
@@ -233,36 +420,16 @@ def describe_layout(settings: TrainSettings) -> list[str]:
     return lines
 
 
-def blocks_by_device(stages: Sequence[Sequence[str]], mapping: Sequence[int]) -> list[str]:
-    """Return the blocks of each device, as `device 0: emb | heads`; equal devices are grouped."""
-    rows = [(blocks_on(stages, mapping, device), device) for device in range(max(mapping) + 1)]
-    words = []
-    for blocks, group in groupby(rows, key=lambda row: row[0]):
-        first, *others = [device for _, device in group]
-        words.append(
-            f"devices {first} to {others[-1]}: {blocks}" if others else f"device {first}: {blocks}"
-        )
-    return words
-
-
-def blocks_on(stages: Sequence[Sequence[str]], mapping: Sequence[int], device: int) -> str:
+def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     """Return the blocks on one device, its stages separated by a bar."""
-    return " | ".join(
-        " ".join(short(stage)) for stage, on in zip(stages, mapping, strict=True) if on == device
-    )
+    here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
+    return " | ".join(" ".join(short(stage)) for stage in here)
 
 
 def short(stage: Sequence[str]) -> list[str]:
     """Return the blocks of a stage as in a config: emb, hid*4."""
     runs = [(name, len(list(run))) for name, run in groupby(stage)]
     return [name if times == 1 else f"{name}*{times}" for name, times in runs]
-
-
-def count(number: int, what: str) -> str:
-    """1 device, 2 devices, 1,000 micro-batches."""
-    if number == 1:
-        return f"1 {what}"
-    return f"{number:,} {what}{'es' if what.endswith('ch') else 's'}"
 
 
 def size(number: float) -> str:
@@ -272,18 +439,12 @@ def size(number: float) -> str:
 
 def without_effect(settings: TrainSettings) -> list[str]:
     """Return a line for each setting that has no effect in this layout."""
-    parallel = settings.parallel
-    found = []
-    if settings.global_batch.replicas == 1:
-        if parallel.replicated_tensor_sharding:
-            found.append("replicated_tensor_sharding has no effect here: there is one replica")
-        if parallel.reduce_precision != "float32":
-            found.append("reduce_precision has no effect here: there is one replica")
-    if len(stages_of(settings)[0]) == 1:
-        if parallel.schedule != "1F1B":
-            found.append("schedule has no effect here: there is one stage")
-        if parallel.recompute and parallel.recompute_by == "stage":
-            found.append(
-                "recompute_by stage has no effect here: one stage needs all that it would save"
-            )
-    return [f"parallel.{line}" for line in found]
+    parallel, one_stage = settings.parallel, len(stages_of(settings)[0]) == 1
+    one_replica = settings.global_batch.replicas == 1
+    unused = {
+        "replicated_tensor_sharding": one_replica and parallel.replicated_tensor_sharding,
+        "reduce_precision": one_replica and parallel.reduce_precision != "float32",
+        "schedule": one_stage and parallel.schedule != "1F1B",
+        "recompute_by": one_stage and parallel.recompute and parallel.recompute_by == "stage",
+    }
+    return [f"parallel.{name} has no effect in this layout" for name, yes in unused.items() if yes]

@@ -2,31 +2,25 @@
 
 A file may extend another one (`"extends": "other.json"`, in its folder or shipped) and then contains only
 the differences. Flags are dotted paths in kebab case and override files. Files and command lines of
-Graphcore's example load unchanged; `old_names.py` has its names. All mistakes are reported at once.
+Graphcore's example load unchanged; `old_names.py` has its names. pydantic finds the mistakes, and all are
+reported at once: the path of the setting, the file or flag of its value, and the nearest name.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from bert_cli.config.messages import origin_of, setting_errors
-from bert_cli.config.old_names import (
-    DEFAULTS,
-    adapt,
-    both_names,
-    our_name,
-    translate_words,
-    why_no_effect,
-)
-from bert_cli.config.options import help_text, parse_words, split_at_dashes
+from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
+from bert_cli.config.options import flag_of, help_text, parse_words, sections_of, split_at_dashes
+from bert_cli.config.settings import SettingError, is_positional
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import read_json
-from bert_cli.terminal import print_help
+from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,7 +47,7 @@ class Loaded:
     """Values before validation, and what is known about them."""
 
     values: Mapping[str, Any]
-    origins: Mapping[str, str]
+    origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted path -> the file or flag that set it; defaults are absent."""
     no_effect: Mapping[str, str] = field(default_factory=dict)
     """Dotted key or flag that was accepted and does nothing -> why."""
@@ -86,8 +80,7 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     shipped = named_configs()
     if name.removesuffix(".json") in shipped:
         return shipped[name.removesuffix(".json")]
-    siblings = [file.name for file in sorted(path.parent.glob("*.json"))]
-    sibling = nearest(Path(name).name, siblings)
+    sibling = nearest(Path(name).name, [file.name for file in sorted(path.parent.glob("*.json"))])
     near = str(Path(name).with_name(sibling)) if sibling else nearest(Path(name).stem, shipped)
     remedy = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(shipped)}"
     raise ConfigError(f"{given_as} ({name})", "no such file", remedy)
@@ -105,16 +98,15 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     raw = read_json(path, dict[str, Any], ConfigError, "a config is one JSON object {...}")
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
-        remedy = "write {...: {...}}"
-        raise ConfigError(f"{dotted} ({path})", "a file nests its settings", remedy)
+        raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
     parent = raw.pop("extends", None)
-    if parent is not None and not isinstance(parent, str):
+    if not isinstance(parent, str | None):
         remedy = "give the name of one JSON file"
         raise ConfigError(f"extends ({path})", f"got {parent!r}", remedy)
-    below = Loaded({}, {})
-    if parent is not None:
+    below = Loaded({})
+    if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    own = _rename_keys(raw)
+    own = _rename(raw, str)
     # The description of the extended file does not hold for this one.
     under = {n: one for n, one in below.values.items() if n != "about" or n in own.values}
     origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
@@ -123,8 +115,11 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     return Loaded(merge(under, own.values), origins, {**below.no_effect, **own.no_effect}, renamed)
 
 
-def _rename_keys(raw: Mapping[str, Any]) -> Loaded:
-    """Return the values of a file under our keys, with the old keys and those without effect."""
+def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
+    """Return the values of a file or a command line under our keys, without those without effect.
+
+    `shown` returns a key as it was given. Raises ConfigError for a setting under two names.
+    """
     values: dict[str, Any] = {}
     no_effect: dict[str, str] = {}
     renamed: dict[str, str] = {}
@@ -135,13 +130,14 @@ def _rename_keys(raw: Mapping[str, Any]) -> Loaded:
             new = "parallel.layout"
         reason = why_no_effect(new, value)
         if reason is not None:
-            no_effect |= {new: reason} if value is not None else {}
+            no_effect |= {shown(old): reason} if value is not None else {}
         elif new == old or old == "parallel":
             values = merge(values, _nest(new, value))
         else:
             other = new if new in keys else renamed.get(new)
             if other is not None:
-                raise both_names(old, new, other)
+                problem = f"is the old name of {shown(new)}, which is given too ({shown(other)})"
+                raise ConfigError(shown(old), problem, "give one of them")
             renamed[new] = old
             values = merge(_nest(new, value), values)
     return Loaded(values, {}, no_effect, renamed)
@@ -187,14 +183,13 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if {"-h", "--help"} & set(split_at_dashes(words)[0]):
         print_help(help_text(settings, program.removeprefix("bert ")))
         raise SystemExit(0)
-    typed = translate_words(words, settings)
-    flags = parse_words(settings, typed.words, program, typed.renamed)
+    typed = _rename(parse_words(settings, words, program), flag_of)
+    flags = dict(typed.values)
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
-    files = Loaded({}, {}) if path is None else read_config(path)
+    files = Loaded({}) if path is None else read_config(path)
     given = merge(files.values, flags)
-    saves = getattr(settings, "SAVES", False) and given.get("do_training") is not False
-    if path is not None and saves:
+    if path and getattr(settings, "SAVES", False) and given.get("do_training") is not False:
         given.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     changed = [where for where, _ in leaves(flags) if where.split(".")[0] not in PATH_KEYS]
     if any(where in files.origins for where in changed):
@@ -205,9 +200,10 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     origins = dict(files.origins)
     for where, _ in leaves(flags):
         origins = {one: o for one, o in origins.items() if not one.startswith(f"{where}.")}
-        origins[where] = "--" + typed.renamed.get(where, where).replace("_", "-")
+        origins[where] = flag_of(typed.renamed.get(where, where))
     if "command" in flags:
         origins["command"] = "after --"
+    left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
     no_effect = {**files.no_effect, **typed.no_effect, **left_out}
     errors: list[ConfigError] = []
     values = _expand_paths(values, errors if getattr(settings, "OPENS_FILES", True) else None)
@@ -223,18 +219,10 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     return validated, loaded
 
 
-def validate(settings: type[Model], loaded: Loaded) -> Model:
-    """Return the frozen settings. Raises one ConfigError that lists every mistake."""
-    try:
-        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
-    except ValidationError as error:
-        raise setting_errors(settings, error.errors(), loaded.origins) from error
-
-
 def describe(settings: BaseModel, loaded: Loaded) -> str:
     """Return every setting with its value and origin, one on each line, as `--dry-run` prints them."""
     rows = [
-        (where, json.dumps(value), origin_of(where, loaded.origins) or "default")
+        (where, json.dumps(value), _origin_of(where, loaded.origins) or "default")
         for where, value in leaves(settings.model_dump(mode="json"))
     ]
     width = max(len(where) for where, _, _ in rows)
@@ -248,7 +236,7 @@ def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str
         f"{where} is {json.dumps(values[where])} here by default; "
         f"the default of Graphcore's example is {json.dumps(theirs)}"
         for where, theirs in DEFAULTS.items()
-        if not origin_of(where, origins) and values[where] != theirs
+        if not _origin_of(where, origins) and values[where] != theirs
     ]
 
 
@@ -271,27 +259,125 @@ def _expand_paths(values: Mapping[str, Any], errors: list[ConfigError] | None) -
     expanded = dict(values)
     has_files = bool(values.get("train_file") and values.get("validation_file"))
     for name in PATH_KEYS:
-        value = values.get(name)
         opened = name != "dataset_dir" or not (values.get("generated_dataset") or has_files)
-        found = errors if opened else None
-        if name == "dataset_dir" and isinstance(value, list):
-            expanded[name] = [
-                {**one, "path": _expand(f"{name}.{number}.path", one.get("path"), found)}
-                if isinstance(one, Mapping) and "path" in one
-                else _expand(f"{name}.{number}", one, found)
-                for number, one in enumerate(value)
-            ]
-        elif name in values:
-            expanded[name] = _expand(name, value, found)
+        if name in values:
+            expanded[name] = _expand(name, values[name], errors if opened else None)
     return expanded
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:
+    """Expand a path, or the paths of a list of corpora."""
+    if isinstance(value, list):
+        return [_expand(f"{name}.{number}", one, errors) for number, one in enumerate(value)]
+    if isinstance(value, Mapping) and "path" in value:
+        return {**value, "path": _expand(f"{name}.path", value["path"], errors)}
     if not isinstance(value, str):
         return value
     path = os.path.expanduser(os.path.expandvars(value))
     if "$" in path and errors is not None:
-        flag = name.replace("_", "-")
-        where, remedy = f"{name} ({value})", f"export it or give --{flag}"
-        errors.append(ConfigError(where, "the variable is not set", remedy))
+        remedy = f"export it or give {flag_of(name)}"
+        errors.append(ConfigError(f"{name} ({value})", "the variable is not set", remedy))
     return path
+
+
+# --- validation
+
+
+def validate(settings: type[Model], loaded: Loaded) -> Model:
+    """Return the frozen settings. Raises one ConfigError that lists every mistake."""
+    try:
+        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
+    except ValidationError as failure:
+        items = failure.errors()
+        errors = [
+            _setting_error(settings, item, loaded.origins)
+            for item in items
+            if _is_relevant(item, items)
+        ]
+        raise combine(list({str(error): error for error in errors}.values())) from failure
+
+
+def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
+    """Return False for a mistake of a union's type that was not meant, as `str` where a list was given."""
+    path = item["loc"]
+    return not item["type"].endswith("_type") or not any(
+        len(other["loc"]) > len(path) > 1 and other["loc"][: len(path) - 1] == path[:-1]
+        for other in items
+    )
+
+
+def _setting_error(
+    settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping[str, str]
+) -> ConfigError:
+    known = field_paths(settings)
+    names = {name for path in known for name in path.split(".")}
+    # pydantic names the type of a union ("float", "literal['dynamic']") like a key; leave it out.
+    names |= {str(item["loc"][-1])} if item["type"] == "extra_forbidden" else set()
+    steps = [step for step in map(str, item["loc"]) if step in names or step.isdigit()]
+    error = item.get("ctx", {}).get("error")
+    if isinstance(error, SettingError) and error.name:
+        steps.append(error.name)
+    path = ".".join(steps)
+    about = settings.model_fields.get(path)
+    positional = about is not None and is_positional(about)
+    origin = "" if positional else _origin_of(path, origins)
+    where = f"{path} ({origin})" if path and origin else path or origin
+    message = item["msg"].removeprefix("Value error, ")
+    if isinstance(error, SettingError):
+        return ConfigError(where, error.problem, error.remedy)
+    if item["type"] == "extra_forbidden":
+        return ConfigError(where, *_unknown_setting(steps, known))
+    if item["type"] == "missing":
+        return ConfigError(where, "is not given", _how_to_give(settings, path))
+    if item["type"] == "bool_parsing":
+        return ConfigError(where, f"got {item['input']!r}, not a boolean", "give true or false")
+    if item["type"] == "value_error":
+        return ConfigError(where, message)
+    return ConfigError(where, f"got {item['input']!r}", message[:1].lower() + message[1:])
+
+
+def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
+    """Return the dotted path of every setting, of groups too and of groups in lists."""
+    paths: list[str] = []
+    for name, about in settings.model_fields.items():
+        path = above + (about.alias or name)
+        kinds = [about.annotation, *get_args(about.annotation)]
+        kinds += [kind for one in kinds if get_origin(one) is list for kind in get_args(one)]
+        paths.append(path)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                paths += field_paths(kind, f"{path}.")
+    return paths
+
+
+def _origin_of(path: str, origins: Mapping[str, str]) -> str:
+    """Return the file or flag that set a setting, or that set something in a group last."""
+    related = [
+        origin
+        for other, origin in origins.items()
+        if not path or f"{other}.".startswith(f"{path}.") or path.startswith(f"{other}.")
+    ]
+    flags = [origin for origin in related if origin.startswith("--")]
+    # A file comes after those that it extends.
+    files = [origin for origin in related if not origin.startswith("--")]
+    return flags[0] if path and flags else files[-1] if files else ""
+
+
+def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
+    """Return problem and remedy for an unknown key, with the nearest one of its group."""
+    group, name = ".".join(step for step in steps[:-1] if not step.isdigit()), steps[-1]
+    siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == group]
+    anywhere = [path for path in known if path.rpartition(".")[2] == name]
+    near = nearest(name, siblings) or next(iter(anywhere), None)
+    remedy = f"did you mean {near!r}?" if near else "remove it"
+    return instead_of(name) or ("no such setting", remedy)
+
+
+def _how_to_give(settings: type[BaseModel], path: str) -> str:
+    """Return the remedy for a setting or a group without a value: the flags that it needs."""
+    options = [option for section in sections_of(settings, "") for option in section.options]
+    inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
+    needed = [option for option in inside if option.is_required] or inside
+    flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
+    in_config = " or set it in the config" if "about" in settings.model_fields else ""
+    return f"give {flags}{in_config}" if flags else "set it there"

@@ -1,19 +1,13 @@
 """Old names of settings: those of Graphcore's example, called "the original", and earlier ones of our own.
 
-`RENAMES` turns a key into ours. `NO_EFFECT` and `MODEL_HAS` list keys that are accepted and do nothing,
-`INSTEAD` those that have no equivalent, `DEFAULTS` the settings whose default differs from the original's.
 A flag is a key in kebab case, so the same tables serve config files and command lines.
 """
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
-
-from bert_cli.errors import ConfigError
 
 # Old dotted key -> ours. A rename of a group renames everything in it.
 RENAMES = {
@@ -81,6 +75,8 @@ DEFAULTS = {
 # The original counts checkpoints in executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS, NO_MASKS = "max_predictions_per_seq", "fine-tuning masks no tokens"
+# Last parts of keys that a command accepts even if it has no such setting.
+IGNORED = (*NO_EFFECT, *MODEL_HAS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
 NOT_IN_EVERY_TASK = ("enc_out", "pool")
 TRUE = ("true", "t", "1", "yes", "y", "on")
@@ -90,9 +86,21 @@ FALSE = ("false", "f", "0", "no", "n", "off")
 def our_name(path: str) -> str:
     """Return our dotted key for an old one; any other key unchanged."""
     for old, new in RENAMES.items():
-        if path == old or path.startswith(f"{old}."):
+        if f"{path}.".startswith(f"{old}."):
             return our_name(new + path.removeprefix(old))
     return path
+
+
+def old_names_of(path: str) -> list[str]:
+    """Return the old keys of one of our settings."""
+    names = [path]
+    for name in names:  # finds also the old names that are appended meanwhile
+        names += [
+            old + name.removeprefix(new)
+            for old, new in RENAMES.items()
+            if f"{name}.".startswith(f"{new}.")
+        ]
+    return names[1:]
 
 
 def why_no_effect(path: str, value: Any) -> str | None:
@@ -111,84 +119,18 @@ def instead_of(path: str) -> tuple[str, str] | None:
     return ("no such setting", INSTEAD[name]) if name in INSTEAD else None
 
 
-def both_names(old: str, new: str, other: str) -> ConfigError:
-    """Return the error for a setting that is given under an old name and under another one."""
-    return ConfigError(
-        old, f"is the old name of {new}, which is given too ({other})", "give one of them"
-    )
-
-
-@dataclass
-class Translated:
-    """A command line in our names."""
-
-    words: list[str] = field(default_factory=list)
-    no_effect: dict[str, str] = field(default_factory=dict)
-    """Flag without effect -> why; its values are left out too."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Our key -> the old key that was typed."""
-
-
-def translate_words(words: Sequence[str], settings: type[BaseModel]) -> Translated:
-    """Return a command line with our flags; `--no-OLD` becomes the `--no-` form of ours.
-
-    Raises ConfigError for a setting under two names.
-    """
-    result = Translated()
-    typed: dict[str, str] = {}  # our key -> the key of the flag
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            result.words += [word, *rest]
-            break
-        if not word.startswith("--"):
-            result.words.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        old = flag.removeprefix("--").replace("-", "_")
-        is_off, old = old.startswith("no_"), old.removeprefix("no_")
-        new = our_name(old)
-        end = next((n for n, one in enumerate(rest) if one.startswith("--")), len(rest))
-        text = "false" if is_off else value if equals else " ".join(rest[:end]) or "true"
-        reason = _flag_without_effect(new, text, settings)
-        if reason is not None:
-            result.no_effect[flag] = reason
-            rest = rest if equals else rest[end:]
-            continue
-        if new.partition(".")[0] not in settings.model_fields:
-            new = old
-        other = typed.setdefault(new, old)
-        if other != old:
-            pair = (old, new, other) if old != new else (other, new, old)
-            raise both_names(*(f"--{one.replace('_', '-')}" for one in pair))
-        if new != old:
-            result.renamed[new] = old
-            word = f"--{'no-' if is_off else ''}{new.replace('_', '-')}{equals}{value}"
-        result.words.append(word)
-    return result
-
-
-def _flag_without_effect(path: str, value: str, settings: type[BaseModel]) -> str | None:
-    if "about" not in settings.model_fields:  # a command that the original does not have
-        return None
-    if path == PREDICTIONS and PREDICTIONS not in settings.model_fields:
-        return NO_MASKS
-    return why_no_effect(path, value)
-
-
 def adapt(
     values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values without those that a command cannot use, and why each of them was left out.
 
-    Executions between checkpoints become steps.
+    `renamed` maps our keys to the old ones that were given. Executions between checkpoints become steps.
     """
     adapted, no_effect = dict(values), {}
     every = our_name(EXECUTIONS)
     counts = [str(one) for one in (adapted.get(every), adapted.get("log_every_steps") or 1)]
     # Flags are texts; validation rejects what is not a number.
-    if renamed.get(every) == EXECUTIONS and all(re.fullmatch(r"\d+", one) for one in counts):
+    if renamed.get(every) == EXECUTIONS and all(one.isdecimal() for one in counts):
         adapted[every] = math.prod(map(int, counts))
     if PREDICTIONS in adapted and PREDICTIONS not in settings.model_fields:
         del adapted[PREDICTIONS]
@@ -199,9 +141,8 @@ def adapt(
         adapted["optimizer_opts"] = {k: one for k, one in options.items() if k != ROUNDING}
         if str(options[ROUNDING]).lower() in TRUE:
             no_effect[old] = "weights are float32; it has one with --precision float16"
-    given = adapted.get("parallel")
-    layout: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    stages = layout.get("pipeline_stages")
+    layout: Any = adapted.get("parallel")
+    stages = layout.get("pipeline_stages") if isinstance(layout, Mapping) else None
     if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
         absent = [n for n in NOT_IN_EVERY_TASK if n not in getattr(settings, "LAST_BLOCKS", ())]
         without = [
@@ -210,6 +151,6 @@ def adapt(
         ]
         if without != stages:
             adapted["parallel"] = {**layout, "pipeline_stages": without}
-            names = " and ".join(absent)
-            no_effect[f"{names} in parallel.pipeline_stages"] = "the model of this task has none"
+            where = f"{' and '.join(absent)} in parallel.pipeline_stages"
+            no_effect[where] = "the model of this task has none"
     return adapted, no_effect

@@ -1,8 +1,7 @@
 """The options of a command: described from its settings class, printed as help, parsed from words.
 
-The settings class is the one source. The docstring of a field is the text of its option, the class that
-declares the field gives the heading, and its type says what the option takes. argparse lays out the help
-and parses the words; pydantic then validates the texts, so that every mistake is reported at once.
+The docstring of a field is the text of its option, the class that declares the field gives the heading, and
+its type says what the option takes. argparse lays out the help and parses the words; pydantic validates.
 """
 
 import argparse
@@ -14,6 +13,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -21,10 +21,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bert_cli.config.messages import group_given, unknown_arguments
-from bert_cli.config.old_names import FALSE, TRUE
+from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
 from bert_cli.config.settings import HIDDEN, group_of, is_positional
-from bert_cli.errors import ConfigError, combine
+from bert_cli.errors import ConfigError, combine, nearest
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_WIDTH = 100
@@ -47,7 +46,6 @@ class Option:
     takes: str
     """The placeholder of the value, such as INT or {a,b}; empty for a switch."""
     choices: tuple[str, ...] = ()
-    """All values, if there is a fixed list."""
     text: str
     """The help text, with the default."""
     is_path: bool = False
@@ -149,22 +147,23 @@ def _group(
 def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool) -> Option:
     """Describe one setting; `group` holds the command's defaults of the group it belongs to."""
     name = path.rpartition(".")[2]
-    if about.alias:
-        path = path.removesuffix(name) + about.alias
-    flag = path.replace("_", "-")
-    head, _, tail = flag.rpartition(".")
-    off = f"--no-{head}.{tail}" if head else f"--no-{flag}"
-    is_switch, positional = about.annotation is bool, is_positional(about)
+    path = path.removesuffix(name) + (about.alias or name)
+    kinds, positional = _kinds(about.annotation), is_positional(about)
     required = required and group is None and about.is_required()
-    takes = "" if is_switch else _takes(about.annotation, name)
-    kinds = _kinds(about.annotation)
-    only = kinds[0] if len(kinds) == 1 else None
+    takes = "" if kinds == [bool] else _takes(kinds, name)
+    flags = (flag_of(path),) if takes else (flag_of(path), off_flag_of(path))
+    is_choice = len(kinds) == 1 and get_origin(kinds[0]) is Literal
+    default = None
+    if group is not None:
+        default = getattr(group, name)
+    elif not about.is_required():
+        default = about.get_default(call_default_factory=True, validated_data={})
     return Option(
-        flags=() if positional else (f"--{flag}", off) if is_switch else (f"--{flag}",),
+        flags=() if positional else flags,
         name=path,
-        takes=flag.upper() if positional else takes,
-        choices=tuple(map(str, get_args(only))) if get_origin(only) is Literal else (),
-        text=_help_text(about, getattr(group, name) if group else _default(about), required),
+        takes=path.replace("_", "-").upper() if positional else takes,
+        choices=tuple(map(str, get_args(kinds[0]))) if is_choice else (),
+        text=_help_text(_one_line(about.description), default, required and not positional),
         is_path="PATH" in takes or name in OFTEN_PATHS,
         is_required=required,
         is_list=any(get_origin(kind) is list for kind in kinds),
@@ -172,51 +171,39 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     )
 
 
-def _default(about: FieldInfo) -> Any:
-    if about.is_required():
-        return None
-    return about.get_default(call_default_factory=True, validated_data={})
-
-
-def _help_text(about: FieldInfo, default: Any, required: bool) -> str:
+def _help_text(text: str, default: Any, required: bool) -> str:
     """Return the help text of a setting with its default as it would be typed."""
-    text = _one_line(about.description)
-    if required and not is_positional(about):
-        return f"{text} (required)"
     if isinstance(default, bool):
-        shown = "yes" if default else "no"
+        default = "yes" if default else "no"
     elif isinstance(default, list):
-        shown = ",".join(map(str, default))
-    else:
-        shown = "" if default is None else str(default)
-    return f"{text} (default: {shown})" if shown else text
+        default = ",".join(map(str, default))
+    if required:
+        return f"{text} (required)"
+    return text if default in (None, "") else f"{text} (default: {default})"
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def _kinds(annotation: Any) -> list[Any]:
     """Return the types of a setting without None and without the conditions on them."""
-    bare = _bare(annotation)
-    if get_origin(bare) in (Union, UnionType):
-        return tuple(_bare(kind) for kind in get_args(bare) if kind is not NoneType)
-    return (bare,)
+    if hasattr(annotation, "__metadata__"):
+        return _kinds(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for one in get_args(annotation) for kind in _kinds(one)]
+    return [] if annotation is NoneType else [annotation]
 
 
-def _bare(annotation: Any) -> Any:
-    return _bare(annotation.__origin__) if hasattr(annotation, "__metadata__") else annotation
-
-
-def _takes(annotation: Any, name: str) -> str:
+def _takes(kinds: Sequence[Any], name: str) -> str:
     """Return the placeholder of a value: one word for each type that it may have."""
     words: list[str] = []
-    for kind in _kinds(annotation):
+    for kind in kinds:
         if get_origin(kind) is list:
             # An element alone is a list of one; lists of lists are written as JSON.
-            kind = _bare(get_args(kind)[0])
+            (kind,) = _kinds(get_args(kind)[0])
+            word = METAVARS.get(kind, "JSON")
             if group_of(kind):
                 continue
-            word = METAVARS.get(kind, "JSON")
         elif get_origin(kind) is Literal:
-            choices = [str(choice) for choice in get_args(kind)]
-            word = "{" + ",".join(choices) + "}" if len(choices) > 1 else choices[0]
+            choices = ",".join(map(str, get_args(kind)))
+            word = f"{{{choices}}}" if "," in choices else choices
         else:
             word = METAVARS.get(kind, "TEXT")
         words.append("PATH" if name.endswith(PATH_ENDINGS) and word == "TEXT" else word)
@@ -229,9 +216,10 @@ def _one_line(text: str | None) -> str:
 
 def help_text(settings: type[BaseModel], command: str) -> str:
     """Return what `bert COMMAND --help` prints, as wide as the terminal and at most 100 columns."""
-    parser = argparse.ArgumentParser(
-        prog=f"bert {command}", add_help=False, formatter_class=_formatter
+    layout = partial(
+        argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN, width=_width()
     )
+    parser = argparse.ArgumentParser(f"bert {command}", add_help=False, formatter_class=layout)
     return add_help(parser, settings, command).format_help()
 
 
@@ -300,61 +288,58 @@ def wrap_command(example: str, width: int) -> str:
     return lines + line
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=HELP_COLUMN, width=_width())
-
-
 def _width() -> int:
     return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
-def parse_words(
-    settings: type[BaseModel], words: Sequence[str], program: str, renamed: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the values of a command line as texts, nested like the settings.
+def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> dict[str, Any]:
+    """Return the values of a command line as texts, nested, under the keys that were typed.
 
-    `renamed` maps settings to the old names that the words had for them. Raises ConfigError for unknown
-    flags, with the nearest one, for a group that is not JSON, and for a flag without its value.
+    Raises ConfigError for unknown flags, with the nearest one, for a group that is not JSON, and for a flag
+    without its value.
     """
     options = [option for section in sections_of(settings, "") for option in section.options]
     own, command = split_at_dashes(words)
     if "command" not in settings.model_fields and "--" in words:
         raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
-    has_positional = any(not option.flags for option in options)
-    if has_positional:  # a word after a switch is a positional argument, not its value
-        switches = {option.flags[0] for option in options if not option.takes}
+    if not all(option.flags for option in options):
+        # A word after a switch is a positional argument, not the value of the switch.
+        switches = {option.flags[0] for option in options if option.flags and not option.takes}
         own = [f"{word}=true" if word in switches else word for word in own]
+    by_key = {
+        key: option
+        for option in options
+        for key in (option.name, *(old_names_of(option.name) if option.flags else ()))
+    }
     try:
-        parsed, unknown = _value_parser(settings, options).parse_known_intermixed_args(own)
+        parser = _value_parser(by_key, takes_old_keys="about" in settings.model_fields)
+        parsed, unknown = parser.parse_known_intermixed_args(own)
     except argparse.ArgumentError as error:
         flag = error.argument_name or program
         raise ConfigError(flag, error.message, f"see {program} --help") from error
     if unknown:
-        raise unknown_arguments(settings, unknown, program)
-    values: dict[str, Any] = {}
-    by_name = {option.name: option for option in options}
-    errors: list[ConfigError] = []
+        raise _unknown_arguments(options, unknown, program)
+    values: dict[str, Any] = {"command": command} if "--" in words else {}
     # A group comes before its members, which override its JSON.
-    for path, given in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
-        *groups, name = path.split(".")
+    for key, given in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
+        *groups, name = key.split(".")
         inside = values
         for group in groups:
             inside = inside.setdefault(group, {})
         try:
-            option = by_name.get(path)
-            inside[name] = _value(option, given) if option else _group_value(given)
+            inside[name] = _value(by_key[key], given) if key in by_key else _other_value(given)
         except json.JSONDecodeError as error:
-            if option is None:
-                errors.append(group_given(settings, path, program, renamed))
-                continue
-            where = f"{option.flags[0]} ({error.doc})"
-            errors.append(ConfigError(where, f"is not valid JSON ({error.msg})", "fix that"))
-    if errors:
-        raise combine(errors)
-    return values | ({"command": command} if "--" in words else {})
+            if key in by_key:
+                where = f"{flag_of(key)} ({error.doc})"
+                raise ConfigError(where, f"is not valid JSON ({error.msg})", "fix that") from error
+            first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
+            remedy = f"give one of them, as {first}; {program} --help lists all"
+            where = f"{program} ({flag_of(key)})"
+            raise ConfigError(where, "is a group of settings", remedy) from error
+    return values
 
 
-def _value_parser(settings: type[BaseModel], options: Sequence[Option]) -> argparse.ArgumentParser:
+def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required ones may be missing."""
     parser = argparse.ArgumentParser(
         usage="bert",
@@ -363,27 +348,30 @@ def _value_parser(settings: type[BaseModel], options: Sequence[Option]) -> argpa
         exit_on_error=False,
         argument_default=argparse.SUPPRESS,
     )
-    for option in options:
+    for key, option in by_key.items():
         if not option.flags:
-            parser.add_argument(option.name, nargs="*" if option.is_list else "?")
+            parser.add_argument(key, nargs="*" if option.is_list else "?")
         elif not option.takes:
-            on, off = option.flags
-            parser.add_argument(on, dest=option.name, nargs="?", const="true")
-            parser.add_argument(off, dest=option.name, action="store_const", const="false")
+            parser.add_argument(flag_of(key), dest=key, nargs="?", const="true")
+            parser.add_argument(off_flag_of(key), dest=key, action="store_const", const="false")
         else:
             action = "append" if option.is_list else "store"
-            parser.add_argument(*option.flags, dest=option.name, action=action)
-    names = [option.name for option in options]
-    groups = {
-        ".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 1)
-    }
+            parser.add_argument(flag_of(key), dest=key, action=action)
+    groups = {key[:at] for key in by_key for at, letter in enumerate(key) if letter == "."}
     for group in groups:
-        parser.add_argument(f"--{group.replace('_', '-')}", dest=group, nargs="?", const="")
+        parser.add_argument(flag_of(group), dest=group, nargs="?", const="")
+    prefixes = ("", *(f"{group}." for group in groups)) if takes_old_keys else ()
+    for key in [f"{prefix}{name}" for prefix in prefixes for name in IGNORED]:
+        if key not in by_key:
+            parser.add_argument(flag_of(key), dest=key, nargs="*")
+            parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])
     return parser
 
 
-def _group_value(given: str) -> dict[str, Any]:
-    """Return the JSON object of a group. Raises JSONDecodeError for other text."""
+def _other_value(given: Any) -> Any:
+    """Return the JSON object of a group, or the text of a key without effect."""
+    if isinstance(given, list):
+        return " ".join(given) or "true"
     value = json.loads(given)
     if not isinstance(value, dict):
         raise json.JSONDecodeError("not an object", given, 0)
@@ -393,9 +381,8 @@ def _group_value(given: str) -> dict[str, Any]:
 def _value(option: Option, given: Any) -> Any:
     """Return a value as pydantic takes it: a list, a boolean, None, or the text."""
     if not option.takes and option.flags:
-        return {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}.get(
-            given.lower(), given
-        )
+        switch = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
+        return switch.get(given.lower(), given)
     if not isinstance(given, list):
         return None if given in NULL and option.allows_none and option.flags else given
     values: list[Any] = []
@@ -409,6 +396,36 @@ def _value(option: Option, given: Any) -> Any:
         else:
             values += next(csv.reader([text], skipinitialspace=True), [])
     return values
+
+
+def _unknown_arguments(
+    options: Sequence[Option], words: Sequence[str], program: str
+) -> ConfigError:
+    """Return the error for words that no option takes, with the nearest flag of each."""
+    flags = [option.flags[0] for option in options if option.flags]
+    # A word after an unknown flag is probably its value.
+    unknown = [word for word in words if word.startswith("-")]
+    if not unknown:
+        remedy = f"write a list as A,B and a config as --config FILE, see {program} --help"
+        return ConfigError(f"{program} ({' '.join(words)})", "too many arguments", remedy)
+    errors = []
+    for word in unknown:
+        flag = word.partition("=")[0]
+        near = nearest(flag, flags)
+        remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
+        problem, remedy = instead_of(flag.lstrip("-")) or ("no such flag", remedy)
+        errors.append(ConfigError(f"{program} ({word})", problem, remedy))
+    return combine(errors)
+
+
+def flag_of(key: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + key.replace("_", "-")
+
+
+def off_flag_of(key: str) -> str:
+    """Return the flag that switches a setting off: --no-dry-run, --no-wandb.enabled."""
+    return "--no-" + key.replace("_", "-")
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

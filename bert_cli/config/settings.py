@@ -1,10 +1,16 @@
-"""The base class of all settings, and the types, marks and checks that several of them share."""
+"""The base class of all settings, their shared types, and the groups that other packages use.
+
+`BertConfig` is the shape of the model. `Parallel` and `Cluster` spread a run over devices, processes and
+hosts: they change its memory and traffic, and not its numbers, except that gradients reduced in 16 bits are
+rounded. So a run may be resumed with other values of these two.
+"""
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
@@ -15,14 +21,12 @@ Hidden = Annotated[T, HIDDEN]
 """A setting that is neither a flag nor a key of a file."""
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+ENDS = {"emb", "heads"}
+BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
 
 
 class SettingError(ValueError):
-    """A value that contradicts another one: the setting, what is wrong with it, and the remedy.
-
-    pydantic keeps the exception; `messages.py` adds the origin of the value. A validator of a single field
-    leaves `name` empty, because pydantic knows it.
-    """
+    """A value that contradicts another one; a validator of a single field leaves `name` empty."""
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
         super().__init__(name, problem, remedy)
@@ -90,10 +94,8 @@ def parse_bytes(text: str) -> int:
     Raises SettingError, a ValueError, for other text.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
-    size = 0
-    if match:
-        base = 1024 if match[3] else 1000
-        size = int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
+    unit = (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " ") if match else 0
+    size = int(float(match[1]) * unit) if match else 0
     if size < 10**6:
         problem = f"{text!r} is not a memory size of at least 1 MB"
         raise SettingError("", problem, "write it as 80GB, 24GiB, 640MB or 16e9")
@@ -105,3 +107,152 @@ def check_size(value: Any) -> str | None:
     if value is not None:
         parse_bytes(str(value))
     return None if value is None else str(value)
+
+
+class BertConfig(Settings):
+    """The shape of the model, under the names that Hugging Face uses."""
+
+    vocab_size: Positive = 30522
+    """Vocabulary size V; for pre-training it must be that of the records, which is the default."""
+    hidden_size: Positive = 768
+    """Hidden size D."""
+    num_hidden_layers: Positive = 12
+    """Encoder layers."""
+    num_attention_heads: Positive = 12
+    """Attention heads N; must divide the hidden size."""
+    intermediate_size: Positive = 3072
+    """Inner size F of the feed-forward layers."""
+    hidden_act: Literal["gelu"] = "gelu"
+    """Activation: the exact GELU of the paper."""
+    hidden_dropout_prob: Probability = 0.1
+    """Dropout after embeddings, attention output and feed-forward output."""
+    attention_probs_dropout_prob: Probability = 0.1
+    """Dropout of the attention probabilities."""
+    max_position_embeddings: Positive = 512
+    """Maximum sequence length of the model."""
+    type_vocab_size: Positive = 2
+    """Number of segments: first and second sentence."""
+    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
+    """Standard deviation of the initial weights (a normal distribution truncated at two of them)."""
+    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Added to the variance in LayerNorm."""
+    position_embedding_type: Literal["absolute"] = "absolute"
+    """Position embeddings are learned, one vector for each position."""
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden_size(self) -> "BertConfig":
+        if self.hidden_size % self.num_attention_heads:
+            raise SettingError(
+                "num_attention_heads",
+                f"{self.num_attention_heads} does not divide hidden_size ({self.hidden_size})",
+                "choose a number that does",
+            )
+        return self
+
+
+class Parallel(Settings):
+    """How the model is laid out over devices, and what it trades for memory."""
+
+    NEEDS: ClassVar = {"recompute_by": "recompute"}
+
+    layout: Literal["given", "auto"] = "given"
+    """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
+    memory requires them; it ignores the stages of the config. It does not change the micro-batch or the
+    product of replicas and accumulation, so examples and results stay the same. In a file also
+    `"parallel": "auto"`."""
+    pipeline_stages: list[list[str]] | None = None
+    """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on
+    the command line the same in quotes. `hid` is one encoder layer, `hid*7` seven. Every block is in one
+    stage."""
+    pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
+    """The device of each stage; a device may have several stages."""
+    schedule: Literal["1F1B", "GPipe"] = "1F1B"
+    """Order of a pipeline's work: with `1F1B`, forward and backward alternate, and stage k of p saves the
+    activations of at most p - k micro-batches; `GPipe` runs all forwards first and saves all of them."""
+    recompute: bool = False
+    """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
+    recompute_by: Literal["layer", "stage"] = "layer"
+    """Save the inputs of each `layer` and recompute one layer's activations at a time, or save those of each
+    `stage`: fewer inputs, but all activations of the stage at a time."""
+    replicated_tensor_sharding: bool = False
+    """Shard the optimizer's moments over the replicas; each updates its part (ZeRO stage 1: Rajbhandari et
+    al. 2020, section 5.1)."""
+    optimizer_state_offload: bool = False
+    """Hold the optimizer's moments in host memory and update there, to save device memory."""
+    embedding_serialization_factor: Positive = 1
+    """Number of chunks of the vocabulary in the masked-LM loss. The logits of the complete vocabulary and
+    their gradients are then never in memory at once, for one more product with the word embeddings.
+    Pre-training only."""
+    reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Number format of the gradient all-reduce; 16 bits halve the traffic."""
+    reduce_bucket_megabytes: Positive = 64
+    """Size of the buckets of the gradient all-reduce (MB of 10^6 bytes in float32)."""
+    trace: Path | None = None
+    """Write the times of every forward and backward of the first three steps to this file, as a trace for
+    chrome://tracing or Perfetto; of several processes each writes its own, NAME_rank0.json and so on."""
+
+    @field_validator("pipeline_stages")
+    @classmethod
+    def _expand_repeats(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
+        """Return the stages with `hid*7` written as seven blocks."""
+        if stages is None:
+            return None
+        expanded: list[list[str]] = [[] for _ in stages]
+        for number, stage in enumerate(stages):
+            for entry in stage or [""]:
+                name, star, times = entry.partition("*")
+                if name not in BLOCKS or (star and not re.fullmatch(r"0*[1-9]\d*", times)):
+                    raise SettingError(
+                        "",
+                        f"stage {number} names {entry!r}, which is not a block",
+                        f"blocks are {', '.join(BLOCKS)}, and hid*7 stands for seven of hid",
+                    )
+                expanded[number] += [name] * int(times or 1)
+        return expanded
+
+    @model_validator(mode="after")
+    def _each_stage_has_a_device(self) -> "Parallel":
+        stages, devices = self.pipeline_stages, self.pipeline_device_mapping
+        if self.layout == "auto" or (stages is None and devices is None):
+            return self  # `auto` replaces both
+        name, other = "pipeline_device_mapping", "pipeline_stages"
+        if stages is None or devices is None:
+            name, other = (name, other) if stages is None else (other, name)
+            raise SettingError(name, f"needs {other}", "give both or neither")
+        if not stages or len(stages) != len(devices):
+            problem = f"lists {len(devices)} devices for {len(stages)} stages"
+            raise SettingError(name, problem, "give one for each stage")
+        if set(devices) != set(range(max(devices) + 1)):
+            raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
+        ends = {on for stage, on in zip(stages, devices, strict=True) if ENDS & {*stage}}
+        if len(ends) > 1:
+            problem = f"{devices} separates emb and heads, which share the word embeddings"
+            raise SettingError(name, problem, "give both the same device")
+        return self
+
+
+class Cluster(Settings):
+    """The processes of a run; by default those of TF_CONFIG or SLURM, or this process alone."""
+
+    workers: list[str] = []
+    """host:port of every process in the order of their ranks; `bert launch` sets it."""
+    rank: Annotated[int, Field(ge=0)] | None = None
+    """Rank of this process."""
+    lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
+    """A process without heartbeat for this long is lost, and the run ends on all."""
+    report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
+    """Print the rank that the others wait for after this long."""
+    bind_address: str | None = None
+    """Network interface on which this process listens: its name, or its IPv4 address on this host. By
+    default loopback when all processes are on one host, otherwise every interface. Connections are not
+    authenticated, so the network must be trusted."""
+
+    @model_validator(mode="after")
+    def _workers_and_rank_go_together(self) -> "Cluster":
+        if bool(self.workers) != (self.rank is not None):
+            name, other = ("workers", "rank") if self.workers else ("rank", "workers")
+            raise SettingError(name, f"needs {other}", "give both or neither")
+        if self.rank is not None and self.rank >= len(self.workers):
+            problem = f"{self.rank} is not less than the number of workers, {len(self.workers)}"
+            raise SettingError("rank", problem, "ranks count from 0")
+        return self

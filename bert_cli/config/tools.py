@@ -1,13 +1,21 @@
-"""The settings of the commands that inspect, plan, start, list, compare and use runs."""
+"""The settings of the commands that inspect, plan, start, list, compare and measure runs.
+
+A measurement takes every setting of the command that it measures, so `bench` before a run's own command
+line measures it. A standard benchmark of configs/benchmarks.json is a named command line: `bert bench NAME`
+runs it, and flags after the name override its own.
+"""
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.data import DataSettings, Masking, Splitter, check_mask_tokens
+from bert_cli.config.finetune import SquadSettings
+from bert_cli.config.load import BENCHMARKS, configs_folder
 from bert_cli.config.settings import (
     Hidden,
     Positional,
@@ -20,18 +28,13 @@ from bert_cli.config.settings import (
     without_effect,
 )
 from bert_cli.config.training import PretrainSettings
+from bert_cli.errors import ConfigError, nearest
 
-PREDICT_TASKS = (
-    "fill-mask",
-    "question-answering",
-    "text-classification",
-    "token-classification",
-    "embed",
-)
-EXPORT_FORMATS = ("hf", "saved-model", "tflite", "onnx")
+KINDS = ("pretrain", "squad", "data")
 SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
-JsonFile = Annotated[Path | None, Field(alias="json")]
+JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead of the text."
+JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 # The required settings of `bert doctor` when it checks only the machine.
 NO_RUN: dict[str, Any] = {
     "generated_dataset": True,
@@ -65,7 +68,6 @@ class InspectSettings(DataSettings):
     masking: Masking = Masking()
     """How dynamic records are masked for the statistics: give the settings of the run."""
     json_file: JsonFile = None
-    """Also write the statistics to this file as JSON; `-` prints the JSON instead of the text."""
 
     @field_validator("folder", mode="before")
     @classmethod
@@ -94,7 +96,6 @@ class DoctorSettings(PretrainSettings):
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected ones."""
     json_file: JsonFile = None
-    """Also write the findings to this file as JSON; `-` prints the JSON alone."""
     machine_only: Hidden[bool] = False
     """Whether no setting of a run was given."""
 
@@ -166,15 +167,13 @@ class LaunchSettings(Settings):
     @field_validator("hosts")
     @classmethod
     def _each_host_once(cls, hosts: list[str]) -> list[str]:
-        for host in hosts:
+        names = [host.rpartition("@")[2] for host in hosts]
+        for host, name in zip(hosts, names, strict=True):
+            if names.count(name) > 1:
+                raise SettingError("", f"{name} is named twice", "give --processes for several")
             if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
                 problem = f"{host!r} is not the name of a host"
                 raise SettingError("", problem, "give names, as a,b or user@a,user@b")
-        names = [host.rpartition("@")[2] for host in hosts]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            remedy = "give --processes for several on a host"
-            raise SettingError("", f"{twice} is named twice", remedy)
         return hosts
 
     @model_validator(mode="after")
@@ -197,7 +196,6 @@ class RunsSettings(Settings):
     folders: Positional[list[Path]] = [Path(".")]
     """Folders to search, with their subfolders."""
     json_file: JsonFile = None
-    """Write the list to this file as JSON; `-` prints the JSON instead of the table."""
 
 
 class PlotSettings(Settings):
@@ -233,98 +231,6 @@ class CompareSettings(Settings):
     smoothing: Positive | None = None
     """Steps whose mean is compared; by default about a fortieth of the longer run."""
     json_file: JsonFile = None
-    """Write the comparison to this file as JSON; `-` prints the JSON instead of the tables."""
-
-
-class PredictSettings(Settings):
-    """Run a model on texts; prints a JSON object for each, in their order.
-
-    The texts are TEXT, or come from --input, or from standard input. The task, the labels and the shape are
-    read from the model.
-    Example: bert predict runs/base "The capital of France is [MASK]."
-    Example: bert predict runs/mine --input texts.txt
-    Example: bert predict runs/squad_base --question "Who was it?" --context "It was Ada."
-    """
-
-    NEEDS: ClassVar = {
-        "question": "context",
-        "context": "question",
-        "second": "text",
-        "null_score_diff_threshold": "version_2",
-    }
-
-    model: Positional[str]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
-    text: Positional[str | None] = None
-    """One text; give several in a file or through standard input."""
-    task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
-    """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
-    that the model was trained for."""
-    input: Path | None = None
-    """A file with a text on each line, or .jsonl with an object on each line: `text` and, for pairs,
-    `second`, or `question` and `context`. Also with .gz."""
-    second: str | None = None
-    """The second text of a pair, for text-classification."""
-    question: str | None = None
-    """A question, for question-answering; otherwise questions come as JSON lines."""
-    context: str | None = None
-    """The text that contains the answer."""
-    batch_size: Positive = 32
-    """Texts in a batch; texts of similar length are batched together."""
-    max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are cut,
-    and their result has a remark."""
-    precision: Literal["float32", "mixed_bfloat16"] = "float32"
-    """Number format of the matrix products."""
-    top: Positive = 5
-    """Number of predictions for each [MASK], the best first, for fill-mask."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """The vector of embed: the `mean` over all tokens, or that of [CLS]."""
-    normalize: bool = False
-    """Scale the vectors of embed to length 1."""
-    doc_stride: Positive = 128
-    """Tokens from the start of a window of a long context to that of the next, for question-answering."""
-    max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; the rest is cut off."""
-    max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens."""
-    version_2: bool = False
-    """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
-    null_score_diff_threshold: float | None = None
-    """With version_2, give no answer if its score exceeds that of the best answer by more than this; by
-    default the threshold that `bert squad` chose for this model, or 0."""
-
-    @model_validator(mode="after")
-    def _texts_have_one_source(self) -> "PredictSettings":
-        given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
-        return self
-
-
-class ExportSettings(Settings):
-    """Export a model to another runtime, and compare its outputs there.
-
-    Example: bert export runs/mrpc exported/mrpc --format onnx
-    Example: bert export runs/mine exported/mine --format saved-model
-    """
-
-    model: Positional[str]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
-    out: Positional[Path]
-    """Folder of the export; new or empty."""
-    format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
-    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
-    `export`: PyTorch opens the written files."""
-    texts: bool = False
-    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
-    which take strings. A program that loads it must import tensorflow_text first."""
-
-    @model_validator(mode="after")
-    def _texts_need_a_saved_model(self) -> "ExportSettings":
-        if self.texts and self.format != "saved-model":
-            raise without_effect(self, "texts", f"with format {self.format!r}")
-        return self
 
 
 class CompletionSettings(Settings):
@@ -338,3 +244,194 @@ class CompletionSettings(Settings):
 
     shell: Positional[Literal[SHELLS]]  # type: ignore[valid-type]
     """The shell that reads the script."""
+
+
+class BenchSettings(Settings):
+    """Measure how fast this machine runs a training, and what takes the time.
+
+    `bert bench NAME` runs a standard benchmark, whose results can be compared between machines; flags after
+    the name override its own. `bert bench pretrain`, `squad` and `data` measure their own settings, which
+    their --help lists; a NAME takes the same flags.
+    Example: bert bench --list
+    Example: bert bench tiny_128
+    """
+
+    listed: bool = Field(False, alias="list")
+    """List the standard benchmarks with their command lines."""
+
+    @model_validator(mode="after")
+    def _lists_the_benchmarks(self) -> "BenchSettings":
+        if not self.listed:
+            remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
+            raise SettingError("NAME", "is not given", remedy)
+        return self
+
+
+class Measuring(Settings):
+    """How a run is measured."""
+
+    OPENS_FILES: ClassVar[bool] = False
+    SAVES: ClassVar[bool] = False
+    WHAT: ClassVar[str]
+    """The command that is measured."""
+    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
+    """Settings that name real examples."""
+    NEEDS: ClassVar = {name: "sweep" for name in ("sweep_from", "most", "memory")}
+
+    steps: Positive = 20
+    """Number of measured steps."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 3
+    """Number of steps before the measurement."""
+    generated_dataset: bool = True
+    """Use synthetic examples; --no-generated-dataset reads those that the config names. A flag that names
+    examples reads those."""
+    checkpoint: bool = True
+    """Save a checkpoint after the steps, to measure how long the run waits for it and how long it takes to
+    write."""
+    checkpoint_dir: Path | None = None
+    """Folder on the disk to measure; the checkpoint is deleted afterwards. By default the system's folder for
+    temporary files."""
+    json_file: JsonFile = None
+    sweep: Literal["micro-batch"] | None = None
+    """Measure micro-batches of doubling size, each in its own process, until one does not fit in memory; the
+    other settings stay."""
+    sweep_from: Annotated[int, Field(ge=1, alias="from")] = 1
+    """First micro-batch of a sweep."""
+    most: Positive | None = None
+    """Last micro-batch of a sweep; by default the first that does not fit."""
+    memory: str | None = None
+    """Maximum host memory of a process of a sweep, such as 8GB; by default the free memory at its start."""
+
+    _check_memory = field_validator("memory")(check_size)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_the_examples_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
+        """Default to synthetic examples: a config names folders that the machine may not have."""
+        origins = (info.context or {}).get("origins", {})
+        named = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
+        if isinstance(values, dict) and "generated_dataset" not in values:
+            return {**values, "generated_dataset": not named}
+        return values
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "Measuring":
+        if self.most is not None and self.most < self.sweep_from:
+            problem = f"{self.most} is less than from ({self.sweep_from})"
+            raise SettingError("most", problem, "raise it")
+        if self.checkpoint_dir is not None and (self.sweep or not self.checkpoint):
+            raise without_effect(self, "checkpoint_dir", "if no checkpoint is saved")
+        for name in ("dry_run", "compile_only"):
+            if getattr(self, name):
+                raise without_effect(self, name, "on a measurement")
+        return self
+
+
+class BenchPretrainSettings(Measuring, PretrainSettings):
+    """Measure pre-training: examples, FLOP/s, memory, and the parts of a step's time.
+
+    Takes every setting of `bert pretrain`, and uses synthetic examples by default.
+    Example: bert bench pretrain --config pretrain_tiny_128_phase1
+    --global-batch.grad-acc-steps-per-replica 4
+    Example: bert bench pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --json results.json
+    Example: bert bench pretrain --config pretrain_demo_128_phase1 --sweep micro-batch --from 8 --most 256
+    """
+
+    WHAT: ClassVar[str] = "pretrain"
+
+
+class BenchSquadSettings(Measuring, SquadSettings):
+    """Measure fine-tuning on SQuAD: windows, FLOP/s, memory, and the parts of a step's time.
+
+    Takes every setting of `bert squad`, and uses synthetic windows by default.
+    Example: bert bench squad --config squad_base --parallel.layout auto
+    Example: bert bench squad --config squad_tiny --dataset-dir data/squad --tokenizer-path runs/tiny
+    """
+
+    WHAT: ClassVar[str] = "squad"
+    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
+
+
+class BenchDataSettings(DataSettings):
+    """Measure the data steps: text to sentences, to records, to batches.
+
+    Example: bert bench data
+    Example: bert bench data data/extracted --vocab bert-base-uncased --json results.json
+    """
+
+    input: Positional[Path | None] = None
+    """Text, as for `bert preprocess`; by default synthetic."""
+    megabytes: float = Field(10.0, gt=0.0)
+    """Megabytes (10^6 bytes) of synthetic text."""
+    vocab: str | None = None
+    """A vocab.txt, a folder with one, or a model name on the Hugging Face hub; by default the benchmark trains
+    and measures one."""
+    sentence_splitter: Splitter = "punkt"
+    """The sentence splitter, as for `bert preprocess`."""
+    sequence_length: int = Field(128, ge=8, le=65535)
+    """Sequence length S of an example."""
+    mask_tokens: int = Field(20, ge=1)
+    """Maximum number P of masked positions of an example."""
+    max_sequences_per_pack: int = Field(3, ge=2)
+    """Maximum sequences in a pack, for reading packs."""
+    processes: int = Field(1, ge=1)
+    """Local processes of a step; records are read by one thread, as in a run."""
+    reading_seconds: float = Field(3.0, gt=0.0)
+    """Seconds of reading for each kind of records."""
+    seed: int = Field(1984, ge=0, lt=2**31)
+    """Seed of the synthetic text and of the order of records."""
+    json_file: JsonFile = None
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "BenchDataSettings":
+        if self.input is not None and is_set(self, "megabytes"):
+            raise without_effect(self, "megabytes", "on given text")
+        check_mask_tokens(self, "mask_tokens", "sequence_length")
+        return self
+
+
+class Benchmark(Settings):
+    """A named command line."""
+
+    about: str
+    """One sentence: what is measured, and for what."""
+    kind: str
+    """The measurement: pretrain, squad or data."""
+    config: str | None = None
+    """Name of a shipped config."""
+    flags: list[str] = []
+    """More flags, each followed by its value."""
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words after `bert`."""
+        config = ["--config", self.config] if self.config else []
+        return ["bench", self.kind, *config, *self.flags]
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """Return the standard benchmarks by name, in the file's order."""
+    text = (configs_folder() / BENCHMARKS).read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Benchmark]).validate_json(text)
+
+
+def expand_benchmark(words: Sequence[str]) -> list[str]:
+    """Replace `bench NAME ...` by the command line of the benchmark; return other words unchanged.
+
+    Flags after the name override those of the benchmark. Raises ConfigError for an unknown name.
+    """
+    if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
+        return list(words)
+    name, rest = words[1], list(words[2:])
+    known = benchmarks()
+    if name not in known:
+        near = nearest(name, [*KINDS, *known])
+        remedy = f"did you mean {near!r}?" if near else "see bert bench --list"
+        problem = f"is neither a benchmark nor one of {', '.join(KINDS)}"
+        raise ConfigError(f"bert bench ({name})", problem, remedy)
+    overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    own, flag = [], ""
+    for word in known[name].words:
+        flag = word if word.startswith("--") else flag
+        own += [] if flag in overridden else [word]
+    return [*own, *rest]

@@ -1,18 +1,22 @@
-"""The settings of a training run, and those of pre-training.
+"""The settings of a training run, those of pre-training, and the plan of a run.
 
 The nesting is that of the JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`).
-The keys are those of Graphcore's BERT example.
+The keys are those of Graphcore's BERT example. The plan holds the integers of a run, computed from the
+settings and the number of examples; the rest of the tool reads them there.
 """
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.config.model import BertConfig
-from bert_cli.config.parallel import Cluster, Parallel
+from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.settings import (
+    BertConfig,
+    Cluster,
+    Parallel,
     Positive,
     Probability,
     SettingError,
@@ -21,6 +25,10 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
+from bert_cli.errors import ConfigError
+
+# Default number of examples by the maximum sequence length, from Graphcore's example.
+DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 
 
 class About(Settings):
@@ -182,54 +190,27 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _check_model_and_optimizer(self) -> "TrainSettings":
-        longest = self.bert_config.max_position_embeddings
+        options, longest = self.optimizer_opts, self.bert_config.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:
-            raise SettingError(
-                "max_seq_length",
-                f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})",
-                "shorten it or make the model longer",
-            )
-        if self.optimizer_opts.stochastic_rounding and self.precision != "float16":
-            raise SettingError(
-                "optimizer_opts.stochastic_rounding",
-                f"has no effect with precision {self.precision!r}, whose weights are float32",
-                "leave it out or choose precision float16",
-            )
-        if self.optimizer_opts.name == "AdamW" and is_set(
-            self.optimizer_opts, "no_layer_adaptation"
-        ):
-            raise SettingError(
-                "optimizer_opts.no_layer_adaptation", "has no effect with AdamW", "leave it out"
-            )
-        self._check_stages()
-        return self
-
-    def _check_stages(self) -> None:
-        """Check that the stages list every block of the model in order."""
+            problem = f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})"
+            raise SettingError("max_seq_length", problem, "shorten it or make the model longer")
+        if options.stochastic_rounding and self.precision != "float16":
+            problem = f"has no effect with precision {self.precision!r}, whose weights are float32"
+            remedy = "leave it out or choose precision float16"
+            raise SettingError("optimizer_opts.stochastic_rounding", problem, remedy)
+        if options.name == "AdamW" and is_set(options, "no_layer_adaptation"):
+            name = "optimizer_opts.no_layer_adaptation"
+            raise SettingError(name, "has no effect with AdamW", "leave it out")
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
-            return  # no stages, stages that `auto` replaces, or an unknown number of layers
+            return self  # no stages, stages that `auto` replaces, or an unknown number of layers
         layers = self.bert_config.num_hidden_layers
         expected = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
-        listed = [name for stage in stages for name in stage]
-        if listed != expected:
-            order = ", ".join(["emb", f"hid*{layers}", *self.LAST_BLOCKS])
-            raise SettingError(
-                "parallel.pipeline_stages",
-                _difference(listed, expected),
-                f"give {order}, in this order",
-            )
-
-
-def _difference(listed: list[str], expected: list[str]) -> str:
-    """Describe how the blocks that the stages list differ from those of the model."""
-    problems = []
-    for name in dict.fromkeys([*expected, *listed]):
-        count, needed = listed.count(name), expected.count(name)
-        if count != needed:
-            block = f"layer{'s' * (count != 1)} (hid)" if name == "hid" else name
-            problems.append(f"lists {count} {block}, the model has {needed}")
-    return ", ".join(problems) or "lists the blocks in another order"
+        if [block for stage in stages for block in stage] != expected:
+            blocks = ", ".join(["emb", f"hid*{layers}", *self.LAST_BLOCKS])
+            problem = f"lists other blocks than those of the model, {blocks}"
+            raise SettingError("parallel.pipeline_stages", problem, "list these, in this order")
+        return self
 
 
 class WeightedCorpus(Settings):
@@ -301,33 +282,139 @@ class PretrainSettings(TrainSettings):
     @property
     def positions_read(self) -> int:
         """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
-        most, length = self.max_sequences_per_pack, self.max_seq_length
-        if most == 1:
-            return 1 + self.max_predictions_per_seq
-        predictions, probability = self.max_predictions_per_seq, self.masking.probability
-        return most + packed_predictions(length, most, predictions, probability)
+        most, predictions = self.max_sequences_per_pack, self.max_predictions_per_seq
+        probability = self.masking.probability
+        return most + packed_predictions(self.max_seq_length, most, predictions, probability)
 
     @model_validator(mode="after")
     def _check_corpus_settings(self) -> "PretrainSettings":
-        if self.max_predictions_per_seq > self.max_seq_length - 3:
-            raise SettingError(
-                "max_predictions_per_seq",
-                f"{self.max_predictions_per_seq} is more than the tokens of an example "
-                f"(max_seq_length - 3 = {self.max_seq_length - 3})",
-                "lower it",
-            )
+        check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
         if self.generated_dataset and self.length_buckets is not None:
-            raise without_effect(
-                self, "length_buckets", "with generated_dataset, whose examples are not sorted"
-            )
+            condition = "with generated_dataset, whose examples are not sorted"
+            raise without_effect(self, "length_buckets", condition)
         usual: Path = PretrainSettings.model_fields["dataset_cache"].default
-        if self.dataset_cache.expanduser() != usual.expanduser() and not any(
-            is_remote(path) for path in (*self.dataset_paths, self.validation_dir or "")
-        ):
-            raise SettingError(
-                "dataset_cache",
-                f"{self.dataset_cache} has no effect without records at an address, such as "
-                "s3://bucket/records, in dataset_dir or validation_dir",
-                "leave it out",
-            )
+        named = (*self.dataset_paths, self.validation_dir or "")
+        if self.dataset_cache.expanduser() != usual.expanduser() and not any(map(is_remote, named)):
+            condition = "without records at an address, such as s3://bucket/records"
+            raise without_effect(self, "dataset_cache", condition)
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The integers of a run."""
+
+    total_steps: int
+    """Updates of the weights."""
+    warmup_steps: int
+    """Steps in which the learning rate rises."""
+    examples_per_step: int
+    """Global batch: micro-batch x replicas x accumulation."""
+    micro_batch_size: int
+    """Examples that a replica processes at once."""
+    micro_batches_per_step: int
+    """Micro-batches of all replicas together."""
+    examples: int
+    """Examples that the run reads."""
+    corpus_examples: int | None
+    """Records in the corpus; None for synthetic examples."""
+    peak_learning_rate: float
+    """Highest learning rate, after the linear scaling rule."""
+    sequences_per_example: float = 1.0
+    """Mean number of sequences in a pack over an epoch; 1 without packs."""
+    rate_follows_batch: bool = False
+    """The peak learning rate was scaled by the sequences of a step."""
+
+    @property
+    def epochs(self) -> float | None:
+        """Return the number of epochs; None for synthetic examples."""
+        return None if self.corpus_examples is None else self.examples / self.corpus_examples
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Return the global batch in sequences, which the learning rate depends on."""
+        return round(self.examples_per_step * self.sequences_per_example)
+
+    @property
+    def step_in_words(self) -> str:
+        """Return the size of a step as text: examples, or packs and their sequences."""
+        if self.sequences_per_example > 1:
+            return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
+        return f"{self.examples_per_step:,} examples"
+
+
+def make_plan(
+    settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
+) -> Plan:
+    """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
+
+    Raises ConfigError for a sequence length that has no default number of examples.
+    """
+    length, examples = settings.max_seq_length, settings.total_num_train_samples
+    defaults = [number for longest, number in DEFAULT_EXAMPLES.items() if length <= longest]
+    if examples is None and not defaults:
+        problem = f"is not given, and there is no default for sequence length {length}"
+        raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
+    return plan_of(settings, examples or defaults[0], corpus_examples, sequences_per_example)
+
+
+def plan_of(
+    settings: TrainSettings,
+    examples: int,
+    corpus_examples: int | None,
+    sequences_per_example: float = 1.0,
+) -> Plan:
+    """Return the plan of a run that reads this many examples, rounded up to full steps.
+
+    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
+    section 3.3), so a run of packs sees as many samples in fewer steps.
+    """
+    batch = settings.global_batch
+    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
+    examples_per_step = batch.micro_batch_size * micro_batches
+    sequences = examples_per_step * sequences_per_example
+    total_steps = math.ceil(examples / sequences)
+    rate = settings.optimizer_opts.learning_rate
+    scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
+    return Plan(
+        total_steps=total_steps,
+        warmup_steps=int(rate.warmup_frac * total_steps),
+        examples_per_step=examples_per_step,
+        micro_batch_size=batch.micro_batch_size,
+        micro_batches_per_step=micro_batches,
+        examples=total_steps * examples_per_step,
+        corpus_examples=corpus_examples,
+        peak_learning_rate=rate.max_learning_rate * scale,
+        sequences_per_example=sequences_per_example,
+        rate_follows_batch=rate.reference_batch_size is not None,
+    )
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
+    plural = "" if number == 1 else "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural}"
+
+
+def describe(plan: Plan) -> str:
+    """Return the plan as text, one fact on each line."""
+    packed = plan.sequences_per_example > 1
+    lines = [
+        f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
+        f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
+        f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
+    ]
+    if packed and not plan.rate_follows_batch:
+        # Not changed automatically: the length of packs is known only now, and the settings fix the step.
+        lines.append(
+            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
+            "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
+            "learning_rate.reference_batch_size"
+        )
+    if plan.corpus_examples is not None:
+        epochs = f"{plan.epochs:.3g}"
+        lines.append(
+            f"{plan.examples:,} {'packs' if packed else 'examples'} out of {plan.corpus_examples:,} "
+            f"({epochs} {'epoch' if epochs == '1' else 'epochs'})"
+        )
+    return "\n".join(f"  {line}" for line in lines)

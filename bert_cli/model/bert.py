@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.heads import (
     PretrainingHeads,
     QuestionAnswering,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.dropout import Tensor, dropout, dropout_seed
 from bert_cli.model.fused import add_and_normalize, attention_probabilities, bias_gelu, normalize
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bert_cli.config.parallel import Cluster
+from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError
 
 # Below those that Linux gives to a socket without a port (from 32,768 on).

@@ -15,12 +15,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from bert_cli.commands import split_command
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings, expand_benchmark
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
-from bert_cli.config.parallel import Cluster
-from bert_cli.config.tools import LaunchSettings
+from bert_cli.config.settings import Cluster
+from bert_cli.config.tools import (
+    BenchPretrainSettings,
+    BenchSquadSettings,
+    LaunchSettings,
+    expand_benchmark,
+)
 from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes

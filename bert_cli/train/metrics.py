@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import write_atomically
-from bert_cli.terminal import console
+from bert_cli.processes import console
 
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]

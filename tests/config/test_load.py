@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import COMMANDS
-from bert_cli.config.layout import propose
+from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, find_config, load, read_config
-from bert_cli.config.memory import stages_of
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 

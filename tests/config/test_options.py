@@ -8,10 +8,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.bench import expand_benchmark
 from bert_cli.config.data import IndexSettings, TokenizeSettings
-from bert_cli.config.load import load
-from bert_cli.config.messages import field_paths, members_of
+from bert_cli.config.load import field_paths, load
 from bert_cli.config.options import (
     LOG_LEVELS,
     MAX_WIDTH,
@@ -22,7 +20,7 @@ from bert_cli.config.options import (
     sections_of,
 )
 from bert_cli.config.settings import HIDDEN, Settings
-from bert_cli.config.tools import PredictSettings, RunsSettings
+from bert_cli.config.tools import PredictSettings, RunsSettings, expand_benchmark
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 

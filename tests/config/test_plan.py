@@ -2,8 +2,7 @@
 
 import pytest
 
-from bert_cli.config.plan import describe, make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.errors import ConfigError
 
 

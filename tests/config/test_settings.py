@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config import data, finetune, tools
-from bert_cli.config.bench import (
+from bert_cli.config.layout import propose
+from bert_cli.config.load import find_config, load
+from bert_cli.config.tools import (
     KINDS,
     BenchDataSettings,
     BenchPretrainSettings,
@@ -18,8 +20,6 @@ from bert_cli.config.bench import (
     benchmarks,
     expand_benchmark,
 )
-from bert_cli.config.layout import propose
-from bert_cli.config.load import find_config, load
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 
 
 @pytest.fixture(scope="session")

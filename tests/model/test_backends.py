@@ -18,7 +18,7 @@ PROGRAM = """
 import json, sys
 import numpy as np
 from keras import ops
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.bert import build_blocks, named_weights
 given = json.load(sys.stdin)
 columns = {name: ops.convert_to_tensor(np.array(*column)) for name, column in given["columns"].items()}

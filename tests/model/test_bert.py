@@ -115,7 +115,7 @@ def test_a_block_lies_on_the_device_that_was_current():
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.bert import build_block
 config = BertConfig(vocab_size=97, hidden_size=32, num_attention_heads=4, intermediate_size=64)
 with tf.device("CPU:1"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.hf import check_hf_config, from_hf, hf_config, hf_name, to_hf

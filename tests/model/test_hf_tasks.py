@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.hf import config_of, fitting, from_hf, hf_config, to_hf

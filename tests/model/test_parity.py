@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.hf import check_hf_config, from_hf, hf_config, hf_name, to_hf
 

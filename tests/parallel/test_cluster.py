@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_cli.config.parallel import Cluster
+from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import Processes, _counts, _expanded, find_processes
 

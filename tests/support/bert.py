@@ -243,7 +243,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 def main() -> int:
     """Import what the commands need, serve, and run the request of a child."""
     from bert_cli.commands import COMMANDS
-    from bert_cli.imports import quiet_imports
+    from bert_cli.processes import quiet_imports
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.data.records.vocab import write_vocabulary
 
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}

@@ -8,8 +8,7 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS
-from bert_cli.config.bench import benchmarks
-from bert_cli.config.tools import SHELLS
+from bert_cli.config.tools import SHELLS, benchmarks
 
 
 @pytest.fixture(scope="module")

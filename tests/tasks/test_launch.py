@@ -14,7 +14,7 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
-from bert_cli.config.parallel import Cluster
+from bert_cli.config.settings import Cluster
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes

@@ -26,7 +26,7 @@ from bert_cli.data.records.example_proto import (
 )
 from bert_cli.data.records.tfrecord import FRAME_BYTES
 from bert_cli.errors import DataError
-from bert_cli.imports import quiet_imports
+from bert_cli.processes import quiet_imports
 
 # Features of a static record, in the order in which they are written, and the type of their lists.
 STATIC_FEATURES = {

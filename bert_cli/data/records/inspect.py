@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bert_cli import terminal
+from bert_cli import processes
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.records.statistics import Batch, SampleStatistics, labels_of, unmasked
@@ -84,7 +84,7 @@ def run(settings: InspectSettings) -> None:
         output_json(settings.json_file, report | of_sample)
         if is_stdout(settings.json_file):
             return
-    console = terminal.console()
+    console = processes.console()
     print_line = partial(console.print, soft_wrap=True)
     print_line(_heading(settings, report, number))
     if settings.examples:

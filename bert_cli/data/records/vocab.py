@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.wordpiece import library_tokenizer
 from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Shard, Stats, Step, open_output

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from bert_cli.config.parallel import Cluster
+from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh

@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from bert_cli.config.parallel import Cluster
+from bert_cli.config.settings import Cluster
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.rendezvous import REGISTER_SECONDS

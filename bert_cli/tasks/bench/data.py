@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.bench import BenchDataSettings
 from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSettings, VocabSettings
 from bert_cli.config.layout import size
+from bert_cli.config.tools import BenchDataSettings
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.shards.manifest import finished_files, package_versions
@@ -27,9 +27,9 @@ from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import open_records
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
+from bert_cli.processes import print_table
 from bert_cli.tasks.bench.timing import format_seconds
 from bert_cli.tasks.look import machine
-from bert_cli.terminal import print_table
 
 VERSIONS = ("numpy", "tokenizers")
 WORDS = 20_000

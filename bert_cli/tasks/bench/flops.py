@@ -10,7 +10,7 @@ speed. Padding is counted, because it is multiplied like any other position.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 
 FORWARD_AND_BACKWARD = 3
 """One product in the forward pass and two in the backward pass."""

@@ -19,9 +19,8 @@ import keras
 import tensorflow as tf
 
 from bert_cli.config import layout
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.plan import describe, make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.shards.manifest import package_versions

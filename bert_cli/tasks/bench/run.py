@@ -8,15 +8,16 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from bert_cli.config.bench import (
+from bert_cli.config.layout import size
+from bert_cli.config.tools import (
     BenchPretrainSettings,
     BenchSettings,
     BenchSquadSettings,
     benchmarks,
 )
-from bert_cli.config.layout import count, size
+from bert_cli.config.training import count
 from bert_cli.files import is_stdout, output_json
-from bert_cli.imports import quiet_imports
+from bert_cli.processes import print_table, quiet_imports
 from bert_cli.tasks.bench import sweep
 from bert_cli.tasks.bench.timing import (
     PARTS,
@@ -25,7 +26,6 @@ from bert_cli.tasks.bench.timing import (
     format_seconds,
     process_age,
 )
-from bert_cli.terminal import print_table
 
 
 def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:

@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.layout import size
 from bert_cli.config.settings import parse_bytes
+from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import is_stdout, output_json, read_json
 from bert_cli.parallel.cluster import find_processes
+from bert_cli.processes import print_table
 from bert_cli.tasks.bench.timing import format_flops, format_seconds
 from bert_cli.tasks.look import machine
-from bert_cli.terminal import print_table
 
 Row = dict[str, Any]
 OUT_OF_MEMORY = re.compile(

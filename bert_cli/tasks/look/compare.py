@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bert_cli.config.tools import CompareSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
-from bert_cli.terminal import print_table
+from bert_cli.processes import print_table
 from bert_cli.train.folder import METRICS
 from bert_cli.train.history import (
     ABSENT,

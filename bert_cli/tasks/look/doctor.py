@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config import layout
-from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
-from bert_cli.config.parallel import Parallel
-from bert_cli.config.plan import Plan, make_plan
+from bert_cli.config.layout import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.config.training import GlobalBatch
+from bert_cli.config.training import GlobalBatch, Plan, make_plan
 from bert_cli.errors import BertError, ConfigError, DeviceError, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes

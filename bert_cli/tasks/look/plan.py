@@ -10,8 +10,10 @@ from dataclasses import asdict
 
 from bert_cli.config.layout import (
     USABLE,
+    Estimate,
     blocks_on,
     count,
+    estimate,
     fits,
     fullest,
     idle,
@@ -20,15 +22,14 @@ from bert_cli.config.layout import (
     reduced_bytes,
     short,
     size,
+    stages_of,
 )
-from bert_cli.config.memory import Estimate, estimate, stages_of
-from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.errors import ConfigError
+from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
-from bert_cli.terminal import print_table
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"

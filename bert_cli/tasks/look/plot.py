@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bert_cli.config.layout import count
 from bert_cli.config.tools import PlotSettings
+from bert_cli.config.training import count
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 from bert_cli.train.folder import METRICS

@@ -12,7 +12,7 @@ from typing import Any
 from bert_cli.config.tools import RunsSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
-from bert_cli.terminal import print_table
+from bert_cli.processes import print_table
 from bert_cli.train.history import HELD_OUT, Run, runs_below
 from bert_cli.train.metrics import format_duration
 

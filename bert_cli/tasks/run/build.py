@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.config.plan import Plan
-from bert_cli.config.training import OptimizerOpts, TrainSettings
+from bert_cli.config.training import OptimizerOpts, Plan, TrainSettings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table

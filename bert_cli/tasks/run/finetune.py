@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.plan import Plan, plan_of
+from bert_cli.config.training import Plan, plan_of
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length, read_tokenizer
 from bert_cli.data.stream.synthetic import synthetic_features

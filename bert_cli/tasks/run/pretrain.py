@@ -6,8 +6,7 @@ kind can start from the weights of any model.
 
 from contextlib import ExitStack
 
-from bert_cli.config.plan import make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.training import PretrainSettings, make_plan
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, start, train
 from bert_cli.tasks.run.spec import RunSpec

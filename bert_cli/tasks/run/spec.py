@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_cli.config.plan import Plan
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.training import Plan, TrainSettings
 from bert_cli.data.stream.reader import Stream
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.tasks.run.build import Model

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
 from bert_cli.errors import CheckpointError, nearest

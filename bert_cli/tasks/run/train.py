@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_cli.config import layout
-from bert_cli.config.plan import describe
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.training import TrainSettings, describe
 from bert_cli.data.stream.prefetch import read_ahead
 from bert_cli.errors import ConfigError
 from bert_cli.files import write_json_atomically

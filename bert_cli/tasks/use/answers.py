@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.config.tools import PredictSettings
+from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune.conll import Sentences, word_features, word_labels, word_spans
 from bert_cli.data.finetune.features import Features, by_length, encode_texts
 from bert_cli.data.finetune.metrics import chunks

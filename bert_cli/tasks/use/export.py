@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.config.tools import ExportSettings
+from bert_cli.config.finetune import ExportSettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import fsync_paths

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import start

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.parallel.tensorflow.runtime import traced

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.model import BertConfig
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
 from bert_cli.tasks.bench import measure

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
+from bert_cli.config.layout import estimate
 from bert_cli.config.load import configs_folder, load
-from bert_cli.config.memory import estimate
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.training import PretrainSettings
 

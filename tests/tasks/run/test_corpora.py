@@ -9,7 +9,7 @@ import pytest
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
-from bert_cli.config.memory import estimate
+from bert_cli.config.layout import estimate
 from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.mixture import NUMBERING
 from bert_cli.tasks.run import corpora

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.hf_models import CLASSIFIER, MODELS, PIECES, SHAPE, change_weights, in_torch, need
 
+from bert_cli.config.finetune import ExportSettings
 from bert_cli.config.load import load
-from bert_cli.config.tools import ExportSettings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError

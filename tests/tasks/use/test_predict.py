@@ -14,8 +14,8 @@ from support.hf_models import BIO, CLASSIFIER, PIECES, SHAPE, change_weights, id
 from support.hf_models import one_in_torch as in_torch
 
 from bert_cli.cli import main
+from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import load
-from bert_cli.config.tools import PredictSettings
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 from bert_cli.tasks.use.answers import entities_of
 from bert_cli.tasks.use.predict import run
