@@ -1,10 +1,9 @@
-"""Save and load the state of a run; every checkpoint is a Hugging Face model directory.
+"""The folder of a run: its lock, its checkpoints, and the best of them.
 
-`step_00000100/` holds config.json, model.safetensors with Hugging Face's names and the tokenizer's
-files, so other tools open it, and also optimizer.safetensors and state.json with the step, the loss
-scale, the fixed settings and a checksum of each file. It is written under another name, forced to disk
-and renamed: a folder named step_* is complete. There is no pickle. A value that no run can have (not
-finite, or a changed byte) is neither saved nor loaded.
+A checkpoint `step_00000100/` is a Hugging Face model directory, so other tools open it, with optimizer.safetensors and
+state.json: the step, the loss scale, the fixed settings and a checksum of each file. It is written under another name,
+forced to disk and renamed: a folder step_* with a state.json is complete. There is no pickle. A value that no run can
+have (not finite, or a changed byte) is neither saved nor loaded.
 """
 
 import json
@@ -12,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,27 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_cli.data.shards.manifest import file_crc32c
-from bert_cli.errors import CheckpointError, DeviceError
-from bert_cli.files import InnerPath, fsync_paths, name_path, read_json
+from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.files import (
+    JSON,
+    InnerPath,
+    LockUnsupportedError,
+    fsync_paths,
+    lock_file,
+    name_path,
+    read_json,
+    write_json_atomically,
+)
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.parallel.engine import Value
-from bert_cli.train.folder import PARTIAL, STATE, checkpoint_name
-from bert_cli.train.step import State
+from bert_cli.train.loop import State
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
+SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
+BEST, LOCK, STATE = "best.json", "lock", "state.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+CHECKPOINT = re.compile(r"step_\d{8,}")
+PARTIAL = ".partial_"
 # Settings that decide the numbers of a run. A checkpoint continues only with the same ones; others
 # (replicas, stages, recomputation, cadences, logging) may change between two starts.
 FIXED = (
@@ -48,8 +58,6 @@ FIXED = (
     "optimizer_opts",
     "generated_dataset",
 )
-# Settings that state.json stores under an earlier name.
-STORED_NAMES = {"length_buckets": "length_bins"}
 # The settings that these fixed numbers follow from, for messages.
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
@@ -85,6 +93,119 @@ class SavedState(BaseModel):
     """Checksum of each other file of the checkpoint; older checkpoints have none."""
 
 
+class Best(BaseModel):
+    """The content of best.json."""
+
+    model_config = ConfigDict(strict=True)
+    step: NonNegativeInt
+    value: float
+    scored: NonNegativeInt = 0
+    """The last step that was scored."""
+
+
+# --- the folder
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(path.name.removeprefix("step_"))
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    paths = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
+    return sorted((path for path in paths if (path / STATE).is_file()), key=step_of)
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Create a run's folder and lock it until this process ends.
+
+    Two runs in one folder, as from a requeued job, would remove each other's checkpoints. Raises
+    CheckpointError when another process holds the lock, ConfigError when the folder cannot be written.
+    """
+    where = f"save_ckpt_path ({folder})"
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # `bert runs` holds the lock for an instant when it checks it.
+            stack.enter_context(lock_file(folder / LOCK, attempts=5))
+        except BlockingIOError as error:
+            problem = "another process is at work in it"
+            raise CheckpointError(where, problem, "wait for it or choose another folder") from error
+        except LockUnsupportedError as error:
+            print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
+        except OSError as error:
+            where, problem = (
+                f"save_ckpt_path ({error.filename})",
+                f"cannot be written ({error.strerror})",
+            )
+            raise ConfigError(where, problem, "choose another folder") from error
+        yield
+
+
+def remove_partial_checkpoints(folder: Path) -> list[str]:
+    """Remove what interrupted writes left; return the names of the checkpoints among it.
+
+    Raises CheckpointError for a step_* without its state.json. No save leaves one, but copying or
+    removing files may, and the save of that step would fail hours later.
+    """
+    for path in folder.glob("step_*"):
+        if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
+            problem = f"is a checkpoint without {STATE}"
+            raise CheckpointError(str(path), problem, "remove or rename it")
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)
+    partial = sorted(folder.glob(f"{PARTIAL}*"))
+    for path in partial:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name.removeprefix(PARTIAL) for path in partial]
+
+
+def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
+    """Remove all checkpoints but the newest `keep`, the best, and those whose step `keep_every_steps` divides."""
+    best = best_checkpoint(folder)
+    for path in complete_checkpoints(folder)[:-keep]:
+        if path != best and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
+            # Renamed first: an interrupted removal must not leave a part under the checkpoint's name.
+            renamed = path.with_name(f"{PARTIAL}{path.name}")
+            os.replace(path, renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
+
+
+def read_best(folder: Path) -> Best | None:
+    """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
+    path, remedy = folder / BEST, "remove it to choose the best checkpoint anew"
+    return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
+
+
+def write_best(folder: Path, step: int, name: str, value: float) -> None:
+    """Write a step's score to best.json; of equal scores the older checkpoint stays the best.
+
+    `value` is the metric `name` of an evaluation; more is better.
+    """
+    best, old = Best(step=step, value=value), read_best(folder)
+    if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
+        best = old
+    record: JSON = {"step": best.step, "figure": name, "value": best.value, "scored": step}
+    write_json_atomically(folder / BEST, record)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the best score, None if none was scored."""
+    best = read_best(folder)
+    path = folder / checkpoint_name(best.step) if best else None
+    return path if path is not None and (path / STATE).is_file() else None
+
+
+# --- save
+
+
 def fixed_settings(
     settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
@@ -92,8 +213,9 @@ def fixed_settings(
 
     The micro-batch size is among them, because dropout is a function of the micro-batch.
     """
+    stored_names = {"length_buckets": "length_bins"}
     return {
-        **{STORED_NAMES.get(name, name): settings[name] for name in FIXED if name in settings},
+        **{stored_names.get(name, name): settings[name] for name in FIXED if name in settings},
         "micro_batch_size": settings["global_batch"]["micro_batch_size"],
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,
@@ -129,10 +251,12 @@ def save(
                 "take the last good one as --pretrained-ckpt-path of a new run with a lower learning rate",
             )
     partial = folder / f"{PARTIAL}{checkpoint_name(state.step)}"
+    shutil.rmtree(partial, ignore_errors=True)
     try:
-        with name_path(path, size), _removed_on_failure(partial):
+        with name_path(path, size), ExitStack() as removal:
+            removal.callback(shutil.rmtree, partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            _write_tensors(partial, state, form)
+            _write_model(partial, state, form)
             record = {
                 "step": state.step,
                 "loss_scale": state.loss_scale.as_json(),
@@ -154,30 +278,21 @@ def save(
     return path
 
 
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Remove a folder before the block and when it fails. A SafetensorError becomes an OSError by its text."""
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else None
-        raise OSError(code, os.strerror(code) if code else str(error)) from error
-
-
-def _write_tensors(partial: Path, state: State, form: Format) -> None:
+def _write_model(partial: Path, state: State, form: Format) -> None:
+    (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
     on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
+    moments = {name: value.numpy() for name, value in _named_moments(state)}
     # transformers requires the name of the framework whose layout the tensors have.
-    save_file(on_disk, partial / MODEL, metadata={"format": "pt"})
-    save_file({name: value.numpy() for name, value in _named_moments(state)}, partial / OPTIMIZER)
-    (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
-    for name in (MODEL, OPTIMIZER):  # safetensors lets only their owner read them
-        shutil.copymode(partial / "config.json", partial / name)
+    for file, tensors, about in ((MODEL, on_disk, {"format": "pt"}), (OPTIMIZER, moments, None)):
+        try:
+            save_file(tensors, partial / file, metadata=about)
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else None
+            raise OSError(code, os.strerror(code) if code else str(error)) from error
+        # safetensors lets only their owner read them
+        shutil.copymode(partial / "config.json", partial / file)
     for name, content in form.tokenizer_files.items():
         (partial / name).write_bytes(content)
 
@@ -200,15 +315,15 @@ def find_fault(name: str, value: npt.NDArray[Any], dtype: str = "") -> str:
     return "has negative values, being a mean of squares" if is_negative else ""
 
 
+# --- load
+
+
 def read_state(path: Path) -> SavedState:
     """Return state.json of a checkpoint. Raises CheckpointError if it is absent or of another checkpoint."""
     saved = read_json(path / STATE, SavedState, CheckpointError, _remove(path))
     if checkpoint_name(saved.step) != path.name:
-        raise CheckpointError(
-            f"{path / STATE} (step {saved.step})",
-            f"is of another checkpoint than its folder {path.name}",
-            _remove(path),
-        )
+        problem = f"is of another checkpoint than its folder {path.name}"
+        raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
     return saved
 
 
@@ -216,20 +331,12 @@ def _remove(path: Path) -> str:
     return f"remove {path} to continue from the checkpoint before it"
 
 
-def _check_files(path: Path, checksums: Mapping[str, str]) -> None:
-    """Raise CheckpointError for a file that is not the one that was saved."""
-    for name, saved in checksums.items():
-        try:
-            checksum = file_crc32c(path / name)
-        except OSError as error:
-            checksum = f"cannot be read: {error.strerror}"
-        if checksum != saved:
-            problem = f"has changed since it was saved (crc32c {checksum}; {STATE} has {saved})"
-            raise CheckpointError(str(path / name), problem, _remove(path))
-
-
 def resume(
-    path: Path, state: State, form: Format, fixed: Mapping[str, Any], settings: Any = None
+    path: Path,
+    state: State,
+    form: Format,
+    fixed: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Load a checkpoint of this run into `state`.
 
@@ -239,9 +346,9 @@ def resume(
     """
     saved = read_state(path)
     before, now = dict(saved.fixed), json.loads(json.dumps(fixed))
-    corpora = _corpora(saved.settings), _corpora(settings)
-    if before.get("corpus") != now.get("corpus") and all(corpora) and corpora[0] != corpora[1]:
-        before["corpus"], now["corpus"] = corpora
+    if before.get("corpus") != now.get("corpus"):
+        before["dataset_dir"] = saved.settings.get("dataset_dir")
+        now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         raise CheckpointError(
             str(path),
@@ -252,21 +359,19 @@ def resume(
     if saved.step > now.get("total_steps", saved.step):
         where = f"{path / STATE} (step {saved.step})"
         raise CheckpointError(where, f"the run has {now['total_steps']} steps", _remove(path))
-    _check_files(path, saved.crc32c)
+    for name, crc32c in saved.crc32c.items():
+        try:
+            checksum = file_crc32c(path / name)
+        except OSError as error:
+            checksum = f"cannot be read: {error.strerror}"
+        if checksum != crc32c:
+            problem = f"has changed since it was saved (crc32c {checksum}; {STATE} has {crc32c})"
+            raise CheckpointError(str(path / name), problem, _remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
     _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
     moments = read_tensors(path / OPTIMIZER)
     _assign(dict(_named_moments(state)), moments, path / OPTIMIZER, "float32")
     state.loss_scale, state.step = saved.loss_scale, saved.step
-
-
-def _corpora(settings: Any) -> str:
-    """Return the folders of a mixture with their weights, "" if the settings have none."""
-    folders = settings.get("dataset_dir") if isinstance(settings, Mapping) else None
-    try:
-        return ", ".join(f"{one['path']} (weight {one['weight']:g})" for one in folders or [])
-    except (TypeError, KeyError, ValueError):  # a single folder, or not our settings
-        return str(folders)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -275,10 +380,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
         before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             found += _differences(before, now, f"{prefix}{name}.")
-        elif before != now and (before, now) != (
-            None,
-            False,
-        ):  # a switch that did not exist was off
+        # A switch that did not exist was off.
+        elif before != now and (before, now) != (None, False):
             found.append(f"{prefix}{name}{ORIGINS.get(name, '')} was {before}, is {now}")
     return found
 
@@ -289,9 +392,8 @@ def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            str(path), f"cannot be read ({error})", "use another checkpoint"
-        ) from error
+        problem = f"cannot be read ({error})"
+        raise CheckpointError(str(path), problem, "use another checkpoint") from error
 
 
 def _assign(targets: Mapping[str, Any], values: Arrays, path: Path, dtype: str) -> None:

@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import is_locked, read_json
-from bert_cli.train.folder import (
+from bert_cli.train.checkpoint import (
     BEST,
     CHECKPOINT,
     LOCK,
@@ -43,7 +44,6 @@ TAIL = 64 * 1024
 """Bytes at the end of metrics.jsonl that hold the last steps."""
 EVALUATED_TAIL = 4 * 1024 * 1024
 """Bytes at its end that hold an evaluated step: some ten thousand steps."""
-WINDOWS_OF_A_RUN = 40
 # A setting that only one kind of run has -> the command; the first that is present.
 COMMAND_BY_SETTING = {
     "max_predictions_per_seq": "pretrain",
@@ -76,13 +76,11 @@ class Run:
     @property
     def kind(self) -> str:
         """Return the command, with the task if it has several: `pretrain`, `glue mrpc`."""
-        commands = (name for key, name in COMMAND_BY_SETTING.items() if key in self.settings)
-        command = next(commands, "?")
-        if command == "glue" and self.settings["glue_task"]:
-            return f"glue {self.settings['glue_task']}"
-        if command == "squad" and self.settings.get("version_2"):
-            return "squad 2.0"
-        return command
+        commands = [name for key, name in COMMAND_BY_SETTING.items() if key in self.settings]
+        command = commands[0] if commands else "?"
+        if command == "glue":
+            return f"glue {self.settings['glue_task'] or ''}".rstrip()
+        return "squad 2.0" if command == "squad" and self.settings.get("version_2") else command
 
     @cached_property
     def steps(self) -> dict[int, Metrics]:
@@ -154,22 +152,21 @@ class Run:
     @cached_property
     def scores(self) -> dict[str, float]:
         """Return the held-out scores: those of scores.json, else the best one of best.json."""
-        scores = _read_object(self.folder / SCORES)
-        finite = {
-            name: float(value) for name, value in scores.items() if _finite(value) is not None
-        }
-        if finite:
-            return finite
-        best = _read_object(self.folder / BEST)
-        value = _finite(best.get("value"))
-        return {} if value is None else {str(best.get("figure", "score")): value}
+        scores = {name: _finite(v) for name, v in _read_object(self.folder / SCORES).items()}
+        if not any(value is not None for value in scores.values()):
+            best = _read_object(self.folder / BEST)
+            scores = {str(best.get("figure", "score")): _finite(best.get("value"))}
+        return {name: value for name, value in scores.items() if value is not None}
 
 
 def runs_below(folder: Path) -> Iterator[Run]:
     """Yield the runs in a folder and below it by their names, without hidden folders and links."""
     if is_run(folder):
         yield Run(folder)
-    for path in _entries(folder):
+    paths: list[Path] = []
+    with suppress(OSError):  # not readable, or removed meanwhile
+        paths = sorted(folder.iterdir())
+    for path in paths:
         is_hidden = path.name.startswith(".") or CHECKPOINT.fullmatch(path.name)
         if not is_hidden and path.is_dir() and not path.is_symlink():
             yield from runs_below(path)
@@ -188,17 +185,12 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     """
     runs: list[Run] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise DataError(
-                f"{where} ({folder})", "is no folder", "give a run's, which `bert runs` lists"
-            )
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
-            raise DataError(
-                f"{where} ({folder})",
-                f"is no run's folder: neither it nor a folder below it has {METRICS}",
-                "give the --save-ckpt-path of a run, which `bert runs` lists",
-            )
+            problem = f"neither it nor a folder below it has {METRICS}"
+            problem = problem if folder.is_dir() else "is no folder"
+            remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
+            raise DataError(f"{where} ({folder})", problem, remedy)
         runs += below
     resolved = [run.folder.resolve() for run in runs]
     for run, path in zip(runs, resolved, strict=True):
@@ -220,10 +212,10 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:
     """Yield step and metrics of each line; with `tail`, those in so many bytes at the end, the last first."""
+    if not path.exists():
+        return
     try:
         file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
     with file:
@@ -239,13 +231,6 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
 def _finite(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []  # not readable, or removed meanwhile
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -282,7 +267,7 @@ def window_for(runs: Sequence[Run], window: int | None) -> int:
     """Return `window`, or by default 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
     if window is not None:
         return window
-    limit = max((len(run.steps) for run in runs), default=0) / WINDOWS_OF_A_RUN
+    limit = max((len(run.steps) for run in runs), default=0) / 40
     return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
 
 
@@ -291,7 +276,7 @@ def metric_names(runs: Sequence[Run], ending: str = "") -> list[str]:
     return [
         name
         for name in _all_names(runs)
-        if (name.endswith(f"_{ending}") or ending in ("", name)) and not name.startswith(HELD_OUT)
+        if (ending in ("", name) or name.endswith(f"_{ending}")) and not name.startswith(HELD_OUT)
     ]
 
 
@@ -313,15 +298,11 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     summary: dict[str, float] = {"steps": float(run.step)}
     if run.total_steps is not None:
         summary["of steps"] = float(run.total_steps)
-    for ending in (LOSS, ACCURACY):
-        for name in metric_names([run], ending):
-            steps, values = series(run, name)
-            means = smoothed(values, window)
-            summary |= _last_and_best(name.replace("_", " "), steps, means, ending == LOSS)
+    losses = metric_names([run], LOSS)
+    for name in (*losses, *metric_names([run], ACCURACY)):
+        summary |= _last_and_best(run, name, name, window)
     for name in held_out_names([run]):
-        steps, values = series(run, name)
-        label = f"held-out {name.removeprefix(HELD_OUT).replace('_', ' ')}"
-        summary |= _last_and_best(label, steps, values, name.endswith(LOSS))
+        summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
     for name, value in run.scores.items():
         summary[f"score {name.replace('_', ' ')}"] = value
     for name in ("examples_per_second", "tokens_per_second"):
@@ -337,7 +318,6 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     skipped = series(run, "skipped")[1]
     if np.nansum(skipped):
         summary["steps skipped"] = float(np.nanmax(skipped))
-    losses = metric_names([run], LOSS)
     rows = run.steps.values()
     not_finite = sum(any(metrics.get(name, 0.0) is None for name in losses) for metrics in rows)
     if not_finite:
@@ -345,12 +325,13 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     return summary
 
 
-def _last_and_best(
-    label: str, steps: Array, values: Array, less_is_better: bool
-) -> dict[str, float]:
+def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:
+    steps, values = series(run, name)
+    values = values if window is None else smoothed(values, window)
     if not np.isfinite(values).any():
         return {}
-    best = int(np.nanargmin(values) if less_is_better else np.nanargmax(values))
+    best = int(np.nanargmin(values) if name.endswith(LOSS) else np.nanargmax(values))
+    label = label.replace("_", " ")
     return {
         f"{label}, last": float(values[np.isfinite(values)][-1]),
         f"{label}, best": float(values[best]),
@@ -360,13 +341,13 @@ def _last_and_best(
 
 def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
-    found: dict[str, tuple[float, float | None]] = {}
-    for name in summaries[0]:
-        if all(name in other for other in summaries):
-            values = [summary[name] for summary in summaries]
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            found[name] = statistics.mean(values), deviation
-    return found
+    shared = [name for name in summaries[0] if all(name in other for other in summaries)]
+    values = {name: [summary[name] for summary in summaries] for name in shared}
+    several = len(summaries) > 1
+    return {
+        name: (statistics.mean(row), statistics.stdev(row) if several else None)
+        for name, row in values.items()
+    }
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:

@@ -1,26 +1,167 @@
 """The training loop: read the batch of a step, run it, call the hooks.
 
-A request to stop (SIGTERM, SIGHUP, Ctrl-C) is checked between micro-batches, so that even a step of an hour stops in
-seconds. The step is abandoned, and the last hook saves the state before it.
+The state of a run is four things; everything else is a function of the settings and the step. A step whose gradient is
+not finite updates nothing and is counted. A request to stop (SIGTERM, SIGHUP, Ctrl-C) is checked between
+micro-batches: the step is abandoned, and the state before it is saved. Training waits only for a copy of the state,
+which a thread writes.
 """
 
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
-from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
-from bert_cli.train.step import State
+import numpy.typing as npt
+
+from bert_cli.errors import DeviceError
+from bert_cli.optim.loss_scale import LossScale
+from bert_cli.parallel.engine import (
+    Batch,
+    Engine,
+    StoppedBetweenMicroBatchesError,
+    UpdateRequest,
+    Value,
+)
 
 Hook = Callable[["Info"], None]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REPEAT_SECONDS = 5.0
 """A SIGTERM so soon after the first request is taken for the same one: SLURM and its srun both send it."""
+
+
+@dataclass
+class State:
+    """What changes in a run."""
+
+    weights: Mapping[str, Value]
+    """By name."""
+    moments: Mapping[str, tuple[Value, Value]]
+    """The optimizer's two float32 moments of each weight."""
+    loss_scale: LossScale
+    step: int = 0
+    """Steps completed."""
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A copy of a weight or a moment."""
+
+    value: npt.NDArray[Any]
+    is_sharded: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the value."""
+        return self.value.shape
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the value."""
+        return self.value
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Raise TypeError."""
+        raise TypeError("the copy of a state cannot be changed")
+
+
+def copy_state(state: State) -> State:
+    """Return a copy of the state. With sharded moments all processes have to call it or `gather_moments`."""
+    weights = {name: SavedValue(weight.numpy()) for name, weight in state.weights.items()}
+    moments = {
+        name: (SavedValue(first.numpy()), SavedValue(second.numpy()))
+        for name, (first, second) in state.moments.items()
+    }
+    return State(weights, moments, state.loss_scale, state.step)
+
+
+def gather_moments(state: State) -> None:
+    """Send this process' shards of the moments to the process that copies the state."""
+    for pair in state.moments.values():
+        for moment in pair:
+            if moment.is_sharded:
+                moment.numpy()
+
+
+class Step:
+    """Runs one step: a call with a batch updates the state and returns the metrics."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: State,
+        *,
+        micro_batches: int,
+        learning_rate: Callable[[int], float],
+        max_gradient_norm: float | None,
+        max_skipped_steps: int,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`micro_batches` are those of a step over all processes."""
+        self.engine = engine
+        self.state = state
+        self.micro_batches = micro_batches
+        self.learning_rate = learning_rate
+        self.max_gradient_norm = max_gradient_norm
+        self.max_skipped_steps = max_skipped_steps
+        self.stop_requested = stop_requested
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
+
+        Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
+        raises; the state is then that of the step before.
+        """
+        state, scale = self.state, self.state.loss_scale
+        request = UpdateRequest(
+            step=state.step,
+            updates=state.step - scale.skipped,
+            micro_batches=self.micro_batches,
+            learning_rate=self.learning_rate(state.step),
+            loss_scale=scale.value,
+            max_gradient_norm=self.max_gradient_norm,
+        )
+        result = self.engine.update(batch, request, self.stop_requested)
+        state.loss_scale = scale.after(math.isfinite(result.gradient_norm))
+        # A skipped step is complete too, so that the batches that follow stay a function of the step.
+        state.step += 1
+        in_a_row = state.loss_scale.skipped_in_a_row
+        if in_a_row >= self.max_skipped_steps:
+            raise DeviceError(
+                f"step {state.step}",
+                f"the gradient was not finite in {in_a_row} steps in a row (loss scale {state.loss_scale.value:g})",
+                "take the last good checkpoint as --pretrained-ckpt-path of a new run with a lower learning rate, or "
+                "with optimizer_opts.loss_scaling lower or dynamic",
+            )
+        return {
+            **means(result.sums, result.counts, self.engine.head.MEANS),
+            "learning_rate": request.learning_rate,
+            "gradient_norm": result.gradient_norm,
+            "weight_norm": result.weight_norm,
+            "loss_scale": scale.value,
+            "skipped": state.loss_scale.skipped,
+            "tokens": max(result.counts["tokens"], 1.0),
+            "examples": max(result.counts["examples"], 1.0),
+        }
+
+
+def means(
+    sums: Mapping[str, float], counts: Mapping[str, float], table: Mapping[str, tuple[str, str]]
+) -> dict[str, float]:
+    """Return each metric of a head's table: a sum divided by a count.
+
+    A metric is left out if its count is 0 (no example has a next sentence) or if the head has no such sum (a regression
+    has no accuracy).
+    """
+    return {
+        name: sums[over] / counts[by]
+        for name, (over, by) in table.items()
+        if over in sums and counts[by]
+    }
 
 
 @dataclass(frozen=True)
@@ -61,10 +202,10 @@ class Every:
         """Return whether the hook is due after this step; if so, the minutes start again."""
         by_steps = self.steps is not None and step % self.steps == 0
         by_time = self.minutes is not None and self.clock() - self.since >= 60 * self.minutes
-        if self.agreed(by_steps or by_time or step == self.last_step):
+        is_due = self.agreed(by_steps or by_time or step == self.last_step)
+        if is_due:
             self.since = self.clock()
-            return True
-        return False
+        return is_due
 
 
 class StoppedWhileScoringError(Exception):
@@ -138,3 +279,46 @@ def train(
         if stop_requested():
             return False
     return True
+
+
+class BackgroundWriter:
+    """Runs one write at a time in a thread. As a context it waits for the last one."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Start a write when the one before has ended. Raises that one's error."""
+        self.wait()
+        # A daemon: a run that is killed by a second request to stop does not wait for a disk.
+        self._thread = threading.Thread(target=self._run, args=(write,), name="save", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        """Wait until everything is written. Raises the error of a write that failed."""
+        if self._thread is not None:
+            self._thread.join()
+        self.check()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> "BackgroundWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait, also after an error of the run, but not after KeyboardInterrupt."""
+        if kind is None:
+            self.wait()
+        elif issubclass(kind, Exception) and self._thread is not None:
+            self._thread.join()

@@ -1,24 +1,29 @@
-"""The metrics of a run: metrics.jsonl, the lines of the log, the speed, and a progress bar.
+"""The metrics of a run: metrics.jsonl, the lines of the log, the speed, a progress bar, and trackers.
 
-A run that is resumed removes the lines of steps that it repeats, so metrics.jsonl always reads as one
-run that was never interrupted.
+A run that is resumed removes the lines of steps that it repeats, so metrics.jsonl always reads as one run that was
+never interrupted. A tracker (TensorBoard, Weights & Biases) or a progress bar must never stop a run or hold it up: one
+that fails is left out from then on.
 """
 
 import errno
 import json
 import math
 import os
+import queue
+import secrets
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli.config.load import leaves
+from bert_cli.errors import CheckpointError, DataError, needs_extra
 from bert_cli.files import write_atomically
 from bert_cli.processes import console
 
@@ -27,12 +32,29 @@ Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
 READER_IS_GONE = (errno.EPIPE, errno.EIO)
 """Errors of writing to a pipe that nobody reads, or to a terminal that is closed."""
-RECENT_STEPS = 20
-"""Steps whose mean duration gives the remaining time."""
-REFRESH_PER_SECOND = 2
 STOPPING = "saving and stopping; once more stops at once"
 silent = False
 """Whether this process prints nothing: of several that make one run, only rank 0 prints."""
+START_SECONDS = 20.0
+"""Until wandb's server must have answered first; the run continues meanwhile. If the run ends sooner, wandb itself
+waits for it (measured: ten seconds more than this, whether the server refuses or hangs)."""
+FINISH_SECONDS = 12.0
+"""For sending the rest at the end of a run."""
+LEAVE_SECONDS = 15.0
+"""Until the run ends without a tracker: less than its other processes wait for rank 0."""
+NOT_COMPARED = (
+    "about",
+    "save_ckpt_path",
+    "tensorboard_dir",
+    "wandb",
+    "cluster",
+    "dry_run",
+    "compile_only",
+)
+"""Settings that do not influence how good a run is."""
+
+
+# --- metrics.jsonl
 
 
 def jsonl_reporter(path: Path, step: int) -> Reporter:
@@ -75,15 +97,16 @@ def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
         metrics = from_json(line)
         return int(metrics.pop("step")), metrics
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} ({line[:20]!r}...)",
-                f"is not UTF-8 ({error.reason})",
-                "remove that line, or the file",
-            ) from None
+        pass
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where, problem = f"{path} ({line[:20]!r}...)", f"is not UTF-8 ({error.reason})"
+        raise DataError(where, problem, "remove that line, or the file") from None
     return None
+
+
+# --- the log
 
 
 def print_line(text: str) -> None:
@@ -124,31 +147,24 @@ def _format_speed(metrics: Metrics) -> list[str]:
     ]
 
 
-def format_losses(metrics: Metrics, prefix: str = "") -> str:
+def format_losses(metrics: Metrics) -> str:
     """Return losses with their accuracies: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
 
-    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`. `prefix` selects
-    the metrics of an evaluation by the start of their names.
+    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`. Held-out metrics are left out.
     """
-    chosen = {
-        name.removeprefix(prefix): value
-        for name, value in metrics.items()
-        if name.startswith(prefix) and (prefix or not name.startswith("validation_"))
-    }
+    own = {name: value for name, value in metrics.items() if not name.startswith("validation_")}
     parts = []
-    for name, value in chosen.items():
+    for name, value in own.items():
         if not name.endswith("loss"):
             continue
         head = name.removesuffix("loss")
-        accuracies = {
-            other.removeprefix(head).removesuffix("accuracy").rstrip("_"): chosen[other]
-            for other in chosen
+        accuracies = [
+            f"{other[len(head) : -len('accuracy')].rstrip('_')} {100 * own[other]:.1f} %".lstrip()
+            for other in own
             if other.startswith(head) and other.endswith("accuracy")
-        }
-        text = ", ".join(
-            f"{name} {100 * value:.1f} %".lstrip() for name, value in accuracies.items()
-        )
-        parts.append(f"{head.rstrip('_') or 'loss'} {value:.4f}" + (f" ({text})" if text else ""))
+        ]
+        text = f" ({', '.join(accuracies)})" if accuracies else ""
+        parts.append(f"{head.rstrip('_') or 'loss'} {value:.4f}{text}")
     return "  ".join(parts)
 
 
@@ -165,7 +181,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Pace:
-    """Examples and tokens a second, and the time left from the duration of recent steps.
+    """Examples and tokens a second, and the time left from the duration of the last 20 steps.
 
     The first step of a process is left out: it includes tracing.
     """
@@ -174,7 +190,7 @@ class Pace:
         self.total_steps = total_steps
         self.clock = clock
         self.started = clock()
-        self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.recent: deque[float] = deque(maxlen=20)
         self.first = True
 
     def restart(self) -> None:
@@ -200,9 +216,8 @@ class Pace:
 class ProgressBar:
     """A progress bar and a line of metrics at the bottom of a terminal, from step `done` to `total_steps`.
 
-    Use it as a context; `shown` is False where standard output is no terminal. Whatever fails ends the
-    bar and not the run. `stop_requested` is checked at each refresh, because the message of the signal
-    handler is overwritten.
+    Use it as a context; `shown` is False where standard output is no terminal. `stop_requested` is checked
+    at each refresh, because the message of the signal handler is overwritten.
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
@@ -214,8 +229,7 @@ class ProgressBar:
         self.text: Any = None
 
     def __enter__(self) -> "ProgressBar":
-        if self.shown:
-            self._safely(self._start)
+        self._safely(self._start)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -226,8 +240,14 @@ class ProgressBar:
 
     def after_step(self, step: int, metrics: Metrics) -> None:
         """Show a step that has just ended."""
+        self._safely(lambda: self._show(step, metrics))
+
+    def _safely(self, draw: Callable[[], None]) -> None:
         if self.shown:
-            self._safely(lambda: self._show(step, metrics))
+            try:
+                draw()
+            except Exception:
+                self.shown = False
 
     def _start(self) -> None:
         from rich.console import Group
@@ -250,14 +270,10 @@ class ProgressBar:
         self.text = Text(no_wrap=True, overflow="ellipsis")
 
         def lines() -> Group:
-            stopping = [Text(STOPPING)] if self.stop_requested() else []
-            return Group(self.bar, self.text, *stopping)
+            return Group(self.bar, self.text, *[STOPPING] * self.stop_requested())
 
         self.live = Live(
-            get_renderable=lines,
-            console=terminal,
-            transient=True,
-            refresh_per_second=REFRESH_PER_SECOND,
+            get_renderable=lines, console=terminal, transient=True, refresh_per_second=2
         )
         self.live.start(refresh=True)
         # A run that is killed must not leave the terminal without a cursor.
@@ -271,17 +287,129 @@ class ProgressBar:
             description=f"step {step:,}/{self.total_steps:,}",
             left="" if left is None else f"{format_duration(left)} left",
         )
-        self.text.plain = "  ".join(
-            [
-                format_losses(metrics),
-                f"lr {metrics['learning_rate']:.2e}",
-                f"gradient {metrics['gradient_norm']:.3g}",
-                *_format_speed(metrics),
-            ]
-        )
+        parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
+        self.text.plain = "  ".join([format_losses(metrics), *parts, *_format_speed(metrics)])
 
-    def _safely(self, draw: Callable[[], None]) -> None:
+
+# --- trackers
+
+
+def tensorboard(
+    folder: Path, run_settings: Mapping[str, Any], last: int, closing: ExitStack
+) -> Reporter:
+    """Return a reporter that writes TensorBoard's event files; the settings go to HParams.
+
+    The run is marked as successful after step `last`.
+    """
+
+    def start(own: ExitStack) -> Reporter:
+        import tensorflow as tf
+
+        writer = tf.summary.create_file_writer(str(folder))
+        own.callback(writer.close)
+        success: bytes | None = None
         try:
-            draw()
-        except Exception:  # a progress bar must never stop a run
-            self.shown = False
+            from tensorboard.plugins.hparams import api, api_pb2, summary
+
+            success = summary.session_end_pb(api_pb2.STATUS_SUCCESS).SerializeToString()
+            with writer.as_default(step=0):
+                api.hparams(scalars(run_settings))
+        except ModuleNotFoundError:
+            extra = needs_extra("tensorboard")
+            print_line(f"tensorboard: writes no settings for HParams, which {extra}")
+
+        def report(step: int, metrics: Metrics) -> None:
+            with writer.as_default(step=step):
+                for name, value in metrics.items():
+                    tf.summary.scalar(name, value)
+                if step >= last and success is not None:
+                    tf.summary.experimental.write_raw_pb(success, step=0)
+            writer.flush()
+
+        return report
+
+    return in_background("tensorboard", start, closing)
+
+
+def scalars(run_settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the settings that are a number or a string, by their dotted names."""
+    chosen = {name: value for name, value in run_settings.items() if name not in NOT_COMPARED}
+    return {
+        name: value for name, value in leaves(chosen) if isinstance(value, bool | int | float | str)
+    }
+
+
+def wandb(
+    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
+) -> Reporter:
+    """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run.
+
+    `closing` ends it, because a second run of this process would be taken for the same.
+    """
+
+    def start(own: ExitStack) -> Reporter:
+        import wandb as client
+
+        folder.mkdir(parents=True, exist_ok=True)
+        identity = folder / "wandb_id"
+        if not identity.exists():
+            # A sweep sets the id.
+            new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+            identity.write_text(new, encoding="utf-8")
+        run = client.init(
+            entity=settings["entity"],
+            project=settings["project"],
+            name=settings["name"] or folder.name,
+            tags=list(settings["tags"]),
+            config=dict(run_settings),
+            dir=str(folder),
+            id=identity.read_text(encoding="utf-8"),
+            resume="allow",
+            settings=client.Settings(init_timeout=START_SECONDS, finish_timeout=FINISH_SECONDS),
+        )
+        own.callback(run.finish)
+        return lambda step, metrics: run.log(dict(metrics), step=step)
+
+    return in_background("wandb", start, closing)
+
+
+def in_background(
+    name: str, start: Callable[[ExitStack], Reporter], closing: ExitStack
+) -> Reporter:
+    """Return a reporter whose tracker starts, reports and ends in a thread.
+
+    `start` returns the tracker's reporter and registers its end. When `closing` ends, the tracker has
+    LEAVE_SECONDS for the rest. An exception of the tracker is printed once and has no other effect.
+    """
+    waiting: queue.SimpleQueue[tuple[int, Metrics] | None] = queue.SimpleQueue()
+    last, failed = 0, threading.Event()
+
+    def work() -> None:
+        nonlocal last
+        try:
+            with ExitStack() as own:
+                report = start(own)
+                while (item := waiting.get()) is not None:
+                    last = item[0]
+                    report(*item)
+        except Exception as error:
+            failed.set()
+            state = f"stopped logging at step {last}" if last else "not logging"
+            print_line(f"{name}: {state} ({type(error).__name__}: {error})")
+
+    def report(step: int, metrics: Metrics) -> None:
+        # After a failure nobody takes them, and a run may have millions.
+        if not failed.is_set():
+            waiting.put((step, dict(metrics)))
+
+    def end() -> None:
+        waiting.put(None)
+        thread.join(LEAVE_SECONDS)
+        if thread.is_alive():
+            problem = "does not answer, so the run ends without it"
+            print_line(f"{name}: {problem}; the metrics are in metrics.jsonl")
+
+    thread = threading.Thread(target=work, daemon=True, name=name)
+    thread.start()
+    closing.callback(end)
+    return report

@@ -13,7 +13,7 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.tasks.run import build, corpora
-from bert_cli.train.step import State, Step
+from bert_cli.train.loop import State, Step
 
 S, P, V, B = 16, 3, 50, 2
 KEY_BIAS = "attention/key/bias"

@@ -28,6 +28,33 @@ TINY = BertConfig(
     initializer_range=0.2,
 )
 
+TINY_RUN = {
+    "generated-dataset": None,
+    "max-seq-length": 16,
+    "max-predictions-per-seq": 3,
+    "bert-config.vocab-size": 60,
+    "bert-config.hidden-size": 16,
+    "bert-config.num-hidden-layers": 1,
+    "bert-config.num-attention-heads": 2,
+    "bert-config.intermediate-size": 32,
+    "bert-config.max-position-embeddings": 32,
+    "global-batch.micro-batch-size": 2,
+    "optimizer-opts.name": "LAMB",
+    "optimizer-opts.learning-rate.max-learning-rate": 0.01,
+    "keep-checkpoints": 100,
+}
+"""Flags of a pre-training run of seconds; see `flags_of`."""
+
+
+def flags_of(flags: dict[str, object], **changes: object) -> list[str]:
+    """Return flags as words: None is a switch, and False leaves one out; `a__b_c` changes `--a.b-c`."""
+    changed = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
+    words = []
+    for name, value in {**flags, **changed}.items():
+        if value is not False:
+            words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
+    return words
+
 
 def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
     """Write a pre-training checkpoint of new weights with its tokenizer, which transformers can open."""

@@ -8,7 +8,7 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.download import sample_dump
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.train.checkpoint import complete_checkpoints
 
 TINY = [
     "--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "2",

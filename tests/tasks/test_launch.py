@@ -20,7 +20,7 @@ from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.parallel.launcher import Process, supervise
 from bert_cli.tasks import launch
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.train.checkpoint import complete_checkpoints
 
 TINY = [
     "--generated-dataset",

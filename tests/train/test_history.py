@@ -157,7 +157,7 @@ def test_opening_folders_gives_all_runs_below_them_and_refuses_others(
     found = open_runs([tmp_path / "mrpc"], "runs")
     assert [run.folder.name for run in found] == ["seed_1", "seed_2"]
     assert names_of(found) == ["mrpc/seed_1", "mrpc/seed_2"]
-    with pytest.raises(DataError, match=r"runs \(.*absent\): is no folder; give a run's"):
+    with pytest.raises(DataError, match=r"runs \(.*absent\): is no folder; give the"):
         open_runs([tmp_path / "absent"], "runs")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"nor a folder below it has metrics.jsonl"):

@@ -8,8 +8,7 @@ import pytest
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train import loop
-from bert_cli.train.loop import Every, StopRequest, train
-from bert_cli.train.step import State
+from bert_cli.train.loop import Every, State, StopRequest, train
 
 
 class Run:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bert_cli.train import metrics
-from bert_cli.train.folder import write_best
+from bert_cli.train.checkpoint import write_best
 from bert_cli.train.metrics import (
     STOPPING,
     Pace,

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.train.saving import BackgroundWriter, copy_state
-from bert_cli.train.step import State
+from bert_cli.train.loop import BackgroundWriter, State, copy_state
 
 
 def test_a_copy_does_not_change_with_the_state():

@@ -13,7 +13,7 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh, StoppedBetweenMicroBatchesError, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.train.step import State, Step
+from bert_cli.train.loop import State, Step
 
 MESH = Mesh(1, (("CPU:0",),), "CPU:0", Processes(()))
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.bert import run_python
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.train import trackers
+from bert_cli.train import metrics as trackers
 
 WANDB = {"entity": None, "project": "p", "name": None, "tags": ["t"]}
 SETTINGS = {
@@ -29,14 +30,7 @@ SETTINGS = {
     "length_buckets": None,
     "save_ckpt_path": "runs/mine",
 }
-TINY = [
-    "pretrain", "--generated-dataset", "--max-seq-length", "16", "--max-predictions-per-seq", "3",
-    "--bert-config.vocab-size", "60", "--bert-config.hidden-size", "16", "--bert-config.num-hidden-layers", "1",
-    "--bert-config.num-attention-heads", "2", "--bert-config.intermediate-size", "32",
-    "--bert-config.max-position-embeddings", "32", "--global-batch.micro-batch-size", "2",
-    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", "0.001",
-    "--total-num-train-samples", "8",
-]  # fmt: skip
+TINY = ["pretrain", *flags_of(TINY_RUN, total_num_train_samples=8)]
 
 
 @pytest.fixture
@@ -44,20 +38,6 @@ def offline(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-
-
-def test_a_tracker_that_fails_prints_one_message_and_is_left_out(capsys):
-    calls = []
-
-    def fails(step, metrics):
-        calls.append(step)
-        raise OSError("no route to host")
-
-    report = trackers.guarded("tracker", fails)
-    for step in (1, 2, 3):
-        report(step, {})
-    assert calls == [1]
-    assert capsys.readouterr().out.count("tracker: stopped logging at step 1") == 1
 
 
 def test_a_tracker_in_the_background_gets_all_metrics_in_order_and_is_ended():
@@ -212,12 +192,12 @@ def test_a_run_continues_without_wandb_if_that_cannot_start(tmp_path, monkeypatc
     assert "wandb: not logging (CommError: no network)" in capsys.readouterr().out
 
 
-# Waits of two seconds instead of twenty.
+# Waits of a second instead of twenty.
 IMPATIENT = """
 import sys
 from bert_cli.cli import main
-from bert_cli.train import trackers
-trackers.START_SECONDS, trackers.FINISH_SECONDS, trackers.LEAVE_SECONDS = 2.0, 1.0, 2.0
+from bert_cli.train import metrics as trackers
+trackers.START_SECONDS, trackers.FINISH_SECONDS, trackers.LEAVE_SECONDS = 1.0, 1.0, 1.0
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -234,12 +214,8 @@ def command(
     return done, time.monotonic() - began
 
 
-@pytest.mark.parametrize("kind", ["refuses", "hangs"])
-def test_a_server_that_is_down_neither_stops_a_run_nor_delays_it(kind, tmp_path):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if kind == "hangs":
-            server.listen()  # accepts connections and never answers
+def test_a_server_that_hangs_neither_stops_a_run_nor_delays_it(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections and never answers
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         done, seconds = command(tmp_path / "run", "--wandb.enabled", WANDB_BASE_URL=address)
     assert done.returncode == 0, done.stderr

@@ -41,11 +41,10 @@ from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import build, corpora, finetune, start
 from bert_cli.tasks.run import train as training
-from bert_cli.tasks.run.spec import RunSpec
+from bert_cli.tasks.run.build import RunSpec
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import Every, Info, train
+from bert_cli.train.loop import Every, Info, copy_state, gather_moments, train
 from bert_cli.train.metrics import print_line
-from bert_cli.train.saving import copy_state, gather_moments
 
 Settings = BenchPretrainSettings | BenchSquadSettings
 STOPPED = 130

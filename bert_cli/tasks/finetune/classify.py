@@ -1,41 +1,40 @@
 """`bert classify`: labelled texts of one's own, from a CSV, TSV or JSON-lines file.
 
 The labels are those of the training file. The scores are the accuracy and the macro F1, in which a rare label
-weighs as much as a frequent one; a confusion matrix and the predictions of each text are written too.
+weighs as much as a frequent one; a confusion matrix and the predictions of each text are written too. `bert glue`
+shares how texts become features and predictions become JSON lines.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from bert_cli.config.finetune import ClassifySettings
+from bert_cli.config.finetune import ClassifySettings, FinetuneSettings
+from bert_cli.data.finetune.features import (
+    Features,
+    arrays_of,
+    cached,
+    encode_texts,
+    features_of,
+    texts_hash,
+)
 from bert_cli.data.finetune.metrics import confusion, score
 from bert_cli.data.finetune.tables import TextExamples, hold_out, read_table, write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.tasks.finetune.task import (
-    Floats,
-    Logits,
-    Result,
-    Task,
-    features_of_texts,
-    write_predictions,
-)
 from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run.finetune import Floats, Logits, Result, Task
 from bert_cli.train.metrics import print_line
-
-SYNTHETIC_LABELS = ("0", "1")
-MOST_SHOWN_LABELS = 12
-"""A larger confusion matrix is written, but not printed."""
 
 
 def run(settings: ClassifySettings) -> None:
     """Fine-tune on the rows and score the held-out ones; see `finetune.run` for what it raises."""
     scores_only = settings.validation_file is not None and not settings.do_training
-    finetune.run(settings, build, () if scores_only else ("train_file",), SYNTHETIC_LABELS)
+    finetune.run(settings, build, () if scores_only else ("train_file",), ("0", "1"))
 
 
 def build(
@@ -44,20 +43,19 @@ def build(
     """Return the task: the rows to train on and to score on."""
     # A model that is only scored has its labels already.
     names = source.label_names if source is not None and not settings.do_training else None
-    train, development = _read(settings, names)
-    names = next(rows.label_names for rows in (development, train) if rows is not None)
+    train, held_out = _read(settings, names)
+    names = next(rows.label_names for rows in (held_out, train) if rows is not None)
     assert names is not None
-    task = Task(
-        labels=len(names),
-        label_names=names,
-        train=features_of_texts(train, "train", settings, tokenizer) if train else None,
-        best="accuracy",
-    )
-    if development is None:
-        return task
-    features = features_of_texts(development, "validation", settings, tokenizer)
-    evaluate = partial(_evaluate, development, names)
-    return replace(task, development={"validation": features}, evaluate=evaluate)
+    features = {
+        name: features_of_texts(rows, name, settings, tokenizer)
+        for name, rows in (("train", train), ("validation", held_out))
+        if rows is not None
+    }
+    train_features = features.pop("train", None)
+    if held_out is None:
+        return Task(len(names), names, train_features, best="accuracy")
+    evaluate = partial(_evaluate, held_out, names)
+    return Task(len(names), names, train_features, features, evaluate, best="accuracy")
 
 
 def _read(
@@ -88,28 +86,77 @@ def _evaluate(development: TextExamples, names: Sequence[str], logits: Logits) -
     predictions = np.argmax(values, axis=1)
     scores = score(("accuracy", "macro_f1"), development.labels, predictions)
     counts = confusion(development.labels, predictions, len(names))
-    table = _table(names, counts) if len(names) <= MOST_SHOWN_LABELS else ""
-    return Result(scores, partial(_write, development, names, counts, values), table)
 
+    def write(folder: Path, _: Logits) -> None:
+        axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
+        write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
+        write_predictions(folder, "validation", development, values)
 
-def _write(
-    development: TextExamples,
-    names: Sequence[str],
-    counts: Sequence[Sequence[int]],
-    values: Floats,
-    folder: Path,
-    _: Logits,
-) -> None:
-    """Write the confusion matrix, and the predictions with their texts."""
-    axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
-    write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
-    write_predictions(folder, "validation", development, values)
+    # A larger matrix is written, but not printed.
+    return Result(scores, write, _table(names, counts) if len(names) <= 12 else "")
 
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """Return the confusion matrix as text; rows are the true labels, columns the predicted ones."""
-    width = max(len("true"), *map(len, names), *(len(str(n)) for row in counts for n in row))
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
+    width = max(len(cell) for row in rows for cell in row)
     lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
     return "\n".join(["confusion (columns: predicted)", *lines])
+
+
+# --- shared with `bert glue`
+
+
+def features_of_texts(
+    examples: TextExamples, name: str, settings: FinetuneSettings, tokenizer: TextTokenizer
+) -> Features:
+    """Return the examples as features; print how many there are and what was left out or cut."""
+    labels = {} if examples.labels is None else {"labels": examples.labels}
+    length = settings.max_seq_length
+
+    def build() -> Mapping[str, npt.NDArray[Any]]:
+        texts = examples.first, examples.second
+        features, cut = encode_texts(tokenizer, *texts, labels, max_seq_length=length)
+        return {**arrays_of(features), "cut": np.array(cut)}
+
+    made_from = {
+        "texts": texts_hash(examples.first, examples.second or []),
+        "labels": None if examples.labels is None else examples.labels.tolist(),
+        "tokenizer": tokenizer.fingerprint,
+        "max_seq_length": length,
+    }
+    arrays = cached(settings.cache_dir, made_from, build)
+    remarks = dict(examples.remarks)
+    if cut := int(arrays["cut"]):
+        remarks[f"longer than {length} tokens, cut"] = cut
+    more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
+    print_line(f"{name}: {len(examples):,} examples{more}")
+    return features_of(arrays)
+
+
+def write_predictions(folder: Path, name: str, examples: TextExamples, logits: Floats) -> None:
+    """Write the prediction of each example with its text; those of "validation_x" to predictions_x.jsonl."""
+    path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
+    write_lines(path, (json.dumps(row) for row in _rows(examples, logits)))
+    print_line(f"{name}: {len(examples):,} predictions in {path}")
+
+
+def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, object]]:
+    assert examples.labels is not None
+    names, second = examples.label_names, examples.second
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    for number, text in enumerate(examples.first):
+        row: dict[str, object] = {"id": examples.ids[number], "text": text}
+        if second is not None:
+            row["second"] = second[number]
+        label = examples.labels[number]
+        if names is None:
+            # As it was read: 3.8, and not the nearest float32 in 16 digits.
+            yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}
+            continue
+        best = int(np.argmax(probabilities[number]))
+        probability = round(float(probabilities[number, best]), 6)
+        row |= {"label": names[int(label)], "predicted": names[best]}
+        yield row | {"probability": probability}

@@ -4,9 +4,13 @@ MNLI has a second development set, of other sources than the training set; the c
 matched one. With `do_test` the test set is predicted too, in the form that the benchmark's server accepts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from bert_cli.config.finetune import GlueSettings
 from bert_cli.data.finetune.features import Features
@@ -14,19 +18,11 @@ from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.metrics import score
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.tasks.finetune.task import (
-    Logits,
-    Result,
-    Scores,
-    Task,
-    features_of_texts,
-    predictions_of,
-    write_predictions,
-)
+from bert_cli.tasks.finetune.classify import features_of_texts, write_predictions
 from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
 from bert_cli.train.metrics import print_line
 
-MISMATCHED = "_mismatched"
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
     "iflytek": tuple(str(label) for label in range(119)),
@@ -77,21 +73,23 @@ def _evaluate(name: str, development: Sets, test: Sets, logits: Logits) -> Resul
     scores: Scores = {}
     for split, examples in development.items():
         assert examples.labels is not None
-        predictions = predictions_of(logits[split], examples.label_names)
-        suffix = MISMATCHED if split.endswith(MISMATCHED) else ""
+        predictions = _predictions(logits[split], examples.label_names)
+        suffix = split.removeprefix("validation")
         values = score(TASKS[name].metrics, examples.labels, predictions)
         scores |= {f"{metric}{suffix}": value for metric, value in values.items()}
-    return Result(scores, write=partial(_write, name, development, test, logits))
+
+    def write(folder: Path, test_logits: Logits) -> None:
+        for split, examples in development.items():
+            write_predictions(folder, split, examples, logits[split])
+        for split, examples in test.items():
+            path = folder / TASKS[name].server_files[split]
+            predictions = _predictions(test_logits[split], examples.label_names)
+            write_server_file(path, name, examples, predictions)
+            print_line(f"{split}: {len(examples):,} predictions in {path}")
+
+    return Result(scores, write)
 
 
-def _write(
-    name: str, development: Sets, test: Sets, logits: Logits, folder: Path, test_logits: Logits
-) -> None:
-    """Write the predictions of the development sets, and the files for the benchmark's server."""
-    for split, examples in development.items():
-        write_predictions(folder, split, examples, logits[split])
-    for split, examples in test.items():
-        path = folder / TASKS[name].server_files[split]
-        predictions = predictions_of(test_logits[split], examples.label_names)
-        write_server_file(path, name, examples, predictions)
-        print_line(f"{split}: {len(examples):,} predictions in {path}")
+def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArray[Any]:
+    """Return the label numbers [n], or for regression the numbers themselves, from logits [n, L]."""
+    return logits[:, 0] if label_names is None else np.argmax(logits, axis=1)

@@ -21,11 +21,10 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.metrics import chunks, entity_scores
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.tasks.finetune.task import Logits, Result, Task
 from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run.finetune import Logits, Result, Task
 from bert_cli.train.metrics import print_line
 
-PREDICTIONS = "predictions.conll"
 SYNTHETIC_LABELS = (
     "O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI")
 )  # fmt: skip
@@ -76,15 +75,14 @@ def _evaluate(sentences: Sentences, words: WordPositions, logits: Logits) -> Res
     # Only types in the labels: which others are predicted depends on the seed.
     types = sorted({kind for sentence in labels for kind, _, _ in chunks(sentence)})
     scores |= {f"f1_{name}": by_type[name].f1 for name in types}
-    return Result(scores, write=partial(_write, sentences, predicted))
 
+    def write(folder: Path, _: Logits) -> None:
+        """Write the words with both labels, in the form that conlleval reads."""
+        lines = []
+        for rows in zip(sentences.words, labels, predicted, strict=True):
+            lines += [*map(" ".join, zip(*rows, strict=True)), ""]
+        path = folder / "predictions.conll"
+        write_lines(path, lines)
+        print_line(f"validation: {len(sentences):,} sentences in {path}")
 
-def _write(sentences: Sentences, predicted: list[list[str]], folder: Path, _: Logits) -> None:
-    """Write the words with their labels and the predicted ones, in the form that conlleval reads."""
-    lines = []
-    labels = sentences.names(sentences.labels)
-    for rows in zip(sentences.words, labels, predicted, strict=True):
-        lines += [" ".join(row) for row in zip(*rows, strict=True)]
-        lines.append("")
-    write_lines(folder / PREDICTIONS, lines)
-    print_line(f"validation: {len(sentences):,} sentences in {folder / PREDICTIONS}")
+    return Result(scores, write)

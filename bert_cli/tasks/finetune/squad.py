@@ -15,7 +15,6 @@ from bert_cli.data.finetune.metrics import Gold, squad_scores
 from bert_cli.data.finetune.squad import Questions, gold_of, read_squad
 from bert_cli.data.finetune.squad_answers import (
     NULL_THRESHOLD,
-    Answers,
     answers,
     best_null_threshold,
     with_null_threshold,
@@ -29,16 +28,9 @@ from bert_cli.data.finetune.squad_windows import (
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, write_json_atomically
-from bert_cli.tasks.finetune.task import Logits, Result, Task
 from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run.finetune import Logits, Result, Task
 from bert_cli.train.metrics import print_line
-
-FILES = {
-    False: {"train_file": "train-v1.1.json", "validation_file": "dev-v1.1.json"},
-    True: {"train_file": "train-v2.0.json", "validation_file": "dev-v2.0.json"},
-}
-"""version_2 -> names of the official files."""
-SET = "validation"
 
 
 def run(settings: SquadSettings) -> None:
@@ -55,14 +47,21 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Sourc
         return Task(2, None, train, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
     evaluate = partial(_evaluate, settings, questions, windows, gold_of(questions))
-    return Task(2, None, train, {SET: windows.features}, evaluate, best="f1")
+    return Task(2, None, train, {"validation": windows.features}, evaluate, best="f1")
 
 
 def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, which: str
 ) -> tuple[Questions, Windows]:
     """Return the questions of a file and their windows; print how many, and what was left out."""
-    path, training = _file(settings, which), which == "train_file"
+    training = which == "train_file"
+    path: Path | None = getattr(settings, which)
+    if path is None:
+        if settings.dataset_dir is None:
+            remedy = f"give --{which.replace('_', '-')}, or --dataset-dir with both files"
+            raise ConfigError(which, "is missing", remedy)
+        version = "v2.0" if settings.version_2 else "v1.1"
+        path = settings.dataset_dir / f"{'train' if training else 'dev'}-{version}.json"
     questions = read_squad(path, version_2=settings.version_2, training=training)
     sizes: Mapping[str, int] = {
         "max_seq_length": settings.max_seq_length,
@@ -88,16 +87,6 @@ def _read(
     return questions, windows
 
 
-def _file(settings: SquadSettings, which: str) -> Path:
-    path: Path | None = getattr(settings, which)
-    if path is not None:
-        return path
-    if settings.dataset_dir is None:
-        remedy = f"give --{which.replace('_', '-')}, or --dataset-dir with both files"
-        raise ConfigError(which, "is missing", remedy)
-    return settings.dataset_dir / FILES[settings.version_2][which]
-
-
 def _evaluate(
     settings: SquadSettings, questions: Questions, windows: Windows, gold: Gold, logits: Logits
 ) -> Result:
@@ -105,33 +94,29 @@ def _evaluate(
     result = answers(
         questions,
         windows,
-        logits[SET][:, 0],
-        logits[SET][:, 1],
+        *logits["validation"].T,
         n_best=settings.n_best_size,
         max_answer_length=settings.max_answer_length,
         version_2=settings.version_2,
         null_threshold=None,
     )
-    threshold, run_files = None, dict[str, JSON]()
+    predictions, threshold = result.predictions, settings.null_score_diff_threshold
+    run_files: dict[str, JSON] = {}
     if settings.version_2:
-        threshold = settings.null_score_diff_threshold
         if threshold is None:
-            best = best_null_threshold(result.null_odds, result.predictions, questions)
+            best = best_null_threshold(result.null_odds, predictions, questions)
             threshold = best.f1_threshold
-        chosen = with_null_threshold(result.predictions, result.null_odds, threshold)
-        result = Answers(chosen, result.nbest, result.null_odds)
+        predictions = with_null_threshold(predictions, result.null_odds, threshold)
         run_files[NULL_THRESHOLD] = {"threshold": threshold}
-    scores = {**squad_scores(gold, result.predictions)}
-    return Result(scores, partial(_write, result, threshold), run_files=run_files)
 
+    def write(folder: Path, _: Logits) -> None:
+        write_json_atomically(folder / "predictions.json", predictions)
+        write_json_atomically(folder / "nbest_predictions.json", result.nbest)
+        more = ""
+        if threshold is not None:
+            write_json_atomically(folder / "null_odds.json", result.null_odds)
+            more = f"; no answer where it scores {threshold:.4f} better than the best one"
+        files = f"{folder}/predictions.json and nbest_predictions.json"
+        print_line(f"validation: {len(predictions):,} answers in {files}{more}")
 
-def _write(result: Answers, threshold: float | None, folder: Path, _: Logits) -> None:
-    """Write the answers, the best few of each question, and the odds that there is none."""
-    write_json_atomically(folder / "predictions.json", result.predictions)
-    write_json_atomically(folder / "nbest_predictions.json", result.nbest)
-    more = ""
-    if threshold is not None:
-        write_json_atomically(folder / "null_odds.json", result.null_odds)
-        more = f"; no answer where it scores {threshold:.4f} better than the best one"
-    files = f"{folder}/predictions.json and nbest_predictions.json"
-    print_line(f"{SET}: {len(result.predictions):,} answers in {files}{more}")
+    return Result({**squad_scores(gold, predictions)}, write, run_files=run_files)

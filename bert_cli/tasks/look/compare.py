@@ -12,7 +12,7 @@ from bert_cli.config.tools import CompareSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
-from bert_cli.train.folder import METRICS
+from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import (
     ABSENT,
     NAMES_ONLY,

@@ -32,8 +32,8 @@ try:
     from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
     from bert_cli.parallel.tensorflow.mesh import devices_here
     from bert_cli.tasks.run import build, start, train
-    from bert_cli.train.folder import complete_checkpoints
-    from bert_cli.train.step import State, means
+    from bert_cli.train.checkpoint import complete_checkpoints
+    from bert_cli.train.loop import State, means
 
     IMPORT_ERROR = ""
 except ImportError as error:  # becomes a finding

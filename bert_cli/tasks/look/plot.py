@@ -20,7 +20,7 @@ from bert_cli.config.tools import PlotSettings
 from bert_cli.config.training import count
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
-from bert_cli.train.folder import METRICS
+from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import (
     ACCURACY,
     HELD_OUT,

@@ -1,32 +1,32 @@
-"""Build a model, an optimizer, an engine and a step from the settings of a run."""
+"""What a run is made of: a model, an optimizer, an engine and a step, built from its settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.config.training import OptimizerOpts, Plan, TrainSettings
+from bert_cli.config.training import Plan, TrainSettings
 from bert_cli.data.shards.manifest import package_versions
-from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_fused
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.loss_scale import first_loss_scale
 from bert_cli.optim.schedule import learning_rate
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Engine, Mesh, count
+from bert_cli.parallel.engine import Batch, Engine, Mesh, count
 from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
-from bert_cli.parallel.tensorflow.stage import SavedActivations, Stage, split_blocks
+from bert_cli.parallel.tensorflow.stage import Stage, split_blocks
 from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
 from bert_cli.parallel.tensorflow.variables import ReplicatedVariable
-from bert_cli.train.step import State, Step, means
+from bert_cli.train.checkpoint import Format
+from bert_cli.train.loop import State, Step, means
 
 PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
-# Steps of a trace; the first one still warms up.
-TRACED_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,63 @@ class Parts(NamedTuple):
     step: Step
 
 
-def never() -> bool:
-    """Return False: no stop is requested."""
-    return False
+@dataclass(frozen=True)
+class RunSpec:
+    """What a kind of training gives to the run: its examples, their plan, its evaluation."""
+
+    plan: Plan
+    stream: Stream
+    """The batches of the run, this process' part of them."""
+    sample: Batch
+    """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
+    form: Callable[[Model], Format]
+    """How its model is written to disk."""
+    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
+    """Returns metrics on held-out examples after a step."""
+    held_out: str = ""
+    """A fingerprint of those examples, which the processes divide among them."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; there is one after the last step too."""
+    best: str | None = None
+    """The metric of an evaluation whose highest value selects the best checkpoint."""
+    labels: int = 2
+    """Outputs of a classifier."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run that is built."""
+
+    settings: TrainSettings
+    spec: RunSpec
+    engine: Engine
+    state: State
+    step: Step
+    form: Format
+    fixed: dict[str, Any]
+    """What a checkpoint must share."""
+
+    @property
+    def saves(self) -> bool:
+        """Return whether the run writes into its folder."""
+        return not self.settings.dry_run and not self.settings.compile_only
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder."""
+        assert self.settings.save_ckpt_path is not None
+        return self.settings.save_ckpt_path
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Return whether this process writes the run's files."""
+        return self.engine.group.rank == 0
 
 
 def open_mesh(
-    settings: TrainSettings, processes: Processes, stop_requested: Callable[[], bool] = never
+    settings: TrainSettings,
+    processes: Processes,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices that the layout of the settings needs, and join the other processes."""
     options = tensorflow_mesh.RuntimeOptions(
@@ -70,21 +120,37 @@ def build_run(
     settings: TrainSettings,
     mesh: Mesh,
     plan: Plan,
-    stop_requested: Callable[[], bool] = never,
+    stop_requested: Callable[[], bool] = lambda: False,
     labels: int = 2,
 ) -> Parts:
-    """Return all parts of a run at step 0, not traced. Raises ConfigError for weights without a rule."""
+    """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier.
+
+    Raises ConfigError for weights without a rule.
+    """
+    options = settings.optimizer_opts
     model = build_model(settings, mesh, labels)
     engine = build_engine(model, settings, mesh)
-    state = build_state(engine, settings.optimizer_opts)
-    return Parts(model, engine, state, build_step(engine, state, settings, plan, stop_requested))
+    state = State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
+    rate = learning_rate(
+        options.learning_rate.schedule_name,
+        plan.peak_learning_rate,
+        plan.warmup_steps,
+        plan.total_steps,
+    )
+    step = Step(
+        engine,
+        state,
+        micro_batches=plan.micro_batches_per_step,
+        learning_rate=rate,
+        max_gradient_norm=options.max_gradient_norm,
+        max_skipped_steps=settings.max_skipped_steps,
+        stop_requested=stop_requested,
+    )
+    return Parts(model, engine, state, step)
 
 
 def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
-    """Return the model of a task, split into stages on the devices, with initial values from the seed.
-
-    `labels` are the outputs of a classifier.
-    """
+    """Return the model of a task, split into stages on the devices, with initial values from the seed."""
     compile_fused(settings.compile != "nothing")
     replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
     return Model(replicas, replicated_weights(replicas))
@@ -95,14 +161,13 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
     names = block_names(config, settings.LAST_BLOCKS)
     single = [["hid" if name.startswith("hid_") else name for name in names]]
     stages = split_blocks(parallel.pipeline_stages or single, names)
-    saved: SavedActivations = parallel.recompute_by if parallel.recompute else "all"
     built: list[Stage] = []
     table: Any = None
-    for stage, device in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
-        blocks = []
-        with tf.device(devices[device]):
+    for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
+        device, blocks = devices[number], {}
+        with tf.device(device):
             for name in stage:
-                block = build_block(
+                blocks[name] = build_block(
                     name,
                     config,
                     seed=settings.seed,
@@ -111,94 +176,63 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
                     labels=labels,
                     chunks=parallel.embedding_serialization_factor,
                 )
-                table = word_table(block) if name == "emb" else table
-                blocks.append((name, block))
-        *body, last = [block for _, block in blocks]
-        head = last if stage[-1] == names[-1] else None
-        body = body if head is not None else [*body, last]
-        weights = named_weights(blocks)
-        on_gpu = "GPU" in devices[device]
-        compiled = settings.compile == "stages" or (settings.compile == "auto" and on_gpu)
-        stage_device = devices[device]
+                table = word_table(blocks[name]) if name == "emb" else table
+        weights = named_weights(list(blocks.items()))
+        head = blocks.pop(names[-1], None)
         built.append(
-            Stage(body, head, weights, device=stage_device, saved=saved, compiled=compiled)
+            Stage(
+                list(blocks.values()),
+                head,
+                weights,
+                device=device,
+                saved=parallel.recompute_by if parallel.recompute else "all",
+                compiled=settings.compile == "stages"
+                or (settings.compile == "auto" and "GPU" in device),
+            )
         )
     return built
 
 
 def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlowEngine:
-    """Return the engine that runs the settings' schedule on the mesh and updates the weights."""
-    parallel = settings.parallel
-    options = UpdateOptions(
-        sharded=parallel.replicated_tensor_sharding,
-        offloaded=parallel.optimizer_state_offload,
-        host=mesh.host,
-        reduce_precision=parallel.reduce_precision,
-        bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
-        compiled=settings.compile != "nothing",
-    )
-    return TensorFlowEngine(
-        model.replicas,
-        mesh,
-        seed=settings.seed,
-        optimizer=build_optimizer(settings.optimizer_opts, list(model.weights), settings.seed),
-        device_mapping=parallel.pipeline_device_mapping or [0],
-        options=options,
-        schedule=parallel.schedule,
-        traced_steps=TRACED_STEPS if parallel.trace is not None else 0,
-    )
+    """Return the engine that runs the settings' schedule on the mesh and updates the weights.
 
-
-def build_state(engine: Engine, options: OptimizerOpts) -> State:
-    """Return the state at step 0."""
-    return State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
-
-
-def build_step(
-    engine: Engine,
-    state: State,
-    settings: TrainSettings,
-    plan: Plan,
-    stop_requested: Callable[[], bool],
-) -> Step:
-    """Return the step with the learning rate and limits of the settings."""
-    options = settings.optimizer_opts
-    rate = learning_rate(
-        options.learning_rate.schedule_name,
-        plan.peak_learning_rate,
-        plan.warmup_steps,
-        plan.total_steps,
-    )
-    return Step(
-        engine,
-        state,
-        micro_batches=plan.micro_batches_per_step,
-        learning_rate=rate,
-        max_gradient_norm=options.max_gradient_norm,
-        max_skipped_steps=settings.max_skipped_steps,
-        stop_requested=stop_requested,
-    )
-
-
-def build_optimizer(options: OptimizerOpts, names: list[str], seed: int) -> Optimizer:
-    """Return the optimizer with the rule of every weight. Raises ConfigError for weights without one."""
-    rules = weight_rules(
-        names,
-        options.name,
-        no_weight_decay=options.no_weight_decay,
-        no_layer_adaptation=options.no_layer_adaptation,
-        layer_decay=options.layer_decay,
-    )
-    return Optimizer(
+    Raises ConfigError for weights without a rule of the optimizer.
+    """
+    parallel, options = settings.parallel, settings.optimizer_opts
+    optimizer = Optimizer(
         hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
             beta_2=options.beta_2,
             epsilon=options.epsilon,
             weight_decay_rate=options.weight_decay_rate,
         ),
-        rules=rules,
-        seed=seed,
+        rules=weight_rules(
+            list(model.weights),
+            options.name,
+            no_weight_decay=options.no_weight_decay,
+            no_layer_adaptation=options.no_layer_adaptation,
+            layer_decay=options.layer_decay,
+        ),
+        seed=settings.seed,
         random_bits=random_bits if options.stochastic_rounding else None,
+    )
+    return TensorFlowEngine(
+        model.replicas,
+        mesh,
+        seed=settings.seed,
+        optimizer=optimizer,
+        device_mapping=parallel.pipeline_device_mapping or [0],
+        options=UpdateOptions(
+            sharded=parallel.replicated_tensor_sharding,
+            offloaded=parallel.optimizer_state_offload,
+            host=mesh.host,
+            reduce_precision=parallel.reduce_precision,
+            bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
+            compiled=settings.compile != "nothing",
+        ),
+        schedule=parallel.schedule,
+        # The first of three steps still warms up.
+        traced_steps=3 if parallel.trace is not None else 0,
     )
 
 
@@ -211,11 +245,10 @@ def evaluate(
     engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them."""
-    total, group = min(examples, stream.epoch_size or examples), engine.group
+    total, group, head = min(examples, stream.epoch_size or examples), engine.group, engine.head
+    sums = dict.fromkeys(engine.sum_names, 0.0)
+    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
     starts = range(0, total, micro_batch_size)
-    head = engine.head
-    sums: dict[str, float] = dict.fromkeys(engine.sum_names, 0.0)
-    counts: dict[str, float] = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
     for first in starts[group.rank :: group.world_size]:
         rows = stream.rows(np.arange(first, min(total, first + micro_batch_size)))
         for name, value in count(rows, head.COUNTS).items():
@@ -223,8 +256,5 @@ def evaluate(
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
     reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
-    return means(
-        dict(zip(sums, reduced[: len(sums)], strict=True)),
-        dict(zip(counts, reduced[len(sums) :], strict=True)),
-        head.MEANS,
-    )
+    summed = dict(zip(sums, reduced, strict=False))
+    return means(summed, dict(zip(counts, reduced[len(sums) :], strict=True)), head.MEANS)

@@ -3,8 +3,8 @@
 Records that do not fit the run, or the model it starts from, are refused before anything is built.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.tokenizer import case_of, read_tokenizer
+from bert_cli.data.records.tokenizer import TOKENIZER_FILE, case_of, read_tokenizer
 from bert_cli.data.records.vocab import VOCAB_FILE
 from bert_cli.data.stream.buckets import BucketReader
 from bert_cli.data.stream.mixture import Mixture
@@ -24,7 +24,6 @@ from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 
-TRAINING, VALIDATION = "dataset_dir", "validation_dir"
 Run = TypeVar("Run", bound=PretrainSettings)
 
 
@@ -41,20 +40,18 @@ def with_sizes_of_records(settings: Run) -> Run:
     Reads folders on this disk only; one that is absent or incomplete is refused when it is opened.
     Memory, layout and layers depend on these sizes, so they are read before anything is built.
     """
-    if settings.generated_dataset:
-        return settings
     stored: list[StoredSizes] = []
-    for path in settings.dataset_paths:
+    for path in () if settings.generated_dataset else settings.dataset_paths:
         with suppress(DataError):
             stored.append(read_json(Path(path) / "corpus.json", StoredSizes, DataError, ""))
     changed: dict[str, object] = {}
     most = max((sizes.max_sequences_per_pack for sizes in stored), default=1)
     if most > 1 and not is_set(settings, "max_sequences_per_pack"):
         changed["max_sequences_per_pack"] = most
-    vocabularies = [sizes.vocab_size for sizes in stored if sizes.vocab_size is not None]
+    vocab_size = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), None)
     model = settings.bert_config
-    if vocabularies and not is_set(model, "vocab_size") and vocabularies[0] != model.vocab_size:
-        changed["bert_config"] = model.model_copy(update={"vocab_size": vocabularies[0]})
+    if vocab_size and not is_set(model, "vocab_size") and vocab_size != model.vocab_size:
+        changed["bert_config"] = model.model_copy(update={"vocab_size": vocab_size})
     return settings.model_copy(update=changed) if changed else settings
 
 
@@ -77,27 +74,27 @@ def open_stream(
             max_sequences_per_pack=settings.max_sequences_per_pack,
             masking=settings.masking,
         )
-    if settings.dataset_dir is None:
-        raise ConfigError(
-            "dataset_dir",
-            "is missing",
-            "give --dataset-dir, a folder of records that `bert tokenize` has made, or --generated-dataset for "
-            "synthetic examples",
-        )
     named = settings.dataset_dir
+    if named is None:
+        remedy = "a folder of records that `bert tokenize` has made, or --generated-dataset for synthetic examples"
+        raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
     corpora = [WeightedCorpus(path=named)] if isinstance(named, str) else named
     if settings.length_buckets is not None and len(corpora) > 1:
-        raise ConfigError(
-            "length_buckets",
-            "has no effect on several corpora, whose steps have examples of all lengths",
-            "leave it out, or pack with --max-sequences-per-pack",
+        problem = "has no effect on several corpora, whose steps have examples of all lengths"
+        remedy = "leave it out, or pack with --max-sequences-per-pack"
+        raise ConfigError("length_buckets", problem, remedy)
+    folders = [_folder_of(corpus.path, settings, "dataset_dir") for corpus in corpora]
+    sources = [_open_source(folder, settings, "dataset_dir") for folder in folders]
+    if is_set(settings, "masking") and not any(source.is_dynamic for source in sources):
+        held_out = settings.validation_dir and _folder_of(
+            settings.validation_dir, settings, "validation_dir"
         )
-    most = _pack_size(settings)
-    sources = [
-        _open_source(_folder_of(corpus.path, settings, TRAINING), settings, most, TRAINING)
-        for corpus in corpora
-    ]
-    _refuse_masking_without_effect(settings, sources)
+        if not held_out or read_corpus(held_out)["format"] != "dynamic":
+            raise ConfigError(
+                "masking",
+                f"has no effect on {', '.join(map(str, folders))}, whose records are static and masked already",
+                "leave it out, or make the records with --masking dynamic",
+            )
     if len(sources) == 1:
         return _in_order(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]
@@ -108,13 +105,11 @@ def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
     """Return the examples to evaluate on, if any; packed and in buckets as the run where they can be."""
     if settings.validation_dir is None:
         return None
-    folder = _folder_of(settings.validation_dir, settings, VALIDATION)
-    size = settings.global_batch.micro_batch_size
-    corpus = read_corpus(folder)
+    folder = _folder_of(settings.validation_dir, settings, "validation_dir")
+    size, corpus = settings.global_batch.micro_batch_size, read_corpus(folder)
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
-    most = _pack_size(settings) if is_plain else None
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, settings, most, VALIDATION)
+    source = _open_source(folder, settings, "validation_dir", may_pack=is_plain)
     return _in_order(source, Batching(size, size), buckets)
 
 
@@ -122,33 +117,29 @@ def _in_order(source: Records, batching: Batching, buckets: int | None) -> Examp
     return Reader(source, batching) if buckets is None else BucketReader(source, batching, buckets)
 
 
-def _open_source(folder: Path, settings: PretrainSettings, most: int | None, name: str) -> Records:
-    """Open records with up to `most` sequences in an example; their vocabulary must be the model's.
-
-    `name` is the setting that names the folder.
-    """
+def _open_source(
+    folder: Path, settings: PretrainSettings, name: str, may_pack: bool = True
+) -> Records:
+    """Open records, packed if that is set; their vocabulary must be the model's. `name` is the setting."""
+    packs = may_pack and is_set(settings, "max_sequences_per_pack")
     source = open_records(
         folder,
         seed=settings.seed,
         sequence_length=settings.max_seq_length,
         predictions=settings.max_predictions_per_seq,
         masking=settings.masking,
-        max_sequences_per_pack=most,
+        max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
     )
     size, ours = source.corpus["vocab_size"], settings.bert_config.vocab_size
-    if size == ours:
-        return source
-    if name == VALIDATION:
-        raise ConfigError(
-            f"{name} ({folder})",
-            f"has a vocabulary of {size}, and the model one of {ours}",
-            "make these records with the vocabulary of dataset_dir",
-        )
-    raise ConfigError(
-        f"bert_config.vocab_size ({ours})",
-        f"the corpus in {folder} has a vocabulary of {size}",
-        f"give --bert-config.vocab-size {size}",
-    )
+    if size != ours and name == "validation_dir":
+        problem = f"has a vocabulary of {size}, and the model one of {ours}"
+        remedy = "make these records with the vocabulary of dataset_dir"
+        raise ConfigError(f"{name} ({folder})", problem, remedy)
+    if size != ours:
+        problem = f"the corpus in {folder} has a vocabulary of {size}"
+        remedy = f"give --bert-config.vocab-size {size}"
+        raise ConfigError(f"bert_config.vocab_size ({ours})", problem, remedy)
+    return source
 
 
 def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
@@ -156,77 +147,44 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
     if is_remote(path):
         return local_copy(path, settings.dataset_cache.expanduser())
     if not Path(path).is_dir():
-        raise DataError(
-            f"{name} ({path})", "there is no such folder", "give one that `bert tokenize` has made"
-        )
+        remedy = "give one that `bert tokenize` has made"
+        raise DataError(f"{name} ({path})", "there is no such folder", remedy)
     return Path(path)
 
 
-def _pack_size(settings: PretrainSettings) -> int | None:
-    """Return the most sequences of an example; None, as the records have them, where it is not set."""
-    is_chosen = is_set(settings, "max_sequences_per_pack")
-    return settings.max_sequences_per_pack if is_chosen else None
-
-
-def _refuse_masking_without_effect(settings: PretrainSettings, sources: Sequence[Records]) -> None:
-    """Raise ConfigError for a masking where all records of the run, held-out ones too, are masked already."""
-    if not is_set(settings, "masking") or any(source.is_dynamic for source in sources):
-        return
-    held_out = settings.validation_dir
-    if held_out is not None:
-        corpus = read_corpus(_folder_of(held_out, settings, VALIDATION))
-        if corpus["format"] == "dynamic":
-            return
-    raise ConfigError(
-        "masking",
-        f"has no effect on {', '.join(str(source.folder) for source in sources)}, whose records are static and "
-        "masked already",
-        "leave it out, or make the records with --masking dynamic",
-    )
-
-
 def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
-    """Raise ConfigError where the records were made with another vocabulary than the model.
+    """Raise ConfigError where the records were made with another vocabulary or case than the model.
 
     Such a run would train, and slowly forget what the model had learnt: every number is another token.
     A model without a tokenizer cannot be compared. A model in the folder of the `run` is one that the
     run would continue.
     """
-    if not any((model / name).is_file() for name in (VOCAB_FILE, "tokenizer.json")):
+    if not any((model / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
     ours, theirs = read_tokenizer(corpus).pieces, read_tokenizer(model).pieces
-    if ours == theirs:
-        _refuse_another_case(corpus, model)
-        return
-    if run is not None and run in model.parents:
+    where, remedy = f"dataset_dir ({corpus})", "train new weights without --pretrained-ckpt-path"
+    if ours != theirs and run is not None and run in model.parents:
         raise ConfigError(
             f"save_ckpt_path ({run})",
             f"holds a run whose model was trained with another vocabulary than the records in {corpus} have",
             "give a new run another folder, or that run its records",
         )
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    number = next((n for n, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
-    here, there = (repr(p[number]) if number < len(p) else "none" for p in (ours, theirs))
-    raise ConfigError(
-        f"dataset_dir ({corpus})",
-        f"was made with another vocabulary than the model in {model} (token {number:,} is {here} in the records and "
-        f"{there} in the model)",
-        f"make the records with --vocab {model}, or train new weights without --pretrained-ckpt-path",
-    )
-
-
-def _refuse_another_case(corpus: Path, model: Path) -> None:
-    """Raise ConfigError where only one of the two lowercases or strips accents, if both files say so."""
-    ours, theirs = case_of(corpus), case_of(model)
-    if not ours or not theirs or ours == theirs:
-        return
-    name = next(name for name in ours if ours[name] != theirs[name])
-    remedy = "train new weights without --pretrained-ckpt-path"
-    if theirs["do_lower_case"] == theirs["strip_accents"]:
-        cased = "--no-cased" if theirs["do_lower_case"] else "--cased"
-        remedy = f"make the records with {cased}, or {remedy}"
-    raise ConfigError(
-        f"dataset_dir ({corpus})",
-        f"was made with {name} {ours[name]}, and the model in {model} with {name} {theirs[name]}",
-        remedy,
-    )
+    for number, (here, there) in enumerate(zip_longest(ours, theirs)):
+        if here != there:
+            raise ConfigError(
+                where,
+                f"was made with another vocabulary than the model in {model} (token {number:,} is {here!r} in the "
+                f"records and {there!r} in the model)",
+                f"make the records with --vocab {model}, or {remedy}",
+            )
+    cases = case_of(corpus), case_of(model)
+    # Only where both files say it.
+    for name in cases[0] if all(cases) else ():
+        if cases[0][name] != cases[1][name]:
+            if cases[1]["do_lower_case"] == cases[1]["strip_accents"]:
+                cased = "--no-cased" if cases[1]["do_lower_case"] else "--cased"
+                remedy = f"make the records with {cased}, or {remedy}"
+            problem = (
+                f"{name} {cases[0][name]}, and the model in {model} with {name} {cases[1][name]}"
+            )
+            raise ConfigError(where, f"was made with {problem}", remedy)

@@ -1,41 +1,76 @@
 """Fine-tuning, the same for all tasks.
 
-The model is the encoder of the model that the run starts from, with a head for the task. It is trained like
-any run and scored on the development set after each epoch. At the end the best checkpoint is scored, its
-predictions are written, and the scores are printed as one JSON object.
+The model is the encoder of the model that the run starts from, with a head for the task. It is trained like any run
+and scored on the development set after each epoch. At the end the best checkpoint is scored, its predictions are
+written, and the scores are printed as one JSON object. A task has features, labels, and an evaluation of the model's
+logits.
 """
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.training import Plan, plan_of
-from bert_cli.data.finetune.features import FeatureReader, Features
+from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length, read_tokenizer
 from bert_cli.data.stream.synthetic import synthetic_features
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import ARCHITECTURES
 from bert_cli.parallel.engine import Batch, Engine, Mesh
-from bert_cli.tasks.finetune.evaluation import Scorer, fingerprint_of, label_order
-from bert_cli.tasks.finetune.task import Result, Scores, Task
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start, train
-from bert_cli.tasks.run.spec import RunSpec
-from bert_cli.train.folder import SCORES, best_checkpoint, checkpoint_name, complete_checkpoints
+from bert_cli.train import checkpoint
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.metrics import print_line
 
+Floats = npt.NDArray[np.float32]
+Logits = Mapping[str, Floats]
+"""Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
+Scores = dict[str, float]
 Settings = TypeVar("Settings", bound=FinetuneSettings)
-Build = Callable[[Settings, TextTokenizer, start.Source | None], Task]
+Build = Callable[[Settings, TextTokenizer, start.Source | None], "Task"]
 
-SYNTHETIC_EXAMPLES = 12_000
-"""As many as Graphcore's example generates."""
+
+@dataclass(frozen=True)
+class Result:
+    """The scores of a model on the development sets, and what is written about its predictions."""
+
+    scores: Scores = field(default_factory=dict)
+    write: Callable[[Path, Logits], None] = lambda folder, logits: None
+    """Writes predictions into output_dir, also those from the logits of the sets without labels."""
+    table: str = ""
+    """Printed before the scores."""
+    run_files: Mapping[str, JSON] = field(default_factory=dict)
+    """JSON files for the run's folder, which `bert predict` needs besides the model."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task for fine-tuning."""
+
+    labels: int
+    """Outputs of the head."""
+    label_names: Sequence[str] | None
+    """Names of a classifier's labels; None where they have none."""
+    train: Features | None
+    development: Mapping[str, Features] = field(default_factory=dict)
+    evaluate: Callable[[Logits], Result] = lambda logits: Result()
+    """Evaluates the logits of the development sets."""
+    best: str = ""
+    """The score whose highest value decides which checkpoint is the best."""
+    unlabelled: Mapping[str, Features] = field(default_factory=dict)
+    """Sets that are only predicted, at the end."""
 
 
 def run(
@@ -53,30 +88,43 @@ def run(
     if settings.generated_dataset:
         settings, needs = _without_scores(settings), ()
     _check_settings(settings, needs)
+    stopped = False
     with ExitStack() as locks:
         source = _source(settings)
         settings = start.with_shape_of(settings, source)
-        folder = _tokenizer_folder(settings, source)
+        folder = None if source is None else source.folder
+        if settings.tokenizer_path is not None:
+            folder = start.find_tokenizer(settings.tokenizer_path)
         is_default_length = "max_seq_length" not in settings.model_fields_set
-        settings = _with_tokenizer_length(settings, folder)
+        longest = model_max_length(folder) if is_default_length and folder is not None else None
+        if longest is not None and longest < settings.max_seq_length:
+            values = settings.model_dump(exclude_unset=True, by_alias=True)
+            settings = validate(type(settings), Loaded({**values, "max_seq_length": longest}, {}))
         settings, mesh, stop = train.prepare(settings, locks)
         if is_default_length:
             print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
         if settings.generated_dataset:
             print_line("run: trains on synthetic examples; nothing is scored")
-            task = _synthetic_task(settings, label_names)
+            head = settings.LAST_BLOCKS[-1]
+            labels = len(label_names) if label_names is not None else 2 if head == "qa_head" else 1
+            features = synthetic_features(
+                head,
+                12_000,  # as many as Graphcore's example generates
+                labels=labels,
+                vocab_size=settings.bert_config.vocab_size,
+                sequence_length=settings.max_seq_length,
+                seed=settings.seed,
+            )
+            task = Task(labels, label_names, features)
         else:
             assert folder is not None
             tokenizer = read_tokenizer(folder)
-            _check_vocabulary(settings, tokenizer, folder)
-            if source is not None and not settings.do_training:
-                _check_head(settings, source)
+            _check_model(settings, tokenizer, folder, source)
             task = build(settings, tokenizer, source)
         if settings.do_training:
             stopped = _train_seeds(settings, mesh, task, stop, folder)
         else:
             assert source is not None
-            stopped = False
             _only_score(settings, mesh, task, source, stop)
     if stopped:
         train.exit_stopped(settings)
@@ -87,39 +135,35 @@ def run(
 
 def _without_scores(settings: Settings) -> Settings:
     """Return the settings for synthetic examples. ConfigError for what has no effect on them."""
-    useless = {
-        "do_training": not settings.do_training,
-        "do_test": getattr(settings, "do_test", False),
-        "evaluate_every_steps": settings.evaluate_every_steps is not None,
-    }
+    defaults = {"do_training": True, "do_test": False, "evaluate_every_steps": None}
     problem = "has no effect with generated_dataset, whose examples are not scored"
     errors = [
-        ConfigError(f"{name} ({getattr(settings, name)})", problem, "leave out one of them")
-        for name, is_set in useless.items()
-        if is_set
+        ConfigError(f"{name} ({value})", problem, "leave out one of them")
+        for name, default in defaults.items()
+        if (value := getattr(settings, name, default)) != default
     ]
     if errors:
-        raise ConfigError("\n".join(map(str, errors)))
+        raise combine(errors)
     return settings.model_copy(update={"do_validation": False})
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     """Raise one ConfigError for everything that is missing."""
-    errors = [
-        ConfigError(name, "is missing", f"give --{name.replace('_', '-')}")
+    missing = {
+        name: f"give --{name.replace('_', '-')}"
         for name in needs
         if getattr(settings, name) is None
-    ]
+    }
     if settings.pretrained_ckpt_path is None and not settings.generated_dataset:
         remedy = "give --pretrained-ckpt-path, the model to "
         if settings.do_training and settings.tokenizer_path is None:
             remedy += "start from, or, to train new weights, --tokenizer-path and bert_config"
-            errors.append(ConfigError("pretrained_ckpt_path", "is missing", remedy))
+            missing["pretrained_ckpt_path"] = remedy
         elif not settings.do_training and settings.save_ckpt_path is None:
             remedy += "score, or --save-ckpt-path, the folder of the run that trained it"
-            errors.append(ConfigError("pretrained_ckpt_path", "is missing", remedy))
-    output = settings.output_dir
-    if output is not None and not train.is_writable(output / SCORES):
+            missing["pretrained_ckpt_path"] = remedy
+    errors = [ConfigError(name, "is missing", remedy) for name, remedy in missing.items()]
+    if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
         where, remedy = f"output_dir ({output})", "give another --output-dir"
         errors.append(ConfigError(where, "cannot be written", remedy))
     try:
@@ -128,72 +172,39 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     except ConfigError as error:
         errors.append(error)
     if errors:
-        raise ConfigError("\n".join(map(str, errors)))
+        raise combine(errors)
 
 
 def _source(settings: FinetuneSettings) -> start.Source | None:
     """Return the model to start from or, without training, to score: the run's own if there is one."""
-    run = settings.save_ckpt_path
-    if not settings.do_training and run is not None and complete_checkpoints(run):
+    run, given = settings.save_ckpt_path, settings.pretrained_ckpt_path
+    if not settings.do_training and run and (given is None or checkpoint.complete_checkpoints(run)):
         return start.find_source(str(run), "--save-ckpt-path")
-    if settings.pretrained_ckpt_path is not None:
-        return start.find_source(settings.pretrained_ckpt_path)
-    return None if settings.do_training else start.find_source(str(run), "--save-ckpt-path")
+    return None if given is None else start.find_source(given)
 
 
-def _tokenizer_folder(settings: FinetuneSettings, source: start.Source | None) -> Path | None:
-    """Return the tokenizer's folder; None only where synthetic examples train new weights."""
-    if settings.tokenizer_path is not None:
-        return start.find_tokenizer(settings.tokenizer_path)
-    return source.folder if source is not None else None
-
-
-def _with_tokenizer_length(settings: Settings, folder: Path | None) -> Settings:
-    """Return the settings with the tokenizer's maximum length, if they have none and it is shorter."""
-    if "max_seq_length" in settings.model_fields_set or folder is None:
-        return settings
-    longest = model_max_length(folder)
-    if longest is None or longest >= settings.max_seq_length:
-        return settings
-    values = settings.model_dump(exclude_unset=True, by_alias=True)
-    return validate(type(settings), Loaded({**values, "max_seq_length": longest}, {}))
-
-
-def _check_vocabulary(settings: FinetuneSettings, tokenizer: TextTokenizer, folder: Path) -> None:
+def _check_model(
+    settings: FinetuneSettings,
+    tokenizer: TextTokenizer,
+    folder: Path,
+    source: start.Source | None,
+) -> None:
+    """Refuse a tokenizer that is too large, and to score a model of another task, before the data are read."""
     size, model_size = len(tokenizer.pieces), settings.bert_config.vocab_size
     if size > model_size:
-        remedy = (
-            "give --tokenizer-path, the folder of the tokenizer that the model was trained with"
+        raise ConfigError(
+            f"{folder} (tokenizer of {size:,} pieces)",
+            f"is too large for the model, whose vocabulary has {model_size:,}",
+            "give --tokenizer-path, the folder of the tokenizer that the model was trained with",
         )
-        where, problem = f"{folder} (tokenizer of {size:,} pieces)", "is too large for the model"
-        raise ConfigError(where, f"{problem}, whose vocabulary has {model_size:,}", remedy)
-
-
-def _check_head(settings: FinetuneSettings, source: start.Source) -> None:
-    """Refuse a model of another task, before the data are read."""
     wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
-    if source.architecture not in (wanted, "?"):
-        problem = f"was not trained for this task, which needs a {wanted}"
-        raise _another_model(source, problem)
+    if source and not settings.do_training and source.architecture not in (wanted, "?"):
+        raise _another_model(source, f"was not trained for this task, which needs a {wanted}")
 
 
 def _another_model(source: start.Source, problem: str) -> ConfigError:
     remedy = "leave out --no-do-training, or give a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
-
-
-def _synthetic_task(settings: FinetuneSettings, label_names: Sequence[str] | None) -> Task:
-    head = settings.LAST_BLOCKS[-1]
-    labels = len(label_names) if label_names is not None else 2 if head == "qa_head" else 1
-    features = synthetic_features(
-        head,
-        SYNTHETIC_EXAMPLES,
-        labels=labels,
-        vocab_size=settings.bert_config.vocab_size,
-        sequence_length=settings.max_seq_length,
-        seed=settings.seed,
-    )
-    return Task(labels, label_names, features)
 
 
 # --- training
@@ -205,68 +216,68 @@ def _train_seeds(
     """Train with each seed; return whether a request stopped it."""
     results: list[Scores] = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        with ExitStack() as locks:
-            one = _with_seed(settings, seed)
-            finished, scores = _train_and_score(one, mesh, task, stop, locks, tokenizer)
-        if not finished:
+        one = settings
+        if settings.seeds > 1:
+            print_line(f"seed {seed}:")
+            folders = {
+                name: folder / f"seed_{seed}"
+                for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
+                if (folder := getattr(settings, name)) is not None
+            }
+            one = settings.model_copy(update={"seed": seed, **folders})
+        scores = _train_and_score(one, mesh, task, stop, tokenizer)
+        if scores is None:
             return not settings.compile_only
-        results += [scores] if scores is not None else []
+        results += [scores] if scores else []
     if len(results) > 1:
         _report_seeds(settings, results, mesh.processes.rank)
     return False
 
 
-def _with_seed(settings: Settings, seed: int) -> Settings:
-    if settings.seeds == 1:
-        return settings
-    print_line(f"seed {seed}:")
-    folders = {
-        name: folder / f"seed_{seed}"
-        for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
-        if (folder := getattr(settings, name)) is not None
-    }
-    return settings.model_copy(update={"seed": seed, **folders})
-
-
 def _train_and_score(
-    settings: FinetuneSettings,
-    mesh: Mesh,
-    task: Task,
-    stop: StopRequest,
-    locks: ExitStack,
-    tokenizer: Path | None,
-) -> tuple[bool, Scores | None]:
-    """Run one seed; return whether it reached its end, and its scores if there are any."""
+    settings: FinetuneSettings, mesh: Mesh, task: Task, stop: StopRequest, tokenizer: Path | None
+) -> Scores | None:
+    """Run one seed; return its scores, none where nothing is scored, or None if it did not reach its end."""
     assert task.train is not None
     plan, reader, sample = open_features(settings, task.train, mesh)
     scorer = Scorer(settings, task, stop)
-    spec = RunSpec(
+    sets = {**task.development, **task.unlabelled}
+    digests = (f"{name} {zlib.crc32(one.tokens.tobytes())}" for name, one in sets.items())
+    per_epoch = -(-len(task.train) // plan.examples_per_step)
+    spec = assemble.RunSpec(
         plan=plan,
         stream=reader,
         sample=sample,
         form=lambda model: start.disk_format(settings, model, tokenizer, task.label_names),
         evaluate=scorer.evaluate if settings.do_validation else None,
-        held_out=fingerprint_of({**task.development, **task.unlabelled}),
-        evaluate_every=settings.evaluate_every_steps
-        or -(-len(task.train) // plan.examples_per_step),
+        held_out=", ".join(digests),
+        evaluate_every=settings.evaluate_every_steps or per_epoch,
         best=task.best,
         labels=task.labels,
     )
-    trained = train.run_training(settings, mesh, spec, stop, locks)
-    if not trained.finished:
-        return False, None
-    if settings.dry_run or not settings.do_validation:
-        return True, None
-    best = _best_checkpoint(settings, trained.engine)
-    try:
-        result = scorer.best_result(trained.engine, best, trained.state.weights)
-        print_line(f"run: the best checkpoint is {best}; its predictions and scores follow")
-        _write(settings, task, trained.engine, scorer, result)
-    except StoppedWhileScoringError:
-        print_line("run: stopped before its end; the same command scores the trained model")
-        return False, None
+    with ExitStack() as locks:
+        engine, state, status = train.run_training(settings, mesh, spec, stop, locks)
+        if status != "finished":
+            return None
+        folder, step = settings.save_ckpt_path, -1
+        if settings.dry_run or not settings.do_validation or folder is None:
+            return {}
+        # As rank 0 sees it: a file may appear later on another host.
+        if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
+            step = checkpoint.step_of(best)
+        step = int(engine.group.broadcast([step])[0])
+        path = folder / checkpoint.checkpoint_name(step)
+        try:
+            start.load_weights(start.find_source(str(path)), state.weights)
+            is_best = scorer.best is not None and scorer.best[0] == step
+            result = scorer.result if is_best else scorer.score(engine)
+            print_line(f"run: the best checkpoint is {path}; its predictions and scores follow")
+            _write(settings, task, engine, scorer, result)
+        except StoppedWhileScoringError:
+            print_line("run: stopped before its end; the same command scores the trained model")
+            return None
     print_line(json.dumps(result.scores))
-    return True, result.scores
+    return result.scores
 
 
 def open_features(
@@ -288,17 +299,6 @@ def open_features(
     return plan, reader, sample
 
 
-def _best_checkpoint(settings: FinetuneSettings, engine: Engine) -> Path:
-    """Return the best checkpoint as rank 0 sees it: a file may appear later on another host."""
-    folder, step = settings.save_ckpt_path, -1
-    assert folder is not None
-    if engine.group.rank == 0:
-        best = best_checkpoint(folder)
-        assert best is not None, "a run that was evaluated has a best checkpoint"
-        step = int(best.name.rpartition("_")[2])
-    return folder / checkpoint_name(int(engine.group.broadcast([step])[0]))
-
-
 def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: int) -> None:
     """Print and write the mean and standard deviation of each score over the seeds."""
     print_line(f"{len(results)} seeds, {settings.seed} to {settings.seed + len(results) - 1}:")
@@ -307,16 +307,84 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
         values = [scores[name] for scores in results]
         mean, deviation = statistics.mean(values), statistics.stdev(values)
         spread[name] = {"mean": mean, "standard_deviation": deviation, "values": values}
-        print_line(
-            f"  {name}: {mean:.4f} +- {deviation:.4f}  ({', '.join(f'{v:.4f}' for v in values)})"
-        )
+        each = ", ".join(f"{value:.4f}" for value in values)
+        print_line(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({each})")
     assert settings.save_ckpt_path is not None
     if rank == 0:
-        write_json_atomically(settings.save_ckpt_path / SCORES, spread)
+        write_json_atomically(settings.save_ckpt_path / checkpoint.SCORES, spread)
     print_line(json.dumps(spread))
 
 
 # --- scoring
+
+
+class Scorer:
+    """Scores the development sets of a run, and remembers the best result.
+
+    Examples are batched by length and divided among the processes. A request to stop is checked between
+    batches, since a large set takes minutes.
+    """
+
+    def __init__(
+        self,
+        settings: FinetuneSettings,
+        task: Task,
+        stop: Callable[[], bool],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """Score with this model's settings; `order` has the model's output of each label of the task."""
+        self.task, self.stop, self.order = task, stop, order
+        self.micro_batch_size = settings.global_batch.micro_batch_size
+        self.max_seq_length = settings.max_seq_length
+        self.is_per_position = settings.LAST_BLOCKS[-1] != "glue_head"
+        self.best: tuple[int, float] | None = None
+        """Step and score; of equal scores the older."""
+        self.result = Result()
+
+    def evaluate(self, engine: Engine, step: int) -> Scores:
+        """Return the scores of the current weights. Raises StoppedWhileScoringError on a request to stop."""
+        result = self.score(engine)
+        value = result.scores[self.task.best]
+        if self.best is None or value > self.best[1]:
+            self.best, self.result = (step, value), result
+        return result.scores
+
+    def score(self, engine: Engine) -> Result:
+        """Return the result of the current weights."""
+        return self.task.evaluate(self.logits(engine, self.task.development))
+
+    def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
+        """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
+        logits: dict[str, Any] = {}
+        for name, features in sets.items():
+            values = self._predict(engine, features)
+            if not np.isfinite(values).all():
+                remedy = "check its weights, or choose a higher precision"
+                raise DeviceError(name, "the model's outputs are not finite", remedy)
+            logits[name] = values if self.order is None else values[:, self.order]
+        return logits
+
+    def _predict(self, engine: Engine, features: Features) -> Floats:
+        """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
+        group = engine.group
+        rows = len(features.tokens) if self.is_per_position else len(features)
+        logits = np.zeros((rows, self.task.labels), np.float32)
+        starts, lengths = features.starts, features.lengths
+        batches = by_length(features, self.micro_batch_size)
+        for first in range(0, len(batches), group.world_size):
+            if group.all_reduce([self.stop()])[0]:
+                raise StoppedWhileScoringError
+            for numbers in batches[first + group.rank : first + group.world_size][:1]:
+                # Filled up with its own examples: another number of examples would be traced again.
+                filled = np.resize(numbers, self.micro_batch_size)
+                length = padded_length(int(lengths[numbers].max()), self.max_seq_length)
+                values = engine.predict(features.batch(filled, length))[: len(numbers)]
+                if self.is_per_position:
+                    inside = np.arange(length) < lengths[numbers, None]
+                    logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
+                else:
+                    logits[numbers] = values
+        return group.all_reduce(logits).astype(np.float32)
 
 
 def _only_score(
@@ -328,17 +396,35 @@ def _only_score(
     new, _ = start.load_weights(source, model.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
-    scorer = Scorer(settings, task, stop, label_order(source, task.label_names))
+    scorer = Scorer(settings, task, stop, _label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
         result = scorer.score(engine)
-        if settings.save_ckpt_path is not None or settings.output_dir is not None:
-            _write(settings, task, engine, scorer, result)
-        elif result.table:
-            print_line(result.table)
+        _write(settings, task, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
     print_line(json.dumps(result.scores))
+
+
+def _label_order(source: start.Source, names: Sequence[str] | None) -> list[int] | None:
+    """Return the model's output of each of the task's labels; None where they are in order already.
+
+    ConfigError for a model of other labels. Labels without names are assumed to be in the task's order, which
+    is printed.
+    """
+    own = source.label_names
+    if names is None or own == tuple(names):
+        return None
+    if own is None or own == tuple(f"LABEL_{number}" for number in range(len(names))):
+        assumed = f"have no names; assumed to be in this order: {', '.join(names)}"
+        print_line(f"run: the labels of {source.folder} {assumed}")
+        return None
+    if sorted(own) != sorted(names):
+        where = f"{source.where} (labels {', '.join(own)})"
+        problem = f"are not those of this task ({', '.join(names)})"
+        raise ConfigError(where, problem, "give a model that was trained for it")
+    print_line(f"run: the labels of {source.folder} are in another order, which is converted")
+    return [own.index(name) for name in names]
 
 
 def _write(
@@ -346,13 +432,14 @@ def _write(
 ) -> None:
     """Predict the sets without labels; write predictions into output_dir and scores into the run's folder.
 
-    If only one of the folders is given, it receives everything.
+    If only one of the folders is given, it receives everything; if none is, nothing is written.
     """
-    run = settings.save_ckpt_path or settings.output_dir
-    output = settings.output_dir or run
-    assert run is not None and output is not None
     if result.table:
         print_line(result.table)
+    run = settings.save_ckpt_path or settings.output_dir
+    output = settings.output_dir or run
+    if run is None or output is None:
+        return
     unlabelled = scorer.logits(engine, task.unlabelled)
     if engine.group.rank == 0:
         for folder in (run, output):
@@ -360,4 +447,4 @@ def _write(
         result.write(output, unlabelled)
         for name, value in result.run_files.items():
             write_json_atomically(run / name, value)
-        write_json_atomically(run / SCORES, result.scores)
+        write_json_atomically(run / checkpoint.SCORES, result.scores)

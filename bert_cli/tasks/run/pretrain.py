@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from bert_cli.config.training import PretrainSettings, make_plan
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, start, train
-from bert_cli.tasks.run.spec import RunSpec
 from bert_cli.train.metrics import print_line
 
 
@@ -26,9 +25,8 @@ def run(settings: PretrainSettings) -> None:
         size = settings.bert_config.vocab_size
         if size != configured.bert_config.vocab_size:
             print_line(f"bert_config.vocab_size: {size:,}, as the records have")
-        rank, world_size = mesh.processes.rank, mesh.processes.count
         per_step = make_plan(settings, None).examples_per_step
-        stream = corpora.open_stream(settings, per_step, rank, world_size)
+        stream = corpora.open_stream(settings, per_step, mesh.processes.rank, mesh.processes.count)
         folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
@@ -47,7 +45,7 @@ def run(settings: PretrainSettings) -> None:
             examples = settings.evaluation_examples
             return build.evaluate(engine, held_out, examples, plan.micro_batch_size)
 
-        spec = RunSpec(
+        spec = build.RunSpec(
             plan=plan,
             stream=stream,
             sample=stream.first_micro_batches(len(mesh.devices)),

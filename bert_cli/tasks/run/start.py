@@ -1,34 +1,49 @@
 """Models on disk and the initial state of a run.
 
-A run starts from the first of these: its own newest complete checkpoint; the weights that the settings
-name (a checkpoint of ours, a Hugging Face folder or name, a TensorFlow checkpoint of Google's or
-Graphcore's example); new weights from the seed. The choice is printed.
+A run starts from the first of these: its own newest complete checkpoint; the weights that the settings name (a
+checkpoint of ours, a Hugging Face folder or name, a TensorFlow checkpoint of Google's or Graphcore's example); new
+weights from the seed. Weights are read under Hugging Face's names from every kind of file that a BERT is published in;
+a Keras model is refused with the way to convert it. Nothing is unpickled.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
-from bert_cli.errors import CheckpointError, nearest
+from bert_cli.errors import CheckpointError, nearest, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model import hf, tf1, tf2
-from bert_cli.tasks.run import weight_files
 from bert_cli.tasks.run.build import Model
 from bert_cli.train import checkpoint
-from bert_cli.train.folder import best_checkpoint, complete_checkpoints
-from bert_cli.train.step import State
+from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
+from bert_cli.train.loop import State
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+Tensors = Mapping[str, npt.NDArray[Any]]
+TORCH = "pytorch_model.bin"
+FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
+"""Weights in a Hugging Face folder; the first one that exists is read, as in transformers."""
+KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 MODEL_FILES = (
     f"a model's folder has config.json and {checkpoint.MODEL}, "
     f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
 )
+# LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
+TENSORFLOW_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError)
 
 
 @dataclass(frozen=True)
@@ -62,9 +77,19 @@ class Source:
         """Return the name of its class in transformers."""
         return str((self.described.get("architectures") or ["?"])[0])
 
-    def tensors(self) -> weight_files.Tensors:
+    def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
-        return weight_files.read(self.weights)
+        return _read(self.weights)
+
+
+class ShardIndex(BaseModel):
+    """The index of weights in several files."""
+
+    weight_map: dict[str, str]
+    """Name of a weight -> name of its file, in the folder of the index."""
+
+
+# --- find a model
 
 
 def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
@@ -73,30 +98,27 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     A run's folder means its best checkpoint, or the newest if none was scored. Raises CheckpointError
     when there is no model.
     """
-    path = Path(name).expanduser()
-    prefix = weight_files.tensorflow_prefix(path)
-    if prefix is not None:
-        return _tensorflow_source(prefix)
-    path = find_folder(name, flag)
-    config = path / "config.json"
-    return Source(path, _read_config(config), str(config), weight_files.find_file(path))
-
-
-def _tensorflow_source(prefix: Path) -> Source:
-    """Return a TensorFlow checkpoint with the config in its folder: bert_config.json or config.json."""
-    shapes = weight_files.tensorflow_shapes(prefix)
+    prefix = _tensorflow_prefix(Path(name).expanduser())
+    if prefix is None:
+        folder = find_folder(name, flag)
+        weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
+        if weights is None:
+            _refuse_keras(folder)
+        config = folder / "config.json"
+        return Source(folder, _read_config(config), str(config), weights or folder / FILES[0])
+    shapes = _open(prefix).get_variable_to_shape_map()
+    if not tf2.is_object_based(shapes):
+        config = prefix.parent / TF1_CONFIG
+        described = {**tf1.config_of(_read_config(config)), **tf1.architecture_of(shapes)}
+        return Source(prefix.parent, described, str(config), prefix)
     config = prefix.parent / "config.json"
-    if tf2.is_object_based(shapes):
-        if not config.is_file():
-            raise CheckpointError(
-                str(prefix),
-                "is a TensorFlow 2 checkpoint without its shape",
-                f"write {config} with the bert_config that it was trained with, and the tokenizer's vocab.txt",
-            )
-        return Source(prefix.parent, _read_config(config), str(config), prefix)
-    config = prefix.parent / TF1_CONFIG
-    described = {**tf1.config_of(_read_config(config)), **tf1.architecture_of(shapes)}
-    return Source(prefix.parent, described, str(config), prefix)
+    if not config.is_file():
+        raise CheckpointError(
+            str(prefix),
+            "is a TensorFlow 2 checkpoint without its shape",
+            f"write {config} with the bert_config that it was trained with, and the tokenizer's vocab.txt",
+        )
+    return Source(prefix.parent, _read_config(config), str(config), prefix)
 
 
 def source_of(settings: TrainSettings) -> Source | None:
@@ -114,41 +136,27 @@ def source_of(settings: TrainSettings) -> Source | None:
 
 def find_folder(name: str, flag: str) -> Path:
     """Return the model's folder for a path, a run's folder or a name on the hub."""
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        return _find_on_hub(name, path, flag)
+    path, where = Path(name).expanduser(), f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
     best, complete = best_checkpoint(path), complete_checkpoints(path)
     if best is not None or complete:
         return best or complete[-1]
-    weight_files.refuse_keras(path)
-    runs = sorted(run for run in path.glob("*/") if complete_checkpoints(run))
-    if runs:
-        raise CheckpointError(
-            f"{flag} ({path})", "is a folder of runs", f"give one of them, as {runs[0]}"
-        )
-    raise CheckpointError(
-        f"{flag} ({path})",
-        "has neither a checkpoint nor a model",
-        f"a run's folder has step_*/, {MODEL_FILES}",
-    )
-
-
-def _find_on_hub(name: str, path: Path, flag: str) -> Path:
-    """Download a model, or raise CheckpointError for a name that is more likely a wrong path."""
-    weight_files.refuse_keras(path)
-    where = f"{flag} ({name})"
-    if path.exists() or name.startswith((".", "/", "~")):
-        raise CheckpointError(where, "is no folder", "give a checkpoint or a model's name")
-    # A name on the hub is MODEL or OWNER/MODEL.
+    _refuse_keras(path)
+    if path.is_dir():
+        runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
+        problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
+        remedy = f"give one of them, as {runs[0]}" if runs else MODEL_FILES
+        raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
         raise CheckpointError(where, "is no model's name", "give the model first, then the text")
-    if name.count("/") > 1 or (name.count("/") == 1 and path.parent.is_dir()):
+    # A name on the hub is MODEL or OWNER/MODEL.
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
         near = nearest(path.name, [folder.name for folder in path.parent.glob("*/")])
         hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
-        raise CheckpointError(where, "no such folder", hint)
-    return _download(name, flag)
+        raise CheckpointError(where, "is no folder", hint)
+    return _download(name, where)
 
 
 def find_tokenizer(name: str) -> Path:
@@ -166,23 +174,39 @@ def _read_config(path: Path) -> dict[str, Any]:
     return read_json(path, dict[str, Any], CheckpointError, MODEL_FILES)
 
 
-def _download(name: str, flag: str) -> Path:
+def _download(name: str, where: str) -> Path:
     # 1 s to import.
     from huggingface_hub import snapshot_download
 
     try:
         patterns = ["*.json", "*.txt", "model*.safetensors"]
         folder = Path(snapshot_download(name, allow_patterns=patterns))
-        if not any((folder / file).is_file() for file in weight_files.FILES[:2]):
+        if not any((folder / file).is_file() for file in FILES[:2]):
             # Older models have PyTorch's files alone.
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
     except Exception as error:  # the hub's client raises a dozen kinds
+        problem = "is neither a folder nor a model on the hub"
+        raise CheckpointError(where, problem, "check the name and the network") from error
+
+
+def _refuse_keras(path: Path) -> None:
+    """Raise CheckpointError when the path is a Keras model or a folder that holds one."""
+    files = [file for pattern in KERAS for file in sorted(path.glob(pattern))]
+    if path.is_file() and any(map(path.match, KERAS)):
+        files = [path]
+    if files:
         raise CheckpointError(
-            f"{flag} ({name})",
-            "is neither a folder nor a model on the hub",
-            "check the name and the network",
-        ) from error
+            str(files[0]),
+            "is a Keras model, which cannot be read",
+            "load it in the program that wrote it and save a TensorFlow checkpoint with save_weights, or, for "
+            "transformers' tf_model.h5, run "
+            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) where "
+            "transformers 4 and TensorFlow are installed",
+        )
+
+
+# --- the initial state
 
 
 def with_shape_of(settings: Settings, source: Source | None) -> Settings:
@@ -228,15 +252,8 @@ def load_state(
     folder = settings.save_ckpt_path
     checkpoints = complete_checkpoints(folder) if folder is not None else []
     if checkpoints:
-        newest = checkpoints[-1]
-        checkpoint.resume(newest, state, form, fixed, settings.model_dump(mode="json"))
-        description = f"continues from {newest} (step {state.step:,})"
-        version = checkpoint.read_state(newest).versions.get("bert_cli", "")
-        schedule = settings.optimizer_opts.learning_rate.schedule_name
-        if version.startswith("0.1.") and schedule == "up_down":
-            description += f"; it was saved by {version}, and "
-            description += "the learning rate falls to 1e-7 on the last step since 0.2.0"
-        return description
+        checkpoint.resume(checkpoints[-1], state, form, fixed, settings.model_dump(mode="json"))
+        return f"continues from {checkpoints[-1]} (step {state.step:,})"
     if settings.pretrained_ckpt_path is not None:
         source = find_source(settings.pretrained_ckpt_path)
         return load_pretrained(source, settings.bert_config, state, form.config.get("id2label"))
@@ -282,3 +299,139 @@ def load_weights(
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+# --- read weights
+
+
+def _read(path: Path) -> Tensors:
+    """Return all weights of a file, an index or a TensorFlow prefix under Hugging Face's names."""
+    if path.suffix == ".json":
+        return _read_shards(path)
+    if path.suffix == ".bin":
+        return _read_torch(path)
+    if path.suffix == ".safetensors":
+        return checkpoint.read_tensors(path)
+    return _read_tensorflow(path)
+
+
+def _read_shards(index: Path) -> Tensors:
+    remedy = "copy all files of the model again"
+    files = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
+    shards: dict[str, Tensors] = {}
+    for file in sorted(set(files.values())):
+        path = index.parent / file
+        if Path(file).name != file or path.suffix not in (".safetensors", ".bin"):
+            problem = "is no file of weights in the folder of the index"
+            raise CheckpointError(f"{index} ({file!r})", problem, remedy)
+        if not path.is_file():
+            raise CheckpointError(str(path), "is missing", remedy)
+        shards[file] = _read(path)
+    for name, file in files.items():
+        if name not in shards[file]:
+            raise CheckpointError(str(index.parent / file), f"lacks the weight {name}", remedy)
+    return {name: shards[file][name] for name, file in files.items()}
+
+
+def _read_torch(path: Path) -> Tensors:
+    """Read PyTorch's file with its loader for tensors, which executes nothing in it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            str(path),
+            f"is a file of PyTorch's, and reading it {needs_extra('export')}",
+            "or convert it where PyTorch and transformers are installed: "
+            "AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        ) from error
+    try:
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # NumPy has no bfloat16; float32 holds all its values.
+        return {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            for name, value in tensors.items()
+        }
+    except Exception as error:  # the loader has no common exception
+        problem = f"cannot be read as weights only ({_first_line(error)})"
+        remedy = f"convert it to {checkpoint.MODEL} where it was written"
+        raise CheckpointError(str(path), problem, remedy) from error
+
+
+def _tensorflow_prefix(path: Path) -> Path | None:
+    """Return the prefix of the TensorFlow checkpoint that the path is or contains.
+
+    Of several the one that TensorFlow's file `checkpoint` names, else the newest of `STEP.ckpt`, as in
+    Graphcore's example. Raises CheckpointError for several other ones.
+    """
+    if not path.is_dir():
+        bare = path.with_suffix("") if path.suffix == ".index" else path
+        return bare if bare.with_name(f"{bare.name}.index").is_file() else None
+    if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):
+        return None
+    prefixes = [
+        index.with_suffix("")
+        for index in sorted(path.glob("*.index"))
+        if ".ckpt" in index.name or any(path.glob(f"{index.stem}.data-*-of-*"))
+    ]
+    if len(prefixes) < 2:
+        return prefixes[0] if prefixes else None
+    try:
+        state = tf.train.get_checkpoint_state(str(path))
+    except TENSORFLOW_ERRORS as error:
+        problem = f"cannot be read ({_first_line(error)})"
+        raise CheckpointError(str(path / "checkpoint"), problem, "remove it") from error
+    # By its name: the folder may have been moved.
+    named = path / Path(state.model_checkpoint_path).name if state else None
+    if named in prefixes:
+        return named
+    if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
+        return max(prefixes, key=lambda prefix: int(prefix.stem))
+    names = ", ".join(prefix.name for prefix in prefixes)
+    raise CheckpointError(
+        str(path), f"holds {len(prefixes)} checkpoints ({names})", "give one of them"
+    )
+
+
+def _open(prefix: Path) -> Any:
+    try:
+        return tf.train.load_checkpoint(str(prefix))
+    except TENSORFLOW_ERRORS as error:
+        raise _unreadable(prefix, error) from error
+
+
+def _read_tensorflow(prefix: Path) -> Tensors:
+    reader = _open(prefix)
+    names = reader.get_variable_to_shape_map()
+    try:
+        if tf2.is_object_based(names):
+            graph = TrackableObjectGraph.FromString(reader.get_tensor(tf2.GRAPH))
+            return tf2.to_hf_names(_nodes(graph), reader.get_tensor, where=str(prefix))
+        # Moments are twice the size of the weights. Variables of other models are read and then refused.
+        tensors = {
+            name: np.asarray(reader.get_tensor(name))
+            for name in names
+            if not tf1.TRAINING.fullmatch(name)
+        }
+    except TENSORFLOW_ERRORS as error:
+        raise _unreadable(prefix, error) from error
+    return tf1.to_hf_names(tensors, where=str(prefix))
+
+
+def _nodes(graph: TrackableObjectGraph) -> list[tf2.Node]:
+    return [
+        tf2.Node(
+            {child.local_name: child.node_id for child in node.children},
+            next((attribute.checkpoint_key for attribute in node.attributes), None),
+            next((attribute.full_name for attribute in node.attributes), ""),
+        )
+        for node in graph.nodes
+    ]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _unreadable(prefix: Path, error: Exception) -> CheckpointError:
+    remedy = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
+    return CheckpointError(str(prefix), f"cannot be read ({_first_line(error)})", remedy)

@@ -1,45 +1,75 @@
 """The training run that pre-training and fine-tuning share.
 
-Find the processes and devices, build the model and engine, load the state, train with hooks, save.
-The same command with the same folder continues a run.
+Find the processes and devices, build the model and engine, load the state, train with hooks, save. The same command
+with the same folder continues a run. A step that is to be scored is saved first: an evaluation may take minutes, and a
+kill during it would lose all steps since the last checkpoint. Processes that differ would wait for one another
+forever, or train different weights silently, so they are compared before they continue.
 """
 
+import hashlib
+import json
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from bert_cli.config import layout
 from bert_cli.config.training import TrainSettings, describe
 from bert_cli.data.stream.prefetch import read_ahead
-from bert_cli.errors import ConfigError
+from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
-from bert_cli.parallel.cluster import Processes, find_processes
-from bert_cli.parallel.engine import Mesh
+from bert_cli.parallel.cluster import find_processes
+from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup
 from bert_cli.parallel.rendezvous import StoppedWhileJoiningError
 from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.parallel.watchdog import Watchdog
-from bert_cli.tasks.run import agreement, build, hooks, start
-from bert_cli.tasks.run.spec import Run, RunResult, RunSpec
+from bert_cli.tasks.run import build, start
+from bert_cli.tasks.run.build import Run, RunSpec
 from bert_cli.train import checkpoint, metrics
-from bert_cli.train.folder import (
-    METRICS,
-    SETTINGS,
-    checkpoint_name,
-    lock_run,
-    prune,
-    remove_partial_checkpoints,
+from bert_cli.train.checkpoint import METRICS, checkpoint_name
+from bert_cli.train.loop import (
+    BackgroundWriter,
+    Every,
+    Hook,
+    Info,
+    State,
+    StoppedWhileScoringError,
+    StopRequest,
+    copy_state,
+    gather_moments,
+    train,
 )
-from bert_cli.train.loop import Every, StopRequest, train
-from bert_cli.train.metrics import ProgressBar, format_duration, print_line
-from bert_cli.train.saving import BackgroundWriter, copy_state, gather_moments
-from bert_cli.train.step import State
+from bert_cli.train.metrics import Pace, ProgressBar, format_duration, print_line
 
 DRY_RUN_STEPS = 2
+# Settings that decide when the processes enter a collective, with `global_batch` and `parallel`.
+COLLECTIVE = (
+    "evaluate_every_steps",
+    "evaluation_examples",
+    "validation_dir",
+    "max_skipped_steps",
+    "do_validation",
+    "do_test",
+    "seeds",
+    "global_batch",
+    "dry_run",
+)
 Settings = TypeVar("Settings", bound=TrainSettings)
+Hooks = list[tuple[Hook, Every]]
+
+
+class RunResult(NamedTuple):
+    """The end of a run."""
+
+    engine: Engine
+    state: State
+    status: Literal["finished", "stopped", "compiled"]
 
 
 def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopRequest]:
@@ -49,7 +79,11 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
     metrics.silent = processes.rank > 0
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
-    settings = _with_layout(settings, processes)
+    if settings.parallel.layout != "given":
+        kind, local_devices, memory = devices_here(processes)
+        devices = local_devices * processes.count
+        settings = layout.propose(settings, devices, memory, processes.count)
+        print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
     try:
         mesh = build.open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
@@ -67,12 +101,17 @@ def run_training(
 
     `stack` keeps the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    began = time.monotonic()
-    print_line(f"plan:\n{describe(spec.plan)}\n{_describe_layout(settings, mesh)}")
-    run = _build(settings, mesh, spec, stop)
-    engine, state, total = run.engine, run.state, spec.plan.total_steps
-    report_after = settings.cluster.report_waiting_after_seconds
-    stack.enter_context(Watchdog(engine.group, report_after))
+    began, plan = time.monotonic(), spec.plan
+    print_line(f"plan:\n{describe(plan)}\n{_describe_layout(settings, mesh)}")
+    model, engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
+    fixed = checkpoint.fixed_settings(
+        settings.model_dump(mode="json"),
+        plan.examples_per_step,
+        plan.total_steps,
+        spec.stream.fingerprint,
+    )
+    run = Run(settings, spec, engine, state, step, spec.form(model), fixed)
+    stack.enter_context(Watchdog(engine.group, settings.cluster.report_waiting_after_seconds))
     _load_state(run, stack)
     ready = time.monotonic()
     if settings.compile_only:
@@ -83,16 +122,23 @@ def run_training(
         )
         engine.group.barrier()
         return RunResult(engine, state, "compiled")
-    if run.saves and not hooks.score_resumed(run):
+    if run.saves and not _score_resumed(run):
         return RunResult(engine, state, "stopped")
-    if state.step >= total:
-        print_line(f"run: all {total:,} steps are done; nothing to do")
+    if state.step >= plan.total_steps:
+        print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
         engine.group.barrier()
         return RunResult(engine, state, "finished")
     finished = _train(run, stop, stack, ready - began)
     # A process that ends earlier would be taken for lost by those that still save.
     engine.group.barrier()
-    print_line(_last_message(run, time.monotonic() - began, finished))
+    duration, at = format_duration(time.monotonic() - began), f"step {state.step:,}"
+    if settings.dry_run:
+        print_line(f"run: dry run ended at {at} after {duration}; nothing was saved")
+    elif finished:
+        newest = run.folder / checkpoint_name(state.step)
+        print_line(f"run: {state.step:,} steps done, {duration}; the model is {newest}")
+    else:
+        print_line(f"run: stopped at {at} and saved; the same command continues")
     return RunResult(engine, state, "finished" if finished else "stopped")
 
 
@@ -106,32 +152,17 @@ def check_output_paths(settings: TrainSettings) -> None:
     """Raise ConfigError when the run has no folder to save in, or its trace cannot be written."""
     trace = settings.parallel.trace
     if trace is not None and not is_writable(trace):
-        raise ConfigError(
-            f"parallel.trace ({trace})",
-            "cannot be written",
-            "choose another file, in an existing folder",
-        )
+        remedy = "choose another file, in an existing folder"
+        raise ConfigError(f"parallel.trace ({trace})", "cannot be written", remedy)
     if not settings.dry_run and not settings.compile_only and settings.save_ckpt_path is None:
-        raise ConfigError(
-            "save_ckpt_path", "is not given", "give --save-ckpt-path, the folder of this run"
-        )
+        remedy = "give --save-ckpt-path, the folder of this run"
+        raise ConfigError("save_ckpt_path", "is not given", remedy)
 
 
 def is_writable(path: Path) -> bool:
     """Return whether a file can be written there: checked before the first step, not after the last."""
     folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
     return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
-
-
-def _with_layout(settings: Settings, processes: Processes) -> Settings:
-    """Return the settings with a layout for the devices, when they ask for one."""
-    if settings.parallel.layout == "given":
-        return settings
-    kind, local_devices, memory = devices_here(processes)
-    devices = local_devices * processes.count
-    chosen = layout.propose(settings, devices, memory, processes.count)
-    print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
-    return chosen
 
 
 def _describe_layout(settings: TrainSettings, mesh: Mesh) -> str:
@@ -143,45 +174,70 @@ def _describe_layout(settings: TrainSettings, mesh: Mesh) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _build(settings: TrainSettings, mesh: Mesh, spec: RunSpec, stop: StopRequest) -> Run:
-    model, engine, state, step = build.build_run(settings, mesh, spec.plan, stop, spec.labels)
-    fixed = checkpoint.fixed_settings(
-        settings.model_dump(mode="json"),
-        spec.plan.examples_per_step,
-        spec.plan.total_steps,
-        spec.stream.fingerprint,
-    )
-    return Run(settings, spec, engine, state, step, spec.form(model), fixed)
+# --- the state
 
 
 def _load_state(run: Run, stack: ExitStack) -> None:
     """Lock the run's folder and load the same state on all processes."""
-    settings, group = run.settings, run.engine.group
+    settings, group, state = run.settings, run.engine.group, run.state
     if run.saves:
-        if run.rank == 0:
-            stack.enter_context(lock_run(run.folder))
-            print_line(_describe_outputs(run))
-            if removed := remove_partial_checkpoints(run.folder):
+        if run.is_first_rank:
+            stack.enter_context(checkpoint.lock_run(run.folder))
+            text = f"run: writes into {run.folder.absolute()}: checkpoints step_*/, {METRICS}"
+            if settings.tensorboard_dir is not None:
+                text += f"; TensorBoard's files into {settings.tensorboard_dir.absolute()}"
+            print_line(text)
+            if removed := checkpoint.remove_partial_checkpoints(run.folder):
                 print_line(f"run: removed incomplete {', '.join(removed)}")
         group.barrier()
-    shared = {**run.fixed, **agreement.collective_settings(settings), "held_out": run.spec.held_out}
-    agreement.check_same_settings(group, shared)
-    print_line(f"run: {start.load_state(settings, run.state, run.form, run.fixed)}")
-    agreement.check_same_step(group, run.state)
-    agreement.check_same_weights(group, run.state)
+    dumped = settings.model_dump(mode="json")
+    collective = {name: dumped[name] for name in COLLECTIVE if name in dumped}
+    parallel = {**dumped["parallel"], "trace": None}
+    shared = {**run.fixed, **collective, "parallel": parallel, "held_out": run.spec.held_out}
+    digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
+    if other := _first_difference(group, int.from_bytes(digest, "little")):
+        raise ConfigError(
+            f"rank {other[0]}",
+            "was started with other settings, has another layout, or reads another corpus than rank 0",
+            "start every process with the same command and the same files",
+        )
+    print_line(f"run: {start.load_state(settings, state, run.form, run.fixed)}")
+    if other := _first_difference(group, state.step):
+        rank, step, first = other
+        raise CheckpointError(
+            "save_ckpt_path",
+            f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}",
+            "the folder has to be on a file system that all hosts share",
+        )
+    _check_same_weights(group, state)
 
 
-def _describe_outputs(run: Run) -> str:
-    text = f"run: writes into {run.folder.absolute()}: checkpoints step_*/, {METRICS}"
-    if run.settings.tensorboard_dir is not None:
-        text += f"; TensorBoard's files into {run.settings.tensorboard_dir.absolute()}"
-    return text
+def _check_same_weights(group: ProcessGroup, state: State) -> None:
+    """Raise CheckpointError when the weights of two processes differ by a bit."""
+    if group.world_size == 1:
+        return
+    digest = 0
+    for weight in state.weights.values():
+        digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
+    if other := _first_difference(group, digest):
+        problem = f"the weights of rank {other[0]} are not those of rank 0"
+        remedy = "let all start from the same files, on machines of one kind"
+        raise CheckpointError(f"step {state.step}", problem, remedy)
+
+
+def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, float] | None:
+    """Return the first rank with another number than rank 0, its number and that of rank 0."""
+    numbers = group.all_gather(float(number))
+    different = [rank for rank, other in enumerate(numbers) if other != numbers[0]]
+    return (different[0], numbers[different[0]], numbers[0]) if different else None
+
+
+# --- the steps
 
 
 def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) -> bool:
     """Run the steps and save; return whether all were run."""
-    state, engine = run.state, run.engine
-    last = run.spec.plan.total_steps
+    state, engine, last = run.state, run.engine, run.spec.plan.total_steps
     last = last if run.saves else min(state.step + DRY_RUN_STEPS, last)
     writer = stack.enter_context(BackgroundWriter())
     save = _saver(run, writer) if run.saves else None
@@ -190,11 +246,13 @@ def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) 
     print_line(f"built in {seconds_built:.1f} s, traced in {time.monotonic() - began:.1f} s")
     batches = read_ahead(run.spec.stream, state.step, last)
     with ProgressBar(state.step, last, stop) as bar:
-        chosen = hooks.make_hooks(run, last, save, bar, stack)
-        chosen.append((lambda info: writer.check(), Every(steps=1)))
+        hooks = [
+            *_hooks(run, last, save, bar, stack),
+            (lambda info: writer.check(), Every(steps=1)),
+        ]
         # All processes stop at the same step.
         finished = train(
-            state, batches, run.step, chosen, lambda: bool(engine.group.all_reduce([stop()])[0])
+            state, batches, run.step, hooks, lambda: bool(engine.group.all_reduce([stop()])[0])
         )
     if save is not None and not finished:
         save()
@@ -215,31 +273,151 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
         checkpoint.save(
             folder, copied, run.form, fixed=run.fixed, settings=dumped, versions=versions
         )
-        prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
+        checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 
     def save() -> None:
         # Decided without looking at files, which may appear later on another host.
         nonlocal saved
         if saved == state.step:
             return
-        agreement.check_same_weights(group, state)
-        if run.rank == 0:
+        _check_same_weights(group, state)
+        if run.is_first_rank:
             writer.start(partial(write, copy_state(state)))
         else:
             gather_moments(state)
         saved = state.step
 
-    if run.rank == 0:
+    if run.is_first_rank:
         # Only now: a start that fails must not leave its settings in another run's folder.
-        write_json_atomically(folder / SETTINGS, dumped)
+        write_json_atomically(folder / checkpoint.SETTINGS, dumped)
     return save
 
 
-def _last_message(run: Run, seconds: float, finished: bool) -> str:
-    duration = format_duration(seconds)
-    if run.settings.dry_run:
-        return f"run: dry run ended at step {run.state.step:,} after {duration}; nothing was saved"
-    if finished:
-        newest = run.folder / checkpoint_name(run.state.step)
-        return f"run: {run.state.step:,} steps done, {duration}; the model is {newest}"
-    return f"run: stopped at step {run.state.step:,} and saved; the same command continues"
+def _hooks(
+    run: Run, last: int, save: Callable[[], None] | None, bar: ProgressBar, stack: ExitStack
+) -> Hooks:
+    """Return the hooks of a run to step `last` in their order: measurements before the reports that contain them.
+
+    `save` is None for a run without a folder.
+    """
+    pace, each, spec, settings = Pace(last), Every(steps=1), run.spec, run.settings
+    scored = Every(steps=spec.evaluate_every, last_step=last)
+    picks_best = spec.evaluate is not None and spec.best is not None
+
+    def measure(info: Info) -> None:
+        examples, tokens = info.metrics["examples"], info.metrics["tokens"]
+        info.metrics.update(pace.after_step(info.step, examples, tokens))
+        info.metrics["seconds_waited"] = info.seconds_waited
+
+    hooks: Hooks = [(measure, each)]
+    reporters: list[metrics.Reporter] = []
+    if save is not None:
+        if picks_best:
+            hooks.append((lambda info: save(), scored))
+        if spec.evaluate is not None:
+            hooks.append((partial(_evaluate, run), scored))
+        reporters = _reporters(run, last, stack)
+    hooks.append((_report(run, last, bar, reporters), each))
+    if save is not None:
+        saved = Every(
+            steps=settings.checkpoint_every_steps,
+            minutes=settings.checkpoint_every_minutes,
+            last_step=last,
+            # Every process takes part in a save, and their clocks differ.
+            agreed=lambda due: bool(run.engine.group.broadcast([due])[0]),
+        )
+        hooks.append((lambda info: save(), saved))
+        if picks_best:
+            hooks.append((partial(_write_score, run), scored))
+    traced, trace = run.engine.traced_steps, settings.parallel.trace
+    if traced and trace is not None:
+        hooks.append(
+            (partial(_write_trace, run, trace), Every(last_step=min(run.state.step + traced, last)))
+        )
+    # Saving and evaluating do not count as the time of a step.
+    hooks.append((lambda info: pace.restart(), each))
+    return hooks
+
+
+def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
+    """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
+    settings, first = run.settings, run.state.step + 1
+    cadence = Every(steps=settings.log_every_steps, last_step=last)
+
+    def hook(info: Info) -> None:
+        for report in reporters:
+            report(info.step, info.metrics)
+        shown = dict(info.metrics)
+        if info.step == first:
+            del shown["seconds_left"]
+        bar.after_step(info.step, shown)
+        # With a progress bar, lines are printed only as often as the settings explicitly ask for.
+        is_wanted = not bar.shown or "log_every_steps" in settings.model_fields_set
+        if is_wanted and (cadence.due(info.step) or info.step == first):
+            print_line(metrics.format_step(info.step, last, shown))
+
+    return hook
+
+
+def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
+    """Return the files and trackers that rank 0 reports to."""
+    if not run.is_first_rank:
+        return []
+    settings, dumped = run.settings, run.settings.model_dump(mode="json")
+    reporters = [metrics.jsonl_reporter(run.folder / METRICS, run.state.step)]
+    if settings.tensorboard_dir is not None:
+        reporters.append(metrics.tensorboard(settings.tensorboard_dir, dumped, last, stack))
+    if settings.wandb.enabled:
+        reporters.append(metrics.wandb(dumped["wandb"], dumped, run.folder, stack))
+    return reporters
+
+
+def _evaluate(run: Run, info: Info) -> None:
+    """Add the metrics on held-out examples and print them."""
+    assert run.spec.evaluate is not None
+    try:
+        found = run.spec.evaluate(run.engine, info.step)
+    except StoppedWhileScoringError:
+        print_line(f"step {info.step}: not scored; the same command does it")
+        return
+    info.metrics.update({f"validation_{name}": value for name, value in found.items()})
+    scores = "  ".join(f"{name} {found[name]:.4f}" for name in found)
+    print_line(f"step {info.step}: held out, {metrics.format_losses(found) or scores}")
+
+
+def _write_score(run: Run, info: Info) -> None:
+    """Write the score of a step to best.json."""
+    best, name = str(run.spec.best), f"validation_{run.spec.best}"
+    if run.is_first_rank and name in info.metrics:
+        checkpoint.write_best(run.folder, info.step, best, info.metrics[name])
+
+
+def _score_resumed(run: Run) -> bool:
+    """Score the checkpoint that the run continues from if that is due; return False when stopped.
+
+    A run that was killed between a save and its score has no score of that step, and one that was
+    trained without scores has none at all.
+    """
+    spec, step, last = run.spec, run.state.step, run.spec.plan.total_steps
+    if spec.best is None or spec.evaluate is None or step == 0:
+        return True
+    best = checkpoint.read_best(run.folder) if run.is_first_rank else None
+    scored = run.engine.group.broadcast([best.scored if best else 0])[0]
+    if not Every(steps=spec.evaluate_every, last_step=last).due(step) or scored >= step:
+        return True
+    info = Info(step, {}, {}, 0.0)
+    _evaluate(run, info)
+    _write_score(run, info)
+    path = run.folder / METRICS
+    if run.is_first_rank and info.metrics and metrics.last_step(path) < step:
+        metrics.jsonl_reporter(path, step)(step, info.metrics)
+    return bool(info.metrics)
+
+
+def _write_trace(run: Run, path: Path, info: Info) -> None:
+    """Write the trace after the steps that it records."""
+    group = run.engine.group
+    if group.world_size > 1:
+        path = path.with_stem(f"{path.stem}_rank{group.rank}")
+    run.engine.write_trace(path)
+    print_line(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")

@@ -18,8 +18,8 @@ from support.layouts import (
 
 from bert_cli.parallel.tensorflow.schedule import SCHEDULES
 from bert_cli.train import checkpoint
-from bert_cli.train.folder import checkpoint_name
-from bert_cli.train.step import State
+from bert_cli.train.checkpoint import checkpoint_name
+from bert_cli.train.loop import State
 
 BY_LAYER = {"recompute": True}
 BY_STAGE = {"recompute": True, "recompute_by": "stage"}

@@ -14,8 +14,7 @@ from bert_cli.cli import main
 from bert_cli.optim.loss_scale import LossScale
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.bench.timing import PARTS
-from bert_cli.train.saving import SavedValue
-from bert_cli.train.step import State
+from bert_cli.train.loop import SavedValue, State
 
 # Before the first run, so that the CPU is split into logical devices for all of them.
 pytest.importorskip("tensorflow")

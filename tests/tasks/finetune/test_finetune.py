@@ -16,11 +16,11 @@ from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
-from bert_cli.tasks.finetune import evaluation, task
-from bert_cli.tasks.finetune.evaluation import Scorer
-from bert_cli.tasks.finetune.task import Result, Task
+from bert_cli.tasks.finetune import classify
+from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.finetune import Result, Scorer, Task
 from bert_cli.tasks.run.start import find_source, find_tokenizer
-from bert_cli.train.folder import best_checkpoint, complete_checkpoints
+from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 
 FLAGS = [
     "--global-batch.micro-batch-size", "8", "--global-batch.grad-acc-steps-per-replica", "2",
@@ -114,7 +114,7 @@ def test_the_same_command_prints_the_scores_again_with_features_from_the_cache(
     base, trained, capsys, monkeypatch
 ):
     """Also for a run of a version without synthetic examples, whose checkpoints did not mention them."""
-    monkeypatch.setattr(task, "encode_texts", None)
+    monkeypatch.setattr(classify, "encode_texts", None)
     run = shutil.copytree(trained, base / "again")
     for path in run.glob("step_*/state.json"):
         state = json.loads(path.read_text())
@@ -206,14 +206,14 @@ def test_a_run_that_was_not_scored_is_scored_by_the_same_command(base, capsys):
 def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     base, trained, monkeypatch, capsys
 ):
-    run, real = base / "stopped", evaluation.by_length
+    run, real = base / "stopped", finetune.by_length
 
     def with_a_signal(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "by_length", with_a_signal)
+        patched.setattr(finetune, "by_length", with_a_signal)
         with pytest.raises(SystemExit) as left:
             main([*arguments(base, run), "--exit-code-when-stopped", "75"])
         assert left.value.code == 75
@@ -226,7 +226,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     steps = [line["step"] for line in lines_of(run / "metrics.jsonl")]
     assert steps == list(range(1, 31))
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "by_length", with_a_signal)
+        patched.setattr(finetune, "by_length", with_a_signal)
         assert main([*arguments(base, run), "--no-do-training"]) == 130
 
 

@@ -10,7 +10,7 @@ from support.tiny_models import OTHERS, SENTIMENT, write_model, write_questions
 
 from bert_cli.cli import main
 from bert_cli.tasks.finetune import squad
-from bert_cli.train.folder import best_checkpoint
+from bert_cli.train.checkpoint import best_checkpoint
 
 COMMON = [
     "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",

@@ -17,7 +17,7 @@ from bert_cli.data.records.vocab import SPECIAL_TOKENS, read_vocabulary, write_v
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.train.checkpoint import complete_checkpoints
 
 S, WORDS = 16, 300
 FLAGS = {

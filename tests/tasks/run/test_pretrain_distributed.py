@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.tiny_models import PIECES, write_model, write_questions
 
-from bert_cli.train.checkpoint import read_state
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.train.checkpoint import complete_checkpoints, read_state
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "pretrain_distributed.sh"
 STEPS = 200

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.bert import Process, start_bert
+from support.tiny_models import TINY_RUN, flags_of
 
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, read_state
-from bert_cli.train.folder import complete_checkpoints
+from bert_cli.cli import main
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints, read_state
 
 STEPS = 10
 MANY = 400
@@ -27,21 +28,11 @@ STAGES = [
     "[0, 1, 0]",
 ]
 FLAGS = {
-    "max-seq-length": 16,
-    "max-predictions-per-seq": 3,
-    "bert-config.vocab-size": 60,
-    "bert-config.hidden-size": 16,
+    **TINY_RUN,
     "bert-config.num-hidden-layers": 2,
-    "bert-config.num-attention-heads": 2,
-    "bert-config.intermediate-size": 32,
-    "bert-config.max-position-embeddings": 32,
     "bert-config.initializer-range": 0.2,
-    "global-batch.micro-batch-size": 2,
-    "optimizer-opts.name": "LAMB",
-    "optimizer-opts.learning-rate.max-learning-rate": 0.01,
     "cluster.lost-after-seconds": 10,
     "checkpoint-every-steps": 5,
-    "keep-checkpoints": 100,
 }
 SHARDED = {"parallel__replicated_tensor_sharding": None}
 
@@ -50,16 +41,12 @@ def words(
     folder: Path, replicas: int, micro_batches: int, steps: int = STEPS, **flags
 ) -> list[str]:
     """The command line of a small run with so many micro-batches a step over all replicas."""
-    found = ["pretrain", "--generated-dataset", "--save-ckpt-path", str(folder)]
-    changed = {name.replace("__", ".").replace("_", "-"): value for name, value in flags.items()}
     batch = {
         "global-batch.replicas": replicas,
         "global-batch.grad-acc-steps-per-replica": micro_batches // replicas,
         "total-num-train-samples": 2 * micro_batches * steps,
     }
-    for name, value in {**FLAGS, **batch, **changed}.items():
-        found += [f"--{name}"] if value is None else [f"--{name}", str(value)]
-    return found
+    return ["pretrain", "--save-ckpt-path", str(folder), *flags_of({**FLAGS, **batch}, **flags)]
 
 
 @pytest.fixture(autouse=True)
@@ -153,19 +140,19 @@ def assert_same_run(a: Path, b: Path, tolerance: float) -> None:
 def single(tmp_path_factory):
     """The run on one device, with a checkpoint at steps 5 and 10."""
     folder = tmp_path_factory.mktemp("single")
-    run(folder, [words(folder / "run", 1, 4)])
+    assert main(words(folder / "run", 1, 8)) == 0
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def distributed(tmp_path_factory):
-    """The same in two processes of two stages each, each with half of the moments; with its outputs."""
+    """The same in two processes of two replicas of two stages, each with a part of the moments; with its outputs."""
     folder = tmp_path_factory.mktemp("distributed")
-    command = [*words(folder / "run", 2, 4, **SHARDED), *STAGES]
+    command = [*words(folder / "run", 4, 8, parallel__recompute=None, **SHARDED), *STAGES]
     return folder / "run", run(folder, [command, command])
 
 
-def test_two_processes_of_two_stages_train_the_model_of_one_device(single, distributed):
+def test_two_processes_of_replicas_and_stages_train_the_model_of_one_device(single, distributed):
     folder, (first, second) = distributed
     assert_same_run(folder, single, 1e-5)
     assert [len(metrics(path)) for path in (folder, single)] == [STEPS, STEPS]
@@ -179,82 +166,52 @@ def test_two_processes_of_two_stages_train_the_model_of_one_device(single, distr
     assert names == ["step_00000005", "step_00000010"]
 
 
-def test_two_processes_of_two_replicas_with_recomputation_train_it_too(single, tmp_path):
-    """Four replicas with a micro-batch each."""
-    command = [*words(tmp_path / "run", 4, 4, parallel__recompute=None), *STAGES]
-    run(tmp_path, [command, command])
-    assert_same_run(tmp_path / "run", single, 1e-5)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_checkpoint_of_one_layout_continues_in_another(processes, single, distributed, tmp_path):
+def test_a_checkpoint_of_one_layout_continues_in_another(single, distributed, tmp_path, capsys):
     """With two processes each loads its own part of the sharded moments."""
-    source = single if processes == 2 else distributed[0]
-    shutil.copytree(source / "step_00000005", tmp_path / "run" / "step_00000005")
-    sharded = [*words(tmp_path / "run", 2, 4, **SHARDED), *STAGES]
-    texts = run(tmp_path, [sharded] * 2 if processes == 2 else [words(tmp_path / "run", 1, 4)])
-    assert "continues from" in texts[0] and "(step 5)" in texts[0]
-    assert_same_run(tmp_path / "run", single, 1e-5)
+    for source, name in ((single, "two"), (distributed[0], "one")):
+        shutil.copytree(source / "step_00000005", tmp_path / name / "step_00000005")
+    text = run(tmp_path / "logs", [words(tmp_path / "two", 2, 8, **SHARDED)] * 2)[0]
+    assert main(words(tmp_path / "one", 1, 8)) == 0
+    for name, output in (("two", text), ("one", capsys.readouterr().out)):
+        assert "continues from" in output and "(step 5)" in output
+        assert_same_run(tmp_path / name, single, 1e-5)
 
 
-def kill(folder: Path, rank: int, started: list[Process]) -> list[str]:
-    """Kill one of three processes in the middle of a run and return what they printed."""
-    command = words(folder / "run", 3, 3, steps=MANY)
-    processes = start(folder, [command] * 3)
+@pytest.mark.parametrize(("rank", "size"), [(2, 3), (0, 2)])
+def test_kill_9_of_a_process_ends_the_run_and_the_same_command_continues(
+    rank, size, tmp_path, started, capsys
+):
+    """Rank 0 coordinates the others."""
+    folder = tmp_path / "run"
+    command = words(folder, size, size, steps=MANY)
+    processes = start(tmp_path, [command] * size)
     started += processes
-    wait_until((folder / "run" / "step_00000020").exists, processes)
+    wait_until((folder / "step_00000020").exists, processes)
     processes[rank].kill()
     texts = end(processes, 60)
-    codes = [5, 5, 5]
-    codes[rank] = -signal.SIGKILL
+    codes = [-signal.SIGKILL if number == rank else 5 for number in range(size)]
     assert [process.returncode for process in processes] == codes, texts
     assert not any("Traceback" in text for text in texts)
-    return texts
-
-
-def test_kill_9_of_a_process_ends_the_run_and_the_same_command_continues(tmp_path, started):
-    texts = kill(tmp_path, 2, started)
     # A process that hears of it from another may name that one; the first does not.
-    assert any("rank 2 is gone" in text for text in texts)
-    folder = tmp_path / "run"
+    assert any(f"rank {rank} is gone" in text for text in texts)
     stopped_at = last_saved(folder)
     assert 20 <= stopped_at < MANY
-    processes = start(tmp_path, [words(folder, 3, 3, steps=MANY)] * 3)
-    started += processes
-    wait_until((folder / f"step_{stopped_at + 5:08d}").exists, processes)
-    for process in processes:
-        process.kill()
-    assert f"(step {stopped_at})" in end(processes)[0]
-    steps = [row["step"] for row in metrics(folder)]
-    assert steps[: stopped_at + 5] == list(range(1, stopped_at + 6))
+    assert main([*command, "--dry-run"]) == 0
+    assert f"(step {stopped_at})" in capsys.readouterr().out
 
 
-def test_kill_9_of_the_process_that_coordinates_the_others_ends_the_run_too(tmp_path, started):
-    assert any("rank 0 is gone" in text for text in kill(tmp_path, 0, started))
-
-
-def test_sigterm_to_any_rank_saves_one_checkpoint_and_ends_all(tmp_path, started):
-    flags = {"checkpoint_every_steps": 100_000, **SHARDED}
-    # Steps of seconds: the request is checked between micro-batches.
-    processes = start(tmp_path, [words(tmp_path / "run", 2, 4000, steps=1000, **flags)] * 2)
-    started += processes
-    wait_until(lambda: "traced in" in processes[0].log.read_text(), processes)
-    time.sleep(0.5)
-    processes[1].send_signal(signal.SIGTERM)
-    requested = time.monotonic()
-    texts = end(processes)
-    assert time.monotonic() - requested < 30
-    assert [process.returncode for process in processes] == [0, 0], texts
-    assert "stopped at step" in texts[0]
-    (checkpoint,) = complete_checkpoints(tmp_path / "run")
-    assert (checkpoint / OPTIMIZER).is_file()
-    assert not list((tmp_path / "run").glob(".partial*"))
-
-
-def test_one_host_listens_on_loopback_and_the_watchdog_names_a_rank_that_hangs(tmp_path, started):
-    flags = {"cluster__report_waiting_after_seconds": 1, "cluster__lost_after_seconds": 60}
+def test_processes_listen_on_loopback_the_watchdog_names_one_that_hangs_and_sigterm_to_any_ends_all(
+    tmp_path, started
+):
+    flags = {
+        "cluster__report_waiting_after_seconds": 1,
+        "cluster__lost_after_seconds": 60,
+        **SHARDED,
+    }
+    flags["checkpoint_every_steps"] = 100_000
     folder = tmp_path / "run"
-    processes = start(tmp_path, [words(folder, 2, 2, steps=100_000, **flags)] * 2)
+    # Steps of a part of a second: the request to stop is checked between micro-batches.
+    processes = start(tmp_path, [words(folder, 2, 100, steps=10_000, **flags)] * 2)
     started += processes
     wait_until((folder / "metrics.jsonl").exists, processes)
     outside = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
@@ -268,40 +225,42 @@ def test_one_host_listens_on_loopback_and_the_watchdog_names_a_rank_that_hangs(t
     processes[1].send_signal(signal.SIGSTOP)
     message = re.compile(r"rank 0 has waited \d+ s for rank 1 \(step ")
     wait_until(lambda: message.search(processes[0].log.read_text()), processes[:1], 20)
-    processes[1].send_signal(signal.SIGCONT)
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    end(processes)
     # A slow process is not lost.
-    assert [process.returncode for process in processes] == [0, 0]
-
-
-def test_a_rank_with_other_settings_is_named(tmp_path, started):
-    folder = tmp_path / "run"
-    processes = start(tmp_path, [words(folder, 2, 2), words(folder, 2, 2, seed=7)])
-    started += processes
+    processes[1].send_signal(signal.SIGCONT)
+    processes[1].send_signal(signal.SIGTERM)
+    requested = time.monotonic()
     texts = end(processes)
-    assert [process.returncode for process in processes] == [2, 2]
-    assert all("rank 1: was started with other settings" in text for text in texts)
+    assert time.monotonic() - requested < 30
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "stopped at step" in texts[0]
+    (checkpoint,) = complete_checkpoints(folder)
+    assert (checkpoint / OPTIMIZER).is_file()
+    assert not list(folder.glob(".partial*"))
 
 
-def test_replicas_that_cannot_be_divided_are_an_error_before_any_process_waits(tmp_path, started):
-    processes = start(tmp_path, [words(tmp_path / "run", 3, 3)] * 2)
-    started += processes
+@pytest.mark.parametrize(
+    ("replicas", "changes", "message"),
+    [
+        (2, {"seed": 7}, "rank 1: was started with other settings"),
+        (3, {}, "cannot be divided among 2 processes"),
+    ],
+)
+def test_processes_that_cannot_make_one_run_are_an_error_of_all(
+    replicas, changes, message, tmp_path, started
+):
+    commands = [words(tmp_path / "run", replicas, replicas, **more) for more in ({}, changes)]
+    started += (processes := start(tmp_path, commands))
     texts = end(processes, 60)
     assert [process.returncode for process in processes] == [2, 2]
-    assert all("cannot be divided among 2 processes" in text for text in texts)
+    assert all(message in text for text in texts)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_process_whose_others_never_start_names_them_and_can_be_stopped(
-    number, tmp_path, started
-):
+def test_a_process_whose_others_never_start_names_them_and_can_be_stopped(tmp_path, started):
     folder, flags = tmp_path / "run", {"cluster__report_waiting_after_seconds": 1}
     (process,) = start(tmp_path, [words(folder, 2, 2, **flags)], size=2)
     started.append(process)
     wait_until(lambda: "to start" in process.log.read_text(), [process])
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     (text,) = end([process], 10)
     assert process.returncode == 0, text
     assert re.search(r"cluster: rank 0 \(127\.0\.0\.1:\d+\) has waited \d+ s for rank 1 \(", text)

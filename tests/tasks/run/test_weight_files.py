@@ -14,7 +14,7 @@ from support import tiny_models
 
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.tasks.run import weight_files
+from bert_cli.tasks.run import start as weight_files
 from bert_cli.tasks.run.start import find_source, load_weights
 
 INDEX = "model.safetensors.index.json"
