@@ -6,10 +6,17 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import OTHERS, SENTIMENT, write_model, write_questions
+from support.tiny_models import (
+    OTHERS,
+    SENTIMENT,
+    TINY,
+    TINY_RUN,
+    flags_of,
+    write_model,
+    write_questions,
+)
 
 from bert_cli.cli import main
-from bert_cli.tasks.finetune import squad
 from bert_cli.train.checkpoint import best_checkpoint
 
 COMMON = [
@@ -21,7 +28,7 @@ COMMON = [
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("tasks")
-    write_model(base / "model")
+    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
     return base
 
 
@@ -113,18 +120,6 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
     assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
     assert main(["squad-score", str(base / "dev-v2.0.json"), str(output / "predictions.json")]) == 0
     assert last_line(capsys) == scores
-
-
-def test_the_answers_of_an_evaluation_are_computed_once(base, answered, monkeypatch):
-    calls = []
-    real = squad.answers
-    monkeypatch.setattr(squad, "answers", lambda *a, **k: calls.append(1) or real(*a, **k))
-    only = ["--no-do-training", "--output-dir", str(base / "once"), "--n-best-size", "3"]
-    words = ["squad", "--dataset-dir", str(base), *COMMON, *SQUAD[:4], *only]
-    words += ["--pretrained-ckpt-path", str(answered), "--cache-dir", str(base / "cache")]
-    assert main(words) == 0
-    nbest = json.loads((base / "once" / "nbest_predictions.json").read_text())
-    assert len(calls) == 1 and {len(rows) for rows in nbest.values()} == {3}
 
 
 def test_an_answer_that_is_not_at_its_offset_is_counted_and_shown(base, answered, tmp_path, capsys):
@@ -356,10 +351,7 @@ def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
 
 # --- synthetic examples
 
-SHAPE = {
-    "vocab-size": 60, "hidden-size": 16, "num-hidden-layers": 1, "num-attention-heads": 2,
-    "intermediate-size": 32, "max-position-embeddings": 64,
-}  # fmt: skip
+SHAPE = {name: value for name, value in TINY_RUN.items() if name.startswith("bert-config")}
 
 
 @pytest.mark.parametrize(
@@ -373,12 +365,10 @@ SHAPE = {
 )  # fmt: skip
 def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, words, labels):
     """Without a model, a tokenizer or data, to try a machine or a layout."""
-    shape = [
-        word for name, value in SHAPE.items() for word in (f"--bert-config.{name}", str(value))
-    ]
     size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
-    run = ["--generated-dataset", "--save-ckpt-path", str(tmp_path)]
-    assert main([*words, *shape, *size, *run]) == 0
+    words = [*words, *flags_of(SHAPE), *size, "--generated-dataset"]
+    words += ["--bert-config.max-position-embeddings", "64", "--save-ckpt-path", str(tmp_path)]
+    assert main(words) == 0
     out = capsys.readouterr().out
     assert "trains on synthetic examples" in out and "max_seq_length is 64" in out
     # 20 samples are three steps of eight, rounded up.
@@ -389,8 +379,8 @@ def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, 
     described = json.loads((tmp_path / "step_00000003" / "config.json").read_text())
     if labels is not None:
         assert [described["id2label"][str(n)] for n in range(len(labels))] == labels
-    if words[0] == "squad":
-        assert main([*words, *shape, *size, *run]) == 0
+    else:
+        assert main(words) == 0
         assert "all 3 steps are done" in capsys.readouterr().out
 
 

@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
 from safetensors.numpy import load_file
 from support.bert import Process, start_bert
 from support.tiny_models import TINY_RUN, flags_of
