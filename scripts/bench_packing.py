@@ -20,9 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bert_cli.data.stream.buckets import BucketReader
-from bert_cli.data.stream.reader import Batching, ExampleStream, Reader
-from bert_cli.data.stream.source import open_records
+from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Reader
+from bert_cli.data.stream.source import Records
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -75,7 +74,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
     from bert_cli.parallel.cluster import Processes
     from bert_cli.tasks.run import build, corpora
 
-    source = open_records(folder, seed=args.seed)
+    source = Records(folder, seed=args.seed)
     settings = PretrainSettings.model_validate(
         {
             "dataset_dir": str(folder),
@@ -139,7 +138,7 @@ def main() -> None:
             settings = dict(settings)
             buckets = settings.pop("buckets", None)
             batching = Batching(args.examples, args.examples)
-            source = open_records(folder, seed=args.seed, **settings)
+            source = Records(folder, seed=args.seed, **settings)
             reader: Any = Reader(source, batching)
             if buckets is not None:
                 reader = BucketReader(source, batching, buckets)

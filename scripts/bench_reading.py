@@ -49,9 +49,9 @@ def rates(parts: Iterator[Any], examples: int, repetitions: int) -> Pairs:
 
 def read_by_bert(folder: Path) -> Iterator[Any]:
     from bert_cli.data.stream.reader import Batching, Reader
-    from bert_cli.data.stream.source import open_records
+    from bert_cli.data.stream.source import Records
 
-    reader = Reader(open_records(folder, seed=1), Batching(STEP, STEP))
+    reader = Reader(Records(folder, seed=1), Batching(STEP, STEP))
     return (reader[step] for step in itertools.count())
 
 

@@ -218,7 +218,7 @@ class WeightedCorpus(Settings):
 
     path: str
     """Folder or address of the records."""
-    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Relative weight of the corpus in the mixture."""
 
 

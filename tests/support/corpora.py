@@ -10,9 +10,8 @@ from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, stat
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.vocab import read_vocabulary, write_vocabulary
-from bert_cli.data.stream.buckets import BucketReader
-from bert_cli.data.stream.reader import Batching, Reader
-from bert_cli.data.stream.source import open_records
+from bert_cli.data.stream.reader import Batching, BucketReader, Reader
+from bert_cli.data.stream.source import Records
 
 S, P, WORDS = 16, 4, 1000
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -140,6 +139,14 @@ def open_stream(
     **settings: Any,
 ) -> Reader | BucketReader:
     """A stream over a folder of records, with a small step."""
-    source = open_records(folder, **{"seed": 1984} | settings)
+    source = Records(folder, **{"seed": 1984} | settings)
     batching = Batching(examples, micro, rank, world_size)
     return Reader(source, batching) if buckets is None else BucketReader(source, batching, buckets)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    """Assert that two batches have the same columns in the same order, types and values."""
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)

@@ -1,16 +1,18 @@
-"""Words with labels: CoNLL files, their features, and predictions of words.
+"""Words with labels: CoNLL files, their features, predictions of words, and the scores of entities.
 
 A line has a word in its first column and its label in its last; a blank line ends a sentence. Labels are O,
 B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity and B- only separates two
 adjacent ones of a type; such a start becomes B- and is counted, which leaves a BIO file unchanged. A word's
 first piece carries its label, as in Devlin et al. 2019, section 5.3. A sentence that is too long is cut
-between words, so that every word gets a label.
+between words, so that every word gets a label. An entity is right when its type and both of its ends are;
+entities are read from labels as conlleval (Tjong Kim Sang and Buchholz 2000) and seqeval by default do, so an
+I- after O or after another type starts one.
 """
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,6 @@ CUT_WORDS = "words longer than max_seq_length, cut"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
-_OTHER_SCHEME = re.compile(r"[ESLUM]-.+")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
 
@@ -84,18 +85,22 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     columns = 0
     for number, line in enumerate(lines, 1):
         cells = _cells(line, separator)
+        is_label = bool(cells) and _LABEL.fullmatch(cells[-1]) is not None
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
             if words[-1]:
                 words.append([])
                 tags.append([])
-        elif _is_comment(line, cells, separator):
+        elif line.startswith("# ") and (not is_label or (separator == "\t" and len(cells) == 1)):
             remarks[COMMENTS] += 1
         else:
-            columns = columns or len(cells)
-            word, tag = _checked(cells, columns, f"{path} (line {number})")
-            words[-1].append(word)
-            tags[-1].append((number, tag))
+            columns = columns or max(2, len(cells))
+            if len(cells) != columns or not cells[0] or not is_label:
+                problem = f"'{' '.join(cells)}' is not a word and a label in {columns} columns"
+                remedy = "give each line as many, the last O, B-type or I-type (convert other schemes to BIO)"
+                raise DataError(f"{path} (line {number})", problem, remedy)
+            words[-1].append(cells[0])
+            tags[-1].append((number, cells[-1]))
     if not words[-1]:
         del words[-1], tags[-1]
     if not words:
@@ -103,7 +108,8 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         raise DataError(str(path), "contains no sentences", remedy)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)
     flat = [tag for sentence in tags for tag in sentence]
-    names = tuple(label_names) if label_names else _names_in(tag for _, tag in flat)
+    types = sorted({tag[1:] for _, tag in flat if tag != "O"})
+    names = tuple(label_names or ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI")))
     numbers = label_numbers(path, flat, names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
@@ -119,29 +125,6 @@ def _cells(line: str, separator: str) -> list[str]:
     return [cell for cell in line.strip(" \t").split(" ") if cell]
 
 
-def _is_comment(line: str, cells: Sequence[str], separator: str) -> bool:
-    if not line.startswith("# "):
-        return False
-    return (separator == "\t" and len(cells) == 1) or not _LABEL.fullmatch(cells[-1])
-
-
-def _checked(cells: Sequence[str], columns: int, where: str) -> tuple[str, str]:
-    """Return word and label of a line. DataError when a column is wrong."""
-    if len(cells) < 2 or len(cells) != columns:
-        number = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
-        wanted = "two or more" if columns < 2 else f"{columns} as on the first line"
-        remedy = f"give {wanted}, the label last"
-        raise DataError(where, f"'{' '.join(cells)}' has {number}", remedy)
-    word, tag = cells[0], cells[-1]
-    if not word:
-        raise DataError(where, f"has a label, '{tag}', but no word", "fix the line")
-    if not _LABEL.fullmatch(tag):
-        problem = f"label '{tag}' is not O and does not start with B- or I-"
-        remedy = "convert the file to BIO" if _OTHER_SCHEME.fullmatch(tag) else "fix the label"
-        raise DataError(where, problem, remedy)
-    return word, tag
-
-
 def _start_with_b(sentence: list[tuple[int, str]]) -> int:
     """Make every entity of a sentence start with B-, in place; return how many did not."""
     before, converted = "O", 0
@@ -153,11 +136,6 @@ def _start_with_b(sentence: list[tuple[int, str]]) -> int:
     return converted
 
 
-def _names_in(tags: Iterable[str]) -> tuple[str, ...]:
-    types = sorted({tag[1:] for tag in tags if tag != "O"})
-    return ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
-
-
 def word_features(
     sentences: Sentences, tokenizer: TextTokenizer, max_seq_length: int
 ) -> tuple[Features, WordPositions]:
@@ -167,12 +145,14 @@ def word_features(
     piece and 0 elsewhere. A sentence that is too long becomes several examples, each of as many complete
     words as fit. ConfigError for a max_seq_length without room for a word.
     """
-    room = max_seq_length - 2
+    room, special = max_seq_length - 2, tokenizer.special
     if room < 1:
         where = f"max_seq_length ({max_seq_length})"
         raise ConfigError(where, "has no room for a word", "give 3 or more")
-    pieces = _pieces_of_words(sentences, tokenizer)
-    special = tokenizer.special
+    # A word's pieces do not depend on its neighbours.
+    distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
+    encodings = tokenizer.library.encode_batch_fast(distinct, add_special_tokens=False)
+    pieces = {word: encoding.ids for word, encoding in zip(distinct, encodings, strict=True)}
     tokens: list[int] = []
     ends: list[int] = []
     positions: list[int] = []
@@ -219,28 +199,87 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for chunk in _CHUNK.finditer(text):
         begin, end = chunk.span()
-        while begin < end - 1 and _is_punctuation(text[begin]):
+        is_mark = [unicodedata.category(letter).startswith("P") for letter in chunk[0]]
+        while begin < end - 1 and is_mark[begin - chunk.start()]:
             spans.append((begin, begin + 1))
             begin += 1
         last = end
-        while last > begin + 1 and _is_punctuation(text[last - 1]):
+        while last > begin + 1 and is_mark[last - 1 - chunk.start()]:
             last -= 1
         spans.append((begin, last))
         spans += [(index, index + 1) for index in range(last, end)]
     return spans
 
 
-def _is_punctuation(letter: str) -> bool:
-    return unicodedata.category(letter).startswith("P")
-
-
-def _pieces_of_words(sentences: Sentences, tokenizer: TextTokenizer) -> dict[str, list[int]]:
-    """Return the ids of each distinct word: a word's pieces do not depend on its neighbours."""
-    once = list(dict.fromkeys(word for words in sentences.words for word in words))
-    encodings = tokenizer.library.encode_batch_fast(once, add_special_tokens=False)
-    return {word: encoding.ids for word, encoding in zip(once, encodings, strict=True)}
-
-
 def word_labels(words: WordPositions, predictions: npt.NDArray[np.integer[Any]]) -> list[list[int]]:
     """Return the labels of each sentence's words, from one for each token [T]."""
     return [part.tolist() for part in np.split(predictions[words.positions], words.ends[:-1])]
+
+
+# --- entities
+
+
+@dataclass(frozen=True)
+class EntityScore:
+    """Precision, recall and F1 of entities; a ratio with denominator 0 is 0."""
+
+    right: int
+    predicted: int
+    support: int
+    """Entities in the labels."""
+
+    @property
+    def precision(self) -> float:
+        """Return the fraction of predicted entities that are right."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Return the fraction of labelled entities that were predicted."""
+        return self.right / self.support if self.support else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Return the harmonic mean of both."""
+        both = self.predicted + self.support
+        return 2 * self.right / both if both else 0.0
+
+
+def chunks(labels: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the entities of labels O, B-type, I-type: type, first word, last word.
+
+    A bare B or I has the type "_", as in seqeval.
+    """
+    entities: list[tuple[str, int, int]] = []
+    begin, before = 0, "O"
+    for position, label in enumerate([*labels, "O"]):
+        continues = label[0] == "I" and before != "O" and label[1:] == before[1:]
+        if not continues:
+            if before != "O":
+                entities.append((before[2:] or "_", begin, position - 1))
+            begin = position
+        before = label
+    return entities
+
+
+def entity_scores(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+) -> tuple[EntityScore, dict[str, EntityScore]]:
+    """Return the score of all entities together (the micro average), and those of each type.
+
+    Takes label names of each sentence's words.
+    """
+    gold, predicted = (
+        {(number, *chunk) for number, sentence in enumerate(side) for chunk in chunks(sentence)}
+        for side in (labels, predictions)
+    )
+    right = gold & predicted
+
+    def of_type(kind: str) -> EntityScore:
+        sides = (right, predicted, gold)
+        return EntityScore(*(sum(chunk[1] == kind for chunk in side) for side in sides))
+
+    types = sorted({chunk[1] for chunk in gold | predicted})
+    return EntityScore(len(right), len(predicted), len(gold)), {
+        name: of_type(name) for name in types
+    }

@@ -108,41 +108,26 @@ class FeatureReader(Stream):
     """`reader[step]` is the batch of a step, the same examples on every layout."""
 
     def __init__(
-        self,
-        features: Features,
-        *,
-        seed: int,
-        examples_per_step: int,
-        micro_batch_size: int,
-        sequence_length: int,
-        part: int = 0,
-        parts: int = 1,
+        self, features: Features, batching: Batching, seed: int, sequence_length: int
     ) -> None:
-        """Read, of each step's micro-batches, those of part `part` of `parts`.
-
-        ConfigError for a step whose micro-batches cannot be divided into equal parts.
-        """
-        self._batching = Batching(examples_per_step, micro_batch_size, part, parts)
-        self.features, self.seed, self.sequence_length = features, seed, sequence_length
+        """Read examples of at most `sequence_length` tokens in a random order."""
+        self.features, self.batching = features, batching
+        self.seed, self.sequence_length = seed, sequence_length
         self.fingerprint = features.fingerprint
         self.epoch_size: int = len(features)
 
-    def __len__(self) -> int:
-        """Return the number of examples of an epoch."""
-        return len(self.features)
-
     def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step, or this part of it, [M, B, ...].
+        """Return this process' part of the batch of a step, [M, B, ...].
 
         Its length is that of the longest example of the complete step, so that the length, and with it the
-        dropout, does not depend on the part.
+        dropout, does not depend on the number of processes.
         """
         size = len(self.features)
-        _, complete = record_at(self._batching.step_indices(step), size, self.seed)
-        _, numbers = record_at(self._batching.sample_indices(step), size, self.seed)
+        _, complete = record_at(self.batching.step_indices(step), size, self.seed)
+        _, numbers = record_at(self.batching.sample_indices(step), size, self.seed)
         longest = int(self.features.lengths[complete].max())
         rows = self.features.batch(numbers, padded_length(longest, self.sequence_length))
-        return self._batching.micro_batches(rows)
+        return self.batching.micro_batches(rows)
 
 
 def encode_texts(

@@ -9,6 +9,7 @@ benchmark's server wants a prediction for each; `write_server_file` writes what 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,9 @@ from bert_cli.data.finetune.tables import (
     Labels,
     Row,
     TextExamples,
+    check_columns,
     label_numbers,
     label_of,
-    listed,
-    missing_column,
     read_json_lines,
     read_lines,
     sorted_labels,
@@ -91,9 +91,7 @@ class Task:
 
 def _keywords(row: Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords, and the abstract second: of a pair the longer text is cut."""
-    if "keyword" not in row:
-        raise missing_column(where, "keyword", row)
-    words = row["keyword"]
+    words = row.get("keyword")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(where, "'keyword' is not a list of strings", "get the file again")
     return " ".join(words), text_of(row, "abst", where)
@@ -105,15 +103,15 @@ def _marked(row: Row, where: str) -> tuple[str]:
     if not isinstance(target, dict):
         raise DataError(where, "'target' is not an object", "get the file again")
     spans = []
-    for name, opening, closing in (("span1", "_", "_"), ("span2", "[", "]")):
+    for name, marks in (("span1", "__"), ("span2", "[]")):
         span, begin = text_of(target, f"{name}_text", where), target.get(f"{name}_index")
         if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
             problem = f"{name} '{span}' is not at character {begin} of the text"
             raise DataError(where, problem, "get the file again")
-        spans.append((begin, begin + len(span), opening, closing))
+        spans.append((begin, begin + len(span), marks))
     # From the right, so that the marks do not shift the other span.
-    for begin, end, opening, closing in sorted(spans, reverse=True):
-        text = f"{text[:begin]}{opening}{text[begin:end]}{closing}{text[end:]}"
+    for begin, end, marks in sorted(spans, reverse=True):
+        text = f"{text[:begin]}{marks[0]}{text[begin:end]}{marks[1]}{text[end:]}"
     return (text,)
 
 
@@ -188,7 +186,13 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
     ConfigError for an unknown task or split. DataError, with file and line, for a file that is missing, empty
     or lacks a column, a row that is too short, a field of another kind, and an unknown label.
     """
-    task = task_of(name, split)
+    if name not in TASKS:
+        raise ConfigError(f"glue_task ({name})", "is unknown", f"choose one of {', '.join(TASKS)}")
+    task = TASKS[name]
+    if split not in task.files:
+        raise ConfigError(
+            f"split ({split})", "is unknown", f"choose one of {', '.join(task.files)}"
+        )
     path, is_labelled = _find_file(folder, task, split), not split.startswith("test")
     remarks: Counter[str] = Counter()
     texts: list[tuple[str, ...]] = []
@@ -223,28 +227,14 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
     )
 
 
-def task_of(name: str, split: str) -> Task:
-    """Return the task of this name if it has this split. ConfigError otherwise."""
-    if name not in TASKS:
-        remedy = f"choose one of {', '.join(TASKS)}"
-        raise ConfigError(f"glue_task ({name})", "is not a task of GLUE or CLUE", remedy)
-    if split not in TASKS[name].files:
-        remedy = f"choose one of {', '.join(TASKS[name].files)}"
-        raise ConfigError(f"split ({split})", f"{name} has no split of this name", remedy)
-    return TASKS[name]
-
-
 def _find_file(folder: Path, task: Task, split: str) -> Path:
     own = next((folder / name for name in task.folders if (folder / name).is_dir()), folder)
-    path = own / task.files[split]
-    if path.is_file():
-        return path
-    if split == "train" and (own / LARGEST_TRAIN_FILE).is_file():
-        return own / LARGEST_TRAIN_FILE
-    name = task.folders[0]
-    raise DataError(
-        str(path), "no such file", f"give the folder that contains {name}, or {name} itself"
-    )
+    names = [task.files[split], *([LARGEST_TRAIN_FILE] if split == "train" else [])]
+    for name in names:
+        if (own / name).is_file():
+            return own / name
+    remedy = f"give the folder that contains {task.folders[0]}, or {task.folders[0]} itself"
+    raise DataError(str(own / names[0]), "no such file", remedy)
 
 
 def _rows(
@@ -255,12 +245,11 @@ def _rows(
         yield from read_json_lines(path)
         return
     lines = read_lines(path)
-    columns = task.headless if is_labelled else ()
-    first = 0 if columns else 1
-    columns = columns or tuple(lines[0].split("\t"))
-    for name in (*task.columns, *([task.label] if is_labelled else [])):
-        if name not in columns:
-            raise missing_column(f"{path} (line 1)", name, columns)
+    headless = task.headless if is_labelled else ()
+    columns = headless or tuple(lines[0].split("\t"))
+    wanted = [*task.columns, *([task.label] if is_labelled else [])]
+    check_columns(f"{path} (line 1)", wanted, columns)
+    first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
         cells = line.split("\t")
         if len(cells) >= len(columns):
@@ -269,7 +258,7 @@ def _rows(
         elif is_labelled and task.may_lack_columns:
             remarks[SHORT_ROW] += 1
         else:
-            problem = f"has {len(cells)} of {len(columns)} columns ({listed(columns)})"
+            problem = f"has {len(cells)} of {len(columns)} columns"
             raise DataError(f"{path} (line {number})", problem, "get the file again")
 
 
@@ -281,13 +270,12 @@ def _labels(
         return label_numbers(path, words, task.labels or names or ())
     scores = np.zeros(len(words), np.float32)
     for row, (line, word) in enumerate(words):
-        try:
+        with suppress(ValueError):
             scores[row] = float(word)
-        except ValueError:
-            scores[row] = np.nan
-        if not 0 <= scores[row] <= HIGHEST_SIMILARITY:
-            problem = f"score '{word}' is not a number from 0 to 5"
-            raise DataError(f"{path} (line {line})", problem, "fix the row")
+            if 0 <= scores[row] <= HIGHEST_SIMILARITY:
+                continue
+        problem = f"score '{word}' is not a number from 0 to 5"
+        raise DataError(f"{path} (line {line})", problem, "fix the row")
     return scores
 
 
@@ -304,12 +292,9 @@ def write_server_file(
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 
-    Predictions are label numbers or, for STS-B, similarities, which are clipped to 0 to 5. DataError when
-    there is not one for each example, or the file cannot be written.
+    Predictions are label numbers or, for STS-B, similarities, which are clipped to 0 to 5. DataError when the
+    file cannot be written.
     """
-    if len(predictions) != len(examples):
-        problem = f"{len(predictions)} predictions for {len(examples)} examples of {name}"
-        raise DataError(str(path), problem, "give one for each")
     task = TASKS[name]
     if task.is_regression:
         words = [f"{score:.3f}" for score in np.clip(predictions, 0.0, HIGHEST_SIMILARITY)]

@@ -1,19 +1,27 @@
-"""Questions of SQuAD 1.1 and 2.0 from their JSON files.
+"""Questions of SQuAD 1.1 and 2.0 from their JSON files, and the official scores of answers.
 
-Training needs the characters of an answer, scoring its text alone. A wrong field is an error that names
-article, paragraph and question. An answer whose text is not at its offset is reported: the offsets of SQuAD
-itself are right, those of translations often are not.
+Training needs the characters of an answer, scoring its text alone. An answer whose text is not at its offset
+is reported: the offsets of SQuAD itself are right, those of translations often are not.
+
+F1 and exact match are those of Rajpurkar et al. 2016 and 2018 and their `evaluate-v1.1.py` and
+`evaluate-v2.0.py`: texts are compared in lower case, without ASCII punctuation and articles, by their words,
+and the best of the gold answers counts. The scripts differ where nothing is left of a text: 1.1 gives F1 0
+for two empty texts, 2.0 gives 1 and does not count empty gold answers. A missing answer is 0 here in both;
+the script of 2.0 fails at one.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from bert_cli.data.finetune.metrics import Gold
+from pydantic import BaseModel
+
 from bert_cli.data.finetune.tables import read_text
 from bert_cli.errors import DataError
+from bert_cli.files import parse_json
 
 LISTED_IDS = 3
 MISPLACED = "answers whose text is not at their answer_start, left out"
@@ -22,7 +30,8 @@ MISPLACED_KEPT = (
 )
 UNUSABLE = "questions left out of the training, as none of their answers is at its answer_start"
 
-Object = Mapping[str, Any]
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
@@ -57,20 +66,60 @@ class Questions:
         """Return the number of questions q."""
         return len(self.questions)
 
-    @property
-    def can_be_scored(self) -> bool:
-        """Return whether each question has gold answers or is marked as having none."""
-        return all(question.answers or question.is_impossible for question in self.questions)
+
+@dataclass(frozen=True)
+class Gold:
+    """The gold answers of questions."""
+
+    answers: Sequence[tuple[str, tuple[str, ...]]]
+    """Id and gold texts of each question; no text: it cannot be answered."""
+    version_2: bool
+    """Whether the rules of SQuAD 2.0 apply, as they do when any question is impossible."""
 
 
-def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return remark -> question ids as lines with their number and the first ids."""
-    lines = []
-    for remark, names in ids.items():
-        shown = list(dict.fromkeys(names))[:LISTED_IDS]
-        more = ", ..." if len(names) > len(shown) else ""
-        lines.append(f"{len(names)} {remark} ({', '.join(shown)}{more})")
-    return tuple(lines)
+# --- files
+
+
+class _Answer(BaseModel, strict=True):
+    text: str
+    answer_start: int
+
+
+class _Row(BaseModel, strict=True):
+    id: str
+    question: str
+    answers: list[_Answer] | None = None
+    is_impossible: bool = False
+
+
+class _Paragraph(BaseModel, strict=True):
+    context: str
+    qas: list[_Row]
+
+
+class _Article(BaseModel, strict=True):
+    paragraphs: list[_Paragraph]
+
+
+class _File(BaseModel, strict=True):
+    data: list[_Article]
+
+
+def _read(path: Path) -> list[Question]:
+    remedy = "give a SQuAD file, or fix it"
+    parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
+    return [
+        Question(
+            row.id,
+            row.question,
+            paragraph.context,
+            tuple(Answer(answer.text, answer.answer_start) for answer in row.answers or ()),
+            row.is_impossible,
+        )
+        for article in parsed.data
+        for paragraph in article.paragraphs
+        for row in paragraph.qas
+    ]
 
 
 def read_squad(path: Path, *, version_2: bool, training: bool) -> Questions:
@@ -84,12 +133,9 @@ def read_squad(path: Path, *, version_2: bool, training: bool) -> Questions:
     questions: list[Question] = []
     names: set[str] = set()
     ids: dict[str, list[str]] = {}
-    for where, paragraph, row in questions_in(path, read_json(path)):
-        question = _question(paragraph, row, where)
-        if question.id in names:
-            raise DataError(where, "this id comes twice", "give each question its own")
+    for question in _read(path):
+        _check(question, str(path), names, version_2=version_2, training=training)
         names.add(question.id)
-        _check_answers(question, where, version_2=version_2, training=training)
         right = tuple(answer for answer in question.answers if _is_at_offset(answer, question))
         for _ in range(len(question.answers) - len(right)):
             ids.setdefault(MISPLACED if training else MISPLACED_KEPT, []).append(question.id)
@@ -102,133 +148,177 @@ def read_squad(path: Path, *, version_2: bool, training: bool) -> Questions:
     remarks = remark_lines(ids)
     if not questions:
         reasons = "; ".join(remarks) or "the file contains no questions"
-        remedy = "give another file"
-        raise DataError(
-            str(path), f"nothing to {'train on' if training else 'read'}: {reasons}", remedy
-        )
+        raise DataError(str(path), f"nothing to read: {reasons}", "give another file")
     return Questions(tuple(questions), remarks)
 
 
-def read_gold(path: Path) -> Gold:
-    """Return the gold answers of a SQuAD file. DataError for any other structure, or without answers."""
-    answers: list[tuple[str, tuple[str, ...]]] = []
-    unanswered, version_2 = "", False
-    for where, _, row in questions_in(path, read_json(path)):
-        texts = tuple(text_field(answer, "text", where) for answer in _answer_rows(row, where))
-        answers.append((text_field(row, "id", where), texts))
-        version_2 |= row.get("is_impossible") is True
-        unanswered = unanswered or ("" if texts else where)
-    if not answers:
-        raise DataError(str(path), "contains no questions", "give a development file")
-    return _gold(answers, version_2, unanswered)
-
-
-def gold_of(questions: Questions) -> Gold:
-    """Return the gold answers of questions, as `read_gold` does."""
-    rows = questions.questions
-    answers = [(row.id, tuple(answer.text for answer in row.answers)) for row in rows]
-    unanswered = next((f"question '{row.id}'" for row in rows if not row.answers), "")
-    return _gold(answers, any(row.is_impossible for row in rows), unanswered)
-
-
-def _gold(answers: Sequence[tuple[str, tuple[str, ...]]], version_2: bool, unanswered: str) -> Gold:
-    """Refuse a question without answers, unless some are impossible: then it counts as one of these."""
-    if unanswered and not version_2:
-        raise DataError(unanswered, "has no answers to score against", "give a development file")
-    return Gold(answers, version_2)
-
-
-def read_json(path: Path) -> Any:
-    """Return the value of a JSON file. DataError with its line when it cannot be read."""
-    remedy = "fix it or get the file again"
-    try:
-        return json.loads(read_text(path))
-    except RecursionError:
-        raise DataError(str(path), "is JSON nested too deeply", remedy) from None
-    except json.JSONDecodeError as error:
-        where = f"{path} (line {error.lineno}, column {error.colno})"
-        raise DataError(where, f"is not JSON ({error.msg})", remedy) from error
-
-
-def questions_in(path: Path, parsed: Any) -> Iterator[tuple[str, Object, Object]]:
-    """Yield where each question is, its paragraph, and itself. DataError for any other structure."""
-    if not isinstance(parsed, dict) or "data" not in parsed:
-        remedy = 'give a SQuAD file, {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
-        raise DataError(str(path), "has no 'data'", remedy)
-    for article_name, article in _objects(parsed, "data", str(path), "article"):
-        title = article.get("title")
-        if isinstance(title, str):
-            article_name += f" '{title}'"
-        where = f"{path} ({article_name})"
-        for part, paragraph in _objects(article, "paragraphs", where, "paragraph"):
-            inside = f"{article_name}, {part}"
-            for name, row in _objects(paragraph, "qas", f"{path} ({inside})", "question"):
-                own = f" '{row['id']}'" if isinstance(row.get("id"), str) else ""
-                yield f"{path} ({inside}, {name}{own})", paragraph, row
-
-
-def _objects(owner: Object, key: str, where: str, kind: str) -> Iterator[tuple[str, Object]]:
-    """Yield the objects of a list, each with its kind and number."""
-    items = owner.get(key)
-    if not isinstance(items, list):
-        problem = f"'{key}' is not a list" if key in owner else f"has no '{key}'"
-        raise DataError(where, problem, f"give a list of {kind}s")
-    for number, item in enumerate(items, 1):
-        if not isinstance(item, dict):
-            raise DataError(where, f"{kind} {number} is not a JSON object", "fix it")
-        yield f"{kind} {number}", item
-
-
-def text_field(owner: Object, key: str, where: str) -> str:
-    """Return a field that must be a text. DataError otherwise, and for half a surrogate pair."""
-    value = owner.get(key)
-    if not isinstance(value, str):
-        problem = f"'{key}' is not a string" if key in owner else f"has no '{key}'"
-        raise DataError(where, problem, "give it as a string")
-    try:
-        # JSON can spell half a character, "\ud83d", which no tokenizer accepts.
-        value.encode()
-    except UnicodeEncodeError as error:
-        problem = f"'{key}' has half a surrogate pair at character {error.start}"
-        raise DataError(where, problem, "fix it") from error
-    return value
-
-
-def _answer_rows(row: Object, where: str) -> list[Object]:
-    """Return a question's answers as in the file; a test file has none."""
-    if row.get("answers") is None:
-        return []
-    return [answer for _, answer in _objects(row, "answers", where, "answer")]
-
-
-def _question(paragraph: Object, row: Object, where: str) -> Question:
-    context = text_field(paragraph, "context", where)
-    if not context.strip():
-        raise DataError(where, "the context is empty", "fix the paragraph or leave it out")
-    answers = []
-    for answer in _answer_rows(row, where):
-        start = answer.get("answer_start")
-        if not isinstance(start, int):
-            problem = "an answer has no integer 'answer_start'"
-            raise DataError(where, problem, "give the character where the answer starts")
-        answers.append(Answer(text_field(answer, "text", where), start))
-    impossible = row.get("is_impossible", False)
-    if not isinstance(impossible, bool):
-        raise DataError(where, "'is_impossible' is neither true nor false", "fix it")
-    name, text = text_field(row, "id", where), text_field(row, "question", where)
-    return Question(name, text, context, tuple(answers), impossible)
-
-
-def _check_answers(question: Question, where: str, *, version_2: bool, training: bool) -> None:
-    if question.is_impossible and not version_2:
-        problem = "is marked impossible, which SQuAD 1.1 does not have"
-        raise DataError(where, problem, "give --version-2")
-    if question.is_impossible and question.answers:
-        raise DataError(where, "is marked impossible and has answers", "leave one of them out")
-    if training and not question.answers and not question.is_impossible:
-        raise DataError(where, "has no answers", "give a training file")
+def _check(
+    question: Question, path: str, names: set[str], *, version_2: bool, training: bool
+) -> None:
+    impossible, has_answers = question.is_impossible, bool(question.answers)
+    for is_wrong, problem, remedy in (
+        (question.id in names, "comes twice", "give each question its own id"),
+        (not question.context.strip(), "has an empty context", "fix or leave out the paragraph"),
+        (
+            impossible and not version_2,
+            "is marked impossible, unlike any of 1.1",
+            "give --version-2",
+        ),
+        (
+            impossible and has_answers,
+            "is marked impossible and has answers",
+            "leave out one of them",
+        ),
+        (training and not impossible and not has_answers, "has no answers", "give a training file"),
+    ):
+        if is_wrong:
+            raise DataError(f"{path} (question '{question.id}')", problem, remedy)
 
 
 def _is_at_offset(answer: Answer, question: Question) -> bool:
     is_inside = answer.start >= 0 and bool(answer.text.strip())
     return is_inside and question.context.startswith(answer.text, answer.start)
+
+
+def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return remark -> question ids as lines with their number and the first ids."""
+    lines = []
+    for remark, names in ids.items():
+        shown = list(dict.fromkeys(names))[:LISTED_IDS]
+        more = ", ..." if len(names) > len(shown) else ""
+        lines.append(f"{len(names)} {remark} ({', '.join(shown)}{more})")
+    return tuple(lines)
+
+
+# --- scores
+
+
+def read_gold(path: Path) -> Gold:
+    """Return the gold answers of a SQuAD file. DataError for any other structure, or without answers."""
+    questions = _read(path)
+    if not questions:
+        raise DataError(str(path), "contains no questions", "give a development file")
+    return gold_of(Questions(tuple(questions)))
+
+
+def gold_of(questions: Questions) -> Gold:
+    """Return the gold answers of questions.
+
+    DataError for a question without answers, unless some are impossible: then it counts as one of these.
+    """
+    rows = questions.questions
+    version_2 = any(row.is_impossible for row in rows)
+    for row in rows:
+        if not row.answers and not version_2:
+            problem = "has no answers to score against"
+            raise DataError(f"question '{row.id}'", problem, "give a development file")
+    return Gold([(row.id, tuple(answer.text for answer in row.answers)) for row in rows], version_2)
+
+
+def squad_scores(
+    gold: Gold,
+    predictions: Mapping[str, str],
+    no_answer: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float | int]:
+    """Return F1 and exact match in per cent under the official names.
+
+    Those of 1.1 are `f1` and `exact_match`; those of 2.0 `exact`, `f1` and `total` of all questions, and with
+    `HasAns_` and `NoAns_` of those with and without answers. With `no_answer`, the probability by question id
+    that there is no answer, an answer counts as empty where that is above `threshold`, and the thresholds
+    that would score best follow, as `best_exact_thresh` and `best_f1_thresh`.
+    """
+    # The script of 1.1 counts an id that comes twice each time, that of 2.0 its last.
+    rows = list(dict(gold.answers).items()) if gold.version_2 else list(gold.answers)
+    raw = [
+        best_score(texts, predictions[name], version_2=gold.version_2)
+        if name in predictions
+        else (0.0, 0.0)
+        for name, texts in rows
+    ]
+    if not gold.version_2:
+        _, f1, exact = _means(raw)
+        return {"f1": f1, "exact_match": exact}
+    odds = no_answer or {}
+    scores = [
+        (float(not texts), float(not texts))
+        if name in predictions and odds.get(name, threshold) > threshold
+        else pair
+        for (name, texts), pair in zip(rows, raw, strict=True)
+    ]
+    pairs = [(bool(texts), pair) for (_, texts), pair in zip(rows, scores, strict=True)]
+    parts = {
+        "": scores,
+        "HasAns_": [pair for has_answers, pair in pairs if has_answers],
+        "NoAns_": [pair for has_answers, pair in pairs if not has_answers],
+    }
+    counted: dict[str, float | int] = {}
+    for prefix, part in parts.items():
+        if part:
+            total, f1, exact = _means(part)
+            counted |= {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": total}
+    if no_answer is not None:
+        for name, which in (("exact", 1), ("f1", 0)):
+            own = [pair[which] for pair in raw]
+            best = _best_threshold(rows, own, predictions, no_answer)
+            counted |= dict(zip((f"best_{name}", f"best_{name}_thresh"), best, strict=True))
+    return counted
+
+
+def _means(scores: Sequence[tuple[float, float]]) -> tuple[int, float, float]:
+    """Return the number of pairs of F1 and exact match, and their means in per cent."""
+    f1 = sum(pair[0] for pair in scores)
+    exact = sum(pair[1] for pair in scores)
+    return len(scores), 100.0 * f1 / len(scores), 100.0 * exact / len(scores)
+
+
+def _best_threshold(
+    rows: Sequence[tuple[str, tuple[str, ...]]],
+    scores: Sequence[float],
+    predictions: Mapping[str, str],
+    no_answer: Mapping[str, float],
+) -> tuple[float, float]:
+    """Return the best score in per cent and its threshold, as `find_best_thresh` of `evaluate-v2.0.py`.
+
+    At first no question is answered; they get their answers in the order of their probabilities, equal ones
+    in that of the file.
+    """
+    number = {name: index for index, (name, _) in enumerate(rows)}
+    total = float(sum(not texts and name in predictions for name, texts in rows))
+    best, threshold = total, 0.0
+    for name in sorted(no_answer, key=no_answer.__getitem__):
+        if name not in number or name not in predictions:
+            continue
+        if rows[number[name]][1]:
+            total += scores[number[name]]
+        elif predictions[name]:
+            total -= 1.0
+        if total > best:
+            best, threshold = total, no_answer[name]
+    return 100.0 * best / len(rows), threshold
+
+
+def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tuple[float, float]:
+    """Return F1 and exact match (0 or 1) of an answer, each the best among the gold texts."""
+    golds = [normalize(text) for text in texts]
+    if version_2:
+        golds = [text for text in golds if text] or [""]
+    answer = normalize(prediction)
+    best = max(_f1(text.split(), answer.split(), both_empty=float(version_2)) for text in golds)
+    return best, float(answer in golds)
+
+
+def normalize(text: str) -> str:
+    """Return a text as it is compared: lower case, no ASCII punctuation or articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def _f1(gold: Sequence[str], answer: Sequence[str], *, both_empty: float) -> float:
+    """Return F1 of two bags of words."""
+    if not gold and not answer:
+        return both_empty
+    same = (Counter(gold) & Counter(answer)).total()
+    if not same:
+        return 0.0
+    precision, recall = same / len(answer), same / len(gold)
+    return 2 * precision * recall / (precision + recall)

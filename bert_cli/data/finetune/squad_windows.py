@@ -1,4 +1,4 @@
-"""Windows of SQuAD: questions with as much of their paragraph as the model can read at once.
+"""Windows of SQuAD: questions with as much of their paragraph as the model can read at once; and their answers.
 
 A question becomes one window or several, [CLS] question [SEP] part of the paragraph [SEP], each starting
 `doc_stride` pieces after the one before (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`).
@@ -6,15 +6,23 @@ Pieces know their characters, so that an answer's characters become positions an
 A paragraph is encoded once for all its questions, and every array is built for all windows together: the
 10,570 questions of the 1.1 development set take 1.2 seconds on two cores.
 
-Shapes: q questions, n windows, T tokens of all windows.
+An answer is a span of positions in the context, at most `max_answer_length` long, and scores the sum of its
+start's and its end's logit. All such spans are compared, not only those of the best starts and ends, and an
+answer may start at a position only in the window with the most context around it. For SQuAD 2.0 the [CLS]
+position stands for "no answer" (Devlin et al. 2019, section 4.3), which is given when it beats the best span
+by more than a threshold; that is chosen afterwards, on the same logits.
+
+Shapes: q questions, n windows, T tokens of all windows, L positions of a window.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import (
@@ -22,16 +30,26 @@ from bert_cli.data.finetune.features import (
     Arrays,
     Features,
     arrays_of,
+    by_length,
     features_of,
 )
-from bert_cli.data.finetune.squad import Question, Questions, remark_lines
+from bert_cli.data.finetune.squad import Question, Questions, best_score, gold_of, remark_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import read_json
 
 Numbers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of the training, as their answer contains no piece"
 CUT_QUESTIONS = "questions longer than max_query_length, cut"
+SUMS_AT_ONCE = 1 << 22
+"""Sums of a start and an end, 32 MB; more at once is not faster."""
+WINDOWS_AT_ONCE = 64
+NULL_THRESHOLD = "null_threshold.json"
+SPANS_PER_ANSWER = 4
+"""Spans taken from a window for each wanted answer, as several may be the same text."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +129,10 @@ def make_windows(
 
     `doc_stride` is the step from a window's start to the next one's, as in Google's code (transformers calls
     the overlap so). ConfigError where the longest question leaves fewer positions than `doc_stride`: text
-    between two windows would be in none. ValueError for training on a question without an answer.
+    between two windows would be in none.
     """
-    _check_room(max_seq_length, doc_stride, max_query_length)
-    if training and not questions.can_be_scored:
-        raise ValueError("questions without answers cannot be trained on; read with training=True")
+    if error := window_error(max_seq_length, doc_stride, max_query_length):
+        raise ConfigError("max_seq_length", *error)
     rows = questions.questions
     number_of: dict[str, int] = {}
     context = np.array([number_of.setdefault(row.context, len(number_of)) for row in rows])
@@ -145,19 +162,9 @@ def make_windows(
     features, offsets = _features(tokenizer, queries, texts, layout)
     best = _best_context(offsets, features.starts + layout.query + 2, layout)
     if training:
-        labels = _labels(spans[question], layout)
-        features = Features(features.tokens, features.segments, features.ends, labels)
+        features = replace(features, labels=_labels(spans[question], layout))
     remarks = remark_lines({remark: names for remark, names in ids.items() if names})
     return Windows(features, question.astype(np.int32), offsets, best, remarks)
-
-
-def _check_room(max_seq_length: int, doc_stride: int, max_query_length: int) -> None:
-    for name, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
-        if value < 1:
-            raise ConfigError(f"{name} ({value})", "is below 1", "give 1 or more")
-    error = window_error(max_seq_length, doc_stride, max_query_length)
-    if error:
-        raise ConfigError("max_seq_length", *error)
 
 
 def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool) -> _Pieces:
@@ -261,3 +268,184 @@ def _labels(spans: Numbers, layout: _Layout) -> dict[str, npt.NDArray[np.int32]]
     shift = (first - layout.query - 2)[:, None]
     positions = np.where(is_inside[:, None], spans - shift, 0).astype(np.int32)
     return {"start_positions": positions[:, 0].copy(), "end_positions": positions[:, 1].copy()}
+
+
+# --- answers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to some questions, by question id."""
+
+    predictions: dict[str, str]
+    nbest: dict[str, list[Entry]]
+    """The best answers of different text with `text`, `probability`, `start_logit`, `end_logit`; for SQuAD
+    2.0 also the empty one."""
+    null_odds: dict[str, float]
+    """Score of no answer minus that of the best one; for SQuAD 2.0 only."""
+
+
+def answers(
+    questions: Questions,
+    windows: Windows,
+    start_logits: Floats,
+    end_logits: Floats,
+    *,
+    n_best: int,
+    max_answer_length: int,
+    version_2: bool,
+    null_threshold: float | None,
+) -> Answers:
+    """Return the answers to all questions from the logits [T] of their windows, without padding.
+
+    Without a threshold the best text is always given, as `best_null_threshold` needs it. A question without
+    any position to answer from (a context of control characters) gets "".
+    """
+    start, end = start_logits.astype(np.float64), end_logits.astype(np.float64)
+    assert len(start) == len(end) == len(windows.offsets)
+    assert len(np.unique(windows.question)) == len(questions), "all questions have windows"
+    owner, first, last = _best_spans(
+        windows, start, end, n_best * SPANS_PER_ANSWER, max_answer_length
+    )
+    bounds = np.searchsorted(owner, np.arange(len(questions) + 1))
+    begin, finish = windows.offsets[first, 0].tolist(), windows.offsets[last, 1].tolist()
+    starts, ends = start[first].tolist(), end[last].tolist()
+    nulls = _null_positions(windows, start + end, len(questions))
+
+    result = Answers({}, {}, {})
+    for number, question in enumerate(questions.questions):
+        entries: dict[str, Entry] = {}
+        for row in range(bounds[number], bounds[number + 1]):
+            text = question.context[begin[row] : finish[row]]
+            entries.setdefault(text, _entry(text, starts[row], ends[row]))
+            if len(entries) == n_best:
+                break
+        ranked = list(entries.values()) or [_entry("", 0.0, 0.0)]
+        best, name = ranked[0], question.id
+        if version_2:
+            null = _entry("", float(start[nulls[number]]), float(end[nulls[number]]))
+            result.null_odds[name] = _sum(null) - _sum(best)
+            # Last, so that it comes after answers of equal score.
+            ranked = sorted([*entries.values(), null], key=_sum, reverse=True)
+        result.predictions[name] = str(best["text"])
+        result.nbest[name] = _with_probabilities(ranked)
+    if null_threshold is None:
+        return result
+    chosen = with_null_threshold(result.predictions, result.null_odds, null_threshold)
+    return replace(result, predictions=chosen)
+
+
+def _entry(text: str, start: float, end: float) -> Entry:
+    return {"text": text, "probability": 0.0, "start_logit": start, "end_logit": end}
+
+
+def _sum(entry: Entry) -> float:
+    return float(entry["start_logit"]) + float(entry["end_logit"])
+
+
+def _with_probabilities(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with their softmax probabilities."""
+    sums = np.array([_sum(entry) for entry in entries])
+    powers = np.exp(sums - sums.max())
+    values = (powers / powers.sum()).tolist()
+    return [entry | {"probability": value} for entry, value in zip(entries, values, strict=True)]
+
+
+def _best_spans(
+    windows: Windows, start: Floats, end: Floats, wanted: int, max_answer_length: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return question, first and last position among all T of the `wanted` best spans of each window.
+
+    They are sorted by question, score and position.
+    """
+    features = windows.features
+    inside = windows.offsets[:, 0] >= 0
+    # A span that is not allowed has the sum -inf.
+    start = np.where(inside & windows.best_context, start, -np.inf)
+    end = np.where(inside, end, -np.inf)
+    firsts, lasts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for group in by_length(features, WINDOWS_AT_ONCE):
+        longest = int(features.lengths[group].max())
+        reach = min(longest, max_answer_length)
+        rows = max(1, SUMS_AT_ONCE // (longest * reach))
+        for begin in range(0, len(group), rows):
+            numbers = group[begin : begin + rows, None]
+            inner = np.arange(longest)
+            valid = inner < features.lengths[numbers]
+            positions = np.where(valid, features.starts[numbers] + inner, 0)
+            starts = np.where(valid, start[positions], -np.inf)
+            ends = np.where(valid, end[positions], -np.inf)
+            row, first, last = _top_spans(starts, ends, reach, wanted)
+            firsts.append(positions[row, first])
+            lasts.append(positions[row, last])
+    first, last = np.concatenate(firsts), np.concatenate(lasts)
+    window = np.searchsorted(features.ends, first, side="right")
+    question = windows.question[window].astype(np.int64)
+    order = np.lexsort((last, first, -(start[first] + end[last]), question))
+    return question[order], first[order], last[order]
+
+
+def _top_spans(
+    starts: Floats, ends: Floats, reach: int, wanted: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return row, first and last position of the `wanted` best spans of each row [B, L], in no order."""
+    padded = np.pad(ends, ((0, 0), (0, reach - 1)), constant_values=-np.inf)
+    # [B, L, reach]: an answer that starts at L and is 1, 2, ... positions long.
+    sums = starts[:, :, None] + np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
+    flat = sums.reshape(len(starts), -1)
+    wanted = min(wanted, flat.shape[1])
+    best = np.argpartition(flat, flat.shape[1] - wanted, axis=1)[:, -wanted:]
+    row, column = np.nonzero(np.take_along_axis(flat, best, axis=1) > -np.inf)
+    first, more = np.divmod(best[row, column], reach)
+    return row, first, first + more
+
+
+# --- no answer
+
+
+def _null_positions(windows: Windows, sums: Floats, questions: int) -> Numbers:
+    """Return the [CLS] [q] of each question's window where no answer scores lowest, of equals the first."""
+    positions = windows.features.starts
+    order = np.lexsort((positions, sums[positions], windows.question))
+    first = np.searchsorted(windows.question[order], np.arange(questions))
+    return positions[order[first]]
+
+
+class _Threshold(BaseModel):
+    threshold: float
+
+
+def read_null_threshold(run: Path) -> float | None:
+    """Return the threshold in a run's folder, or None. DataError where it cannot be read."""
+    path = run / NULL_THRESHOLD
+    if not path.is_file():
+        return None
+    return read_json(path, _Threshold, DataError, "remove it, or score the run again").threshold
+
+
+def with_null_threshold(
+    predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
+) -> dict[str, str]:
+    """Return the predictions, empty where no answer is better by more than the threshold."""
+    return {name: "" if null_odds[name] > threshold else text for name, text in predictions.items()}
+
+
+def best_null_threshold(
+    null_odds: Mapping[str, float], predictions: Mapping[str, str], questions: Questions
+) -> float:
+    """Return the threshold with the best F1, of equals the smallest.
+
+    `predictions` are those without a threshold. Chosen as in `evaluate-v2.0.py`, except that a threshold
+    below all odds is tried too, as odds may be negative, and questions of equal odds change together, as they
+    do when the threshold is applied.
+    """
+    gold = dict(gold_of(questions).answers)
+    names = sorted(gold, key=lambda name: null_odds[name])
+    odds = np.array([null_odds[name] for name in names])
+    f1 = np.array([best_score(gold[name], predictions[name], version_2=True)[0] for name in names])
+    empty = np.array([best_score(gold[name], "", version_2=True)[0] for name in names])
+    # [q + 1] sums of F1 when the first 0, 1, ... questions are answered.
+    sums = np.append(0.0, f1.cumsum()) + np.append(empty[::-1].cumsum()[::-1], 0.0)
+    thresholds = np.append(odds[0] - 1.0, odds)
+    possible = np.append(True, np.diff(odds, append=np.inf) > 0)
+    return float(thresholds[np.where(possible, sums, -np.inf).argmax()])

@@ -1,4 +1,4 @@
-"""Texts with labels: the files they come from, and a CSV, TSV or JSON table of one's own.
+"""Texts with labels: the files they come from, a CSV, TSV or JSON table of one's own, and their scores.
 
 Every reader of texts (GLUE, CLUE, one's own table) returns `TextExamples`, whose labels are numbers with
 names. Files are UTF-8, or .gz of it, and a line ends at a line feed only, because real text contains U+2028,
@@ -12,7 +12,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from bert_cli.files import write_atomically
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Row = Mapping[str, Any]
 Cells = Iterator[tuple[int, list[str]]]
+Column = npt.NDArray[Any]
 
 EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
@@ -34,14 +35,13 @@ QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 KINDS = (".csv", ".tsv", ".jsonl", ".json")
 LISTED_NAMES = 20
 """Names that an error lists; IFLYTEK has 119 labels."""
-LISTED_FILES = 5
 LONGEST_CELL = 2**31 - 1
 """Characters; Python's own limit, 131,072, is less than a long document."""
 
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Texts, or pairs of texts, with a label each. DataError for none, or for unequal lengths."""
+    """Texts, or pairs of texts, with a label each."""
 
     first: list[str]
     second: list[str] | None
@@ -54,15 +54,6 @@ class TextExamples:
     """By number; None: regression, or a file without labels."""
     remarks: Mapping[str, int] = field(default_factory=dict)
     """What was left out or is odd -> how often."""
-
-    def __post_init__(self) -> None:
-        columns = {"second": self.second, "labels": self.labels, "ids": self.ids}
-        for name, column in columns.items():
-            if column is not None and len(column) != len(self.first):
-                problem = f"differs in length from the {len(self.first)} first texts"
-                raise DataError(f"{name} ({len(column)})", problem, "give one for each example")
-        if not self.first:
-            raise DataError("examples", "there are none", "give a file that contains some")
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -94,12 +85,13 @@ def read_text(path: Path) -> str:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except FileNotFoundError:
-        raise missing_file(path) from None
+        near = nearest(path.name, [other.name for other in path.parent.glob("*")])
+        remedy = f"did you mean '{path.parent / near}'?" if near else "check the path"
+        raise DataError(str(path), "no such file", remedy) from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            str(path), f"cannot be read ({reason})", "check the path and the file"
-        ) from error
+        problem = f"cannot be read ({reason})"
+        raise DataError(str(path), problem, "check the path and the file") from error
     try:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -109,29 +101,6 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise DataError(str(path), "is empty", "give a file that contains examples")
     return text
-
-
-def missing_file(path: Path) -> DataError:
-    """Return the error for a missing file, with the nearest file or a few files of its kind."""
-    complete = path.absolute()
-    folder = next(parent for parent in complete.parents if parent.is_dir())
-    wanted = complete.relative_to(folder).parts[0]
-    names = sorted(other.name for other in folder.iterdir() if _is_like(other, complete, folder))
-    near = nearest(wanted, names)
-    if near:
-        remedy = f"did you mean '{folder / near}'?"
-    elif names:
-        remedy = f"give one of {listed(names, LISTED_FILES)} in {folder}"
-    else:
-        remedy = "check the path"
-    return DataError(str(path), "no such file", remedy)
-
-
-def _is_like(other: Path, path: Path, folder: Path) -> bool:
-    """Return whether `other` may be meant: a file of the same kind, or a folder for a missing folder."""
-    if path.parent != folder:
-        return other.is_dir() and not other.name.startswith(".")
-    return file_kind(other) == file_kind(path) and other.is_file()
 
 
 def file_kind(path: Path) -> str:
@@ -144,6 +113,11 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_text(path).rstrip("\r\n").split("\n")]
 
 
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file. DataError with its line when it cannot be read."""
+    return _parsed(read_text(path), str(path), "fix it or get the file again")
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line's number, from 1, and its JSON object. DataError for a line that is none."""
     for number, line in enumerate(read_lines(path), 1):
@@ -152,20 +126,20 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def json_object(line: str, where: str) -> dict[str, Any]:
     """Return the JSON object of a line. DataError for anything else."""
+    return _object(_parsed(line, where, "give one object per line"), where)
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(where, "is not a JSON object", "give objects only")
+    return value
+
+
+def _parsed(text: str, where: str, remedy: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(where, f"is not JSON ({error})", "give one object per line") from error
-    if not isinstance(row, dict):
-        raise DataError(where, f"is {_json_kind(row)}", "give one object per line")
-    return row
-
-
-def _json_kind(value: object) -> str:
-    kinds = {
-        "dict": "an object", "list": "a list", "str": "a string", "NoneType": "null", "bool": "true or false",
-    }  # fmt: skip
-    return kinds.get(type(value).__name__, "a number")
+        raise DataError(where, f"is not JSON ({error})", remedy) from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -183,41 +157,39 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def text_of(row: Row, name: str, where: str) -> str:
     """Return a row's text in a column; null is an empty text. DataError for any other kind."""
-    if name not in row:
-        raise missing_column(where, name, row)
+    check_columns(where, [name], row)
     value = row[name]
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise DataError(where, f"'{name}' is {_json_kind(value)}", "give it as a string")
-    return value
+    if not isinstance(value, str | None):
+        raise DataError(where, f"'{name}' is not a string", "give it as one")
+    return value or ""
 
 
 def label_of(row: Row, name: str, where: str) -> str:
     """Return a row's label as a word: true and 3 are "true" and "3". DataError for any other kind."""
-    if name not in row:
-        raise missing_column(where, name, row)
+    check_columns(where, [name], row)
     value = row[name]
-    if value is None or isinstance(value, list | dict):
-        raise DataError(where, f"the label is {_json_kind(value)}", "give each row a label")
     word = str(value).lower() if isinstance(value, bool) else str(value)
-    if not word.strip():
-        raise DataError(where, f"'{name}' is empty", "give each row a label")
+    if value is None or isinstance(value, list | dict) or not word.strip():
+        raise DataError(where, f"'{name}' is empty or no label", "give each row a label")
     return word
 
 
-def missing_column(where: str, name: str, columns: Iterable[str]) -> DataError:
-    """Return the error for a column that is not there."""
+def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
+    """Raise DataError for a column that is not there."""
     names = list(columns)
-    near = nearest(name, names)
-    remedy = f"did you mean '{near}'?" if near else "give the name of another column"
-    return DataError(where, f"has no column '{name}', only {listed(names)}", remedy)
+    for name in wanted:
+        if name not in names:
+            near = nearest(name, names)
+            remedy = f"did you mean '{near}'?" if near else "give the name of another column"
+            raise DataError(where, f"has no column '{name}', only {listed(names)}", remedy)
 
 
-def listed(names: Sequence[str], most: int = LISTED_NAMES) -> str:
-    """Return names in quotes, the first `most` of them."""
-    shown = ", ".join(f"'{name}'" for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(names: Sequence[str]) -> str:
+    """Return names in quotes, the first LISTED_NAMES of them."""
+    more = len(names) - LISTED_NAMES
+    return ", ".join(f"'{name}'" for name in names[:LISTED_NAMES]) + f" and {more} more" * (
+        more > 0
+    )
 
 
 def label_numbers(
@@ -229,11 +201,9 @@ def label_numbers(
     for line, word in rows:
         if word not in number_of:
             near = nearest(word, names)
-            raise DataError(
-                f"{path} ({unit} {line})",
-                f"label '{word}' is unknown; the labels are {listed(list(names))}",
-                f"did you mean '{near}'?" if near else "fix the label",
-            )
+            problem = f"label '{word}' is unknown; the labels are {listed(names)}"
+            remedy = f"did you mean '{near}'?" if near else "fix the label"
+            raise DataError(f"{path} ({unit} {line})", problem, remedy)
         numbers.append(number_of[word])
     return np.array(numbers, np.int32)
 
@@ -264,11 +234,11 @@ def read_table(
     missing or unknown label, and a file with fewer than two labels.
     """
     if len(text_columns) not in (1, 2):
-        columns = listed(list(text_columns))
-        raise ConfigError(f"text_column ({columns})", "names no or too many columns", "give 1 or 2")
+        raise ConfigError(
+            f"text_column ({listed(text_columns)})", "is not one column or two", "give 1 or 2"
+        )
     remarks: Counter[str] = Counter()
-    wanted = [*text_columns, *([] if label_column is None else [label_column])]
-    unit, rows = _rows(path, wanted, remarks)
+    unit, rows = _rows(path, [*text_columns, *([label_column] if label_column else [])], remarks)
     texts: list[list[str]] = []
     words: list[tuple[int, str]] = []
     for number, row in rows:
@@ -279,11 +249,15 @@ def read_table(
     if not texts:
         raise DataError(str(path), "contains no rows", "give a file that contains examples")
     if file_kind(path) == ".tsv":
-        remarks[QUOTED] = sum(_in_quotes(text) for row in texts for text in row)
+        flat = [text for row in texts for text in row]
+        remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     remarks[EMPTY_TEXT] = sum(any(not text.strip() for text in row) for row in texts)
     names = None
     if label_column is not None:
-        names = tuple(label_names) if label_names else _names_in(path, label_column, words)
+        names = tuple(label_names or sorted_labels(word for _, word in words))
+        if len(names) < 2:
+            remedy = "give a file with two labels or more, or another --label-column"
+            raise DataError(f"{path} ({label_column})", f"has one label, '{names[0]}'", remedy)
     return TextExamples(
         first=[row[0] for row in texts],
         second=[row[1] for row in texts] if len(text_columns) == 2 else None,
@@ -299,18 +273,20 @@ def _rows(
 ) -> tuple[str, Iterator[tuple[int, Row]]]:
     """Return the unit that rows are counted in, and the rows with their numbers from 1."""
     kind = file_kind(path)
+    if kind not in KINDS:
+        remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
+        raise DataError(str(path), "is of an unknown kind", remedy)
     if kind == ".csv":
         return "line", _with_header(path, _csv_cells(path, remarks), wanted)
     if kind == ".tsv":
         cells = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), 1))
         return "line", _with_header(path, cells, wanted)
     if kind == ".json" and read_text(path).lstrip().startswith("["):
-        return "item", _json_items(path)
-    if kind in (".json", ".jsonl"):
-        return "line", read_json_lines(path)
-    raise DataError(
-        str(path), "is of an unknown kind", f"name it {', '.join(KINDS)}, or one of them with .gz"
-    )
+        items = enumerate(read_json(path), 1)
+        return "item", (
+            (number, _object(item, f"{path} (item {number})")) for number, item in items
+        )
+    return "line", read_json_lines(path)
 
 
 def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
@@ -335,9 +311,8 @@ def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
 def _with_header(path: Path, cells: Cells, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """Yield the rows below a header as column -> cell."""
     first, header = next(cells, (1, []))
+    check_columns(f"{path} (line {first})", wanted, header)
     for name in wanted:
-        if name not in header:
-            raise missing_column(f"{path} (line {first})", name, header)
         if header.count(name) > 1:
             raise DataError(f"{path} (line {first})", f"has two columns '{name}'", "rename one")
     for line, row in cells:
@@ -347,43 +322,14 @@ def _with_header(path: Path, cells: Cells, wanted: Sequence[str]) -> Iterator[tu
         yield line, dict(zip(header, row, strict=True))
 
 
-def _json_items(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the number, from 1, and the object of each item of a JSON list."""
-    try:
-        items = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(str(path), f"is not JSON ({error})", "fix the file") from error
-    for number, row in enumerate(items, 1):
-        if not isinstance(row, dict):
-            where, problem = f"{path} (item {number})", f"is {_json_kind(row)}"
-            raise DataError(where, problem, "give a list of objects")
-        yield number, row
-
-
-def _names_in(path: Path, column: str, words: Sequence[tuple[int, str]]) -> tuple[str, ...]:
-    names = sorted_labels(word for _, word in words)
-    if len(names) < 2:
-        problem = f"every row has the label '{names[0]}'"
-        remedy = "give a file with two labels or more, or another --label-column"
-        raise DataError(f"{path} ({column})", problem, remedy)
-    return names
-
-
-def _in_quotes(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] == '"'
-
-
 def hold_out(
     examples: TextExamples, fraction: float, seed: int
 ) -> tuple[TextExamples, TextExamples]:
     """Return the examples to train on and those held out for validation, both in file order.
 
     Of each label the same fraction is held out, at least one example and never all; the seed decides which.
-    ConfigError for a fraction that is not between 0 and 1, DataError when no label has two examples.
+    DataError when no label has two examples.
     """
-    where = f"held_out_fraction ({fraction})"
-    if not 0 < fraction < 1:
-        raise ConfigError(where, "is not between 0 and 1", "give a fraction such as 0.1")
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
         strata = examples.labels.astype(np.int64)
@@ -394,5 +340,47 @@ def hold_out(
         held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
     if not held.any():
         remedy = "give more examples, or a validation file"
-        raise DataError(where, "no label has two examples, one of which could be held out", remedy)
+        problem = "no label has two examples, one of which could be held out"
+        raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
+
+
+# --- scores
+
+
+def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:
+    """Return the metrics of these names; each is a number, never NaN, so that the best checkpoint is well defined.
+
+    `f1` is of label 1 against label 0, `macro_f1` the mean of the labels that occur, `matthews`, `pearson` and
+    `spearman` are correlations. Where one is undefined, as with constant predictions, it is 0.
+    """
+    # Late, since they take a second to import.
+    from scipy import stats
+    from sklearn import metrics
+
+    columns = (labels, predictions)
+    functions: Mapping[str, Callable[[], float]] = {
+        "accuracy": lambda: metrics.accuracy_score(*columns),
+        "f1": lambda: metrics.f1_score(*columns, zero_division=0.0),
+        "macro_f1": lambda: metrics.f1_score(*columns, average="macro", zero_division=0.0),
+        "matthews": lambda: metrics.matthews_corrcoef(*columns),
+        "pearson": lambda: _correlation(stats.pearsonr, *columns),
+        "spearman": lambda: _correlation(stats.spearmanr, *columns),
+    }
+    return {name: float(functions[name]()) for name in names}
+
+
+def _correlation(function: Callable[..., Any], labels: Column, predictions: Column) -> float:
+    # In float32, sums of 1,500 squares differ in the fifth digit.
+    columns = [np.asarray(column, np.float64) for column in (labels, predictions)]
+    if any(np.all(column == column[0]) for column in columns):
+        return 0.0
+    return float(function(*columns).statistic)
+
+
+def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:
+    """Return how often each label (row) was predicted as each label (column), of `size` labels."""
+    counts = np.zeros((size, size), np.int64)
+    np.add.at(counts, (labels, predictions), 1)
+    rows: list[list[int]] = counts.tolist()
+    return rows

@@ -24,7 +24,7 @@ from bert_cli.data.shards.manifest import MANIFEST, read_manifest
 from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import BLOCK, shuffled
 from bert_cli.data.stream.remote import local_copy
-from bert_cli.data.stream.source import Records, open_records
+from bert_cli.data.stream.source import Records
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import format_bytes, is_stdout, output_json
 
@@ -105,7 +105,7 @@ def _open(settings: InspectSettings) -> tuple[Records, Vocabulary]:
     folder = Path(settings.folder)
     if is_remote(settings.folder):
         folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
-    source = open_records(folder, seed=settings.seed, masking=settings.masking)
+    source = Records(folder, seed=settings.seed, masking=settings.masking)
     if not len(source):
         raise DataError(f"folder ({settings.folder})", "holds no records", "rebuild it")
     if not source.is_dynamic and is_set(settings, "masking"):

@@ -31,8 +31,8 @@ from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import FILES as TOKENIZER
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.stream.packing import Packs
 from bert_cli.data.stream.permutation import permute
+from bert_cli.data.stream.source import Packs
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 

@@ -2,11 +2,20 @@
 
 Step and row give a sample index in an endless stream, and the stream gives the example there. So
 resuming is asking for another step, a thread can read ahead, each process reads its own part, and
-how a step is divided into micro-batches changes none of its examples.
+how a step is divided into micro-batches changes none of its examples. A stream reads one folder of records,
+one with steps of similar lengths, or a mixture of several.
 """
 
-from collections.abc import Callable
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.records.columns import Batch
-from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.source import Ints, Source
-from bert_cli.errors import ConfigError
+from bert_cli.data.records.random_bits import Ints, row_keys
+from bert_cli.data.stream.permutation import permute, record_at
+from bert_cli.data.stream.source import ByLength, Numbers, Records
+from bert_cli.errors import ConfigError, DataError
 
 BLOCK = 1024
 """Sequences read, masked and packed at once: 15 MB at 512 positions, however large a step is."""
+MULTIPLE = 8
+"""Length buckets end at multiples of so many positions, as matrix units want them."""
+USUAL_BLOCK = 8192
+"""Largest block of a mixture where the weights allow it: just below a power of two is permuted fastest."""
+LONGEST_BLOCK = 65536
+"""Largest block: weights without a common measure are rounded to fractions of it."""
+NUMBERING = "each corpus in complete epochs"
+"""Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +53,20 @@ class Batching:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        micro_batches, rest = divmod(self.examples_per_step, self.micro_batch_size)
-        if self.examples_per_step < 1 or rest:
+        step, size, count = self.examples_per_step, self.micro_batch_size, self.world_size
+        if step < 1 or step % (size * count):
             raise ConfigError(
-                f"global_batch ({self.examples_per_step} examples a step)",
-                f"is no multiple of micro_batch_size {self.micro_batch_size}",
-                "change one of them",
-            )
-        if micro_batches % self.world_size:
-            raise ConfigError(
-                f"global_batch ({micro_batches} micro-batches a step)",
-                f"cannot be divided among {self.world_size} processes",
-                "change one of the two numbers",
+                f"global_batch ({step} examples a step)",
+                f"cannot be divided among {count} processes with micro_batch_size {size}",
+                "change one of these numbers",
             )
 
-    def sample_indices(self, step: int) -> npt.NDArray[np.int64]:
+    def sample_indices(self, step: int) -> Numbers:
         """Return the sample indices of this process in a step."""
         each = self.examples_per_step // self.world_size
         return self.step_indices(step)[self.rank * each : (self.rank + 1) * each]
 
-    def step_indices(self, step: int) -> npt.NDArray[np.int64]:
+    def step_indices(self, step: int) -> Numbers:
         """Return the sample indices of all processes in a step."""
         return np.arange(self.examples_per_step) + step * self.examples_per_step
 
@@ -105,10 +117,37 @@ class ExampleStream(Stream, Protocol):
         return self.batching.micro_batches(rows)
 
 
-class Reader(ExampleStream):
-    """The examples of a source in a random order, another one in each epoch."""
+def read_ahead(
+    stream: Stream, first_step: int, end_step: int, depth: int = 2
+) -> Iterator[tuple[int, Batch, float]]:
+    """Yield (step, batch, seconds waited for it) for first_step <= step < end_step.
 
-    def __init__(self, source: Source, batching: Batching) -> None:
+    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step; closing
+    the iterator ends it after the batch that it is reading.
+    """
+    pool = ThreadPoolExecutor(1, "read-ahead")
+    pending: deque[Future[Batch]] = deque()
+    try:
+        for step in range(first_step, min(first_step + depth, end_step)):
+            pending.append(pool.submit(stream.__getitem__, step))
+        for step in range(first_step, end_step):
+            started = time.monotonic()
+            batch = pending.popleft().result()
+            waited = time.monotonic() - started
+            if step + depth < end_step:
+                pending.append(pool.submit(stream.__getitem__, step + depth))
+            yield step, batch, waited
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# --- one corpus
+
+
+class Reader(ExampleStream):
+    """The examples of a folder in a random order, another one in each epoch."""
+
+    def __init__(self, source: Records, batching: Batching) -> None:
         self.source, self.batching = source, batching
         self.folder, self.fingerprint = source.folder, source.fingerprint
         self.has_next_sentences = source.has_next_sentences
@@ -120,22 +159,257 @@ class Reader(ExampleStream):
         return shuffled(self.source, sample_indices)
 
 
-def shuffled(source: Source, sample_indices: npt.ArrayLike) -> Batch:
+def shuffled(source: Records, sample_indices: npt.ArrayLike) -> Batch:
     """Return the examples of a source at sample indices [n] of its random order."""
-    epochs, numbers = record_at(sample_indices, len(source), source.seed)
-    return in_blocks(source.examples, epochs, numbers, source.max_sequences_per_pack)
+    return _in_blocks(source, *record_at(sample_indices, len(source), source.seed))
 
 
-def in_blocks(
-    read: Callable[[Ints, Ints], Batch], epochs: Ints, numbers: Ints, sequences: int = 1
-) -> Batch:
-    """Return examples of up to so many sequences each, read in blocks of BLOCK sequences."""
+def _in_blocks(source: Records, epochs: Ints, numbers: Ints, length: int | None = None) -> Batch:
+    """Return examples as `source.examples` does, read in blocks of BLOCK sequences."""
     columns: Batch = {}
-    size = max(1, BLOCK // sequences)
+    size = max(1, BLOCK // source.max_sequences_per_pack)
     for start in range(0, len(numbers), size):
         part = slice(start, start + size)
-        for name, column in read(epochs[part], numbers[part]).items():
+        for name, column in source.examples(epochs[part], numbers[part], length).items():
             if start == 0:
                 columns[name] = np.empty((len(numbers), *column.shape[1:]), column.dtype)
             columns[name][part] = column
     return columns
+
+
+# --- length buckets
+
+
+class Buckets:
+    """Record numbers by sample index, so that the examples of a step have similar lengths.
+
+    The records of an epoch form a list, bucket by bucket from the shortest to the longest, in a random order
+    within each bucket. A step is as many consecutive records as it has examples, padded to the length of the
+    last one's bucket. So what remains of a bucket goes into the first step of the next longer one; only of
+    the longest bucket fewer records than a step has are left out, others in each epoch. The steps are
+    permuted too.
+    """
+
+    def __init__(
+        self, lengths: Ints, sequence_length: int, buckets: int, examples_per_step: int, seed: int
+    ) -> None:
+        """Divide records of these lengths [records] into at most `buckets`; the longest ends at S at most."""
+        self.seed, self.examples_per_step = seed, examples_per_step
+        # The name decides the random order of old and new runs alike.
+        self._records = ByLength(lengths, sequence_length, "bin", seed)
+        self.ends = bucket_ends(self._records.histogram, buckets)
+        """[buckets] positions of the examples of each bucket, ascending."""
+        self._shortest = np.concatenate((np.ones(1, np.int64), self.ends[:-1] + 1))
+        self._starts = self._records.starts[self._shortest]
+        self.steps, self.left_out = divmod(len(lengths), examples_per_step)
+        """Steps of an epoch, and the records that none of its steps has."""
+
+    @property
+    def real_token_fraction(self) -> float:
+        """Fraction of an epoch's positions with a token; the records left out count as the longest."""
+        ends = self.ends[self._bucket_of((np.arange(self.steps) + 1) * self.examples_per_step - 1)]
+        positions = int(ends.sum()) * self.examples_per_step + self.left_out * int(self.ends[-1])
+        return self._records.tokens / positions
+
+    def records(self, sample_indices: Ints) -> tuple[Ints, Numbers, int]:
+        """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
+        steps, rows = np.divmod(np.asarray(sample_indices, np.int64), self.examples_per_step)
+        epochs, drawn = record_at(steps, self.steps, self.seed)
+        first = drawn * self.examples_per_step
+        slots = first + rows
+        buckets = self._bucket_of(slots)
+        within = slots - self._starts[buckets]
+        records = self._records.draw(self._shortest[buckets], self.ends[buckets], within, epochs)
+        longest = int(self._bucket_of(first + self.examples_per_step - 1).max(initial=0))
+        return epochs, records, int(self.ends[longest])
+
+    def _bucket_of(self, slots: Ints) -> Ints:
+        """Return the bucket of each slot of an epoch's list."""
+        return np.searchsorted(self._starts, slots, side="right") - 1
+
+
+class BucketReader(Reader):
+    """The records of a folder in steps of similar lengths."""
+
+    def __init__(self, source: Records, batching: Batching, buckets: int) -> None:
+        """Raise ConfigError for packs, DataError for static records or fewer than a step has examples."""
+        super().__init__(source, batching)
+        where, records = (
+            f"length_buckets ({buckets})",
+            f"the {len(source)} records in {source.folder}",
+        )
+        step = batching.examples_per_step
+        if source.max_sequences_per_pack > 1:
+            problem = f"are for examples of one sequence, and {records} are packs"
+            raise ConfigError(where, problem, "leave out one of the two")
+        if not source.is_dynamic or len(source) < step:
+            wrong = (
+                f"fewer than a step's {step}" if source.is_dynamic else "static and padded already"
+            )
+            remedy = "leave the buckets out, or make more records with --masking dynamic"
+            raise DataError(where, f"{records} are {wrong}", remedy)
+        # Checkpoints compare this text, so its words stay.
+        self.fingerprint = f"{source.fingerprint}, {buckets} bins for steps of {step}"
+        lengths = source.files.lengths()
+        self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
+        self.epoch_size = self.buckets.steps * step
+
+    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
+        """Return the examples at sample indices [n], padded to the longest step that they are from."""
+        indices = np.array(sample_indices, np.int64, ndmin=1)
+        return _in_blocks(self.source, *self.buckets.records(indices))
+
+
+def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
+    """Return the ends of at most `buckets` buckets over lengths [S + 1] with the least padding.
+
+    All are multiples of MULTIPLE but S. Dynamic programming over all ends, bucket by bucket.
+    """
+    longest = len(histogram) - 1
+    highest = int(np.flatnonzero(histogram)[-1])
+    ends = np.minimum(np.arange(MULTIPLE, highest + MULTIPLE, MULTIPLE), longest)
+    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(histogram)[ends]))
+    # positions[first, end]: of all examples that are longer than ends[first - 1] and fit into ends[end].
+    positions = (counts[None, 1:] - counts[:-1, None]).astype(np.float64) * ends
+    positions[np.tril_indices(len(ends), -1)] = np.inf
+    fewest = positions[0]
+    before: list[Numbers] = []
+    for _ in range(min(buckets, len(ends)) - 1):
+        # One bucket more, which begins after any bucket that ended before.
+        total = np.concatenate(([np.inf], fewest[:-1]))[:, None] + positions
+        before.append(np.argmin(total, axis=0))
+        fewest = total[before[-1], np.arange(len(ends))]
+    chosen = [len(ends) - 1]
+    for firsts in reversed(before):
+        chosen.append(int(firsts[chosen[-1]]) - 1)
+    return ends[np.unique(chosen)]
+
+
+# --- several corpora
+
+
+class Mixture(ExampleStream):
+    """The examples of several sources in one order, each with its fraction of the examples.
+
+    The stream consists of blocks of one length. Each block has the same number of examples of each corpus,
+    its quota, and a permutation drawn by (seed, block) assigns each example of the block to a corpus. The
+    examples of a corpus are numbered in the order of the stream: quota times the blocks before, plus the
+    examples of that corpus before it in the block. So the n-th example of a corpus in the stream is the n-th
+    of its random order, and an epoch of a corpus has each of its records once.
+    """
+
+    def __init__(
+        self, corpora: Sequence[tuple[Records, float]], batching: Batching, seed: int
+    ) -> None:
+        """Mix sources by their weights: fractions of the examples (of the packs, where they are packed).
+
+        Raises DataError for corpora that do not fit together, naming both, and ConfigError for a weight that
+        is too small.
+        """
+        self.sources = [source for source, _ in corpora]
+        for one, other in combinations(self.sources, 2):
+            _check_fit(one, other)
+        self.quotas = quotas_of([weight for _, weight in corpora])
+        """Examples of each corpus in a block."""
+        for (source, weight), quota in zip(corpora, self.quotas, strict=True):
+            if quota == 0:
+                problem = f"is less than half of 1/{LONGEST_BLOCK} of all weights"
+                where = f"dataset_dir (weight {weight:g} of {source.folder})"
+                raise ConfigError(where, problem, "raise it or leave the corpus out")
+        self.batching, self.folder = batching, self.sources[0].folder
+        self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
+        self.epoch_size: int = sum(map(len, self.sources))
+        self._block = sum(self.quotas)
+        each = [source.sequences / len(source) for source in self.sources]
+        self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
+        # The sources draw by the seed too; a block's order must not be that of one of their epochs.
+        self._order_seed = int(row_keys(0, "mixture", seed)[0])
+        identity = [source.fingerprint for source in self.sources], self.quotas
+        self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
+
+    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
+        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
+        corpora, indices = self.locate(sample_indices)
+        batch: Batch = {}
+        for number in np.unique(corpora):
+            chosen = np.flatnonzero(corpora == number)
+            for name, column in shuffled(self.sources[number], indices[chosen]).items():
+                if name not in batch:
+                    batch[name] = np.empty((len(corpora), *column.shape[1:]), column.dtype)
+                batch[name][chosen] = column
+        return batch
+
+    def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
+        """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora.
+
+        Takes about 1 ms for each block of 8,192 that the indices touch and that is not cached.
+        """
+        blocks, offsets = np.divmod(np.array(sample_indices, np.int64, ndmin=1), self._block)
+        corpora, ranks = np.empty_like(blocks), np.empty_like(blocks)
+        for block in np.unique(blocks):
+            chosen = blocks == block
+            assigned = _assignment(tuple(self.quotas), self._order_seed, int(block))
+            corpora[chosen], ranks[chosen] = assigned[:, offsets[chosen]]
+        return corpora, blocks * np.array(self.quotas)[corpora] + ranks
+
+    def describe(self, examples: int) -> list[str]:
+        """Return a line for each corpus: how much of it a run over so many examples reads."""
+        blocks, rest = divmod(examples, self._block)
+        corpora, _ = self.locate(np.arange(examples - rest, examples))
+        counts = blocks * np.array(self.quotas) + np.bincount(corpora, minlength=len(self.quotas))
+        return [
+            f"{quota / self._block:.3%} from {source.folder}: {count:,} examples out of "
+            f"{len(source):,} ({count / len(source):.3g} epochs)"
+            for quota, count, source in zip(self.quotas, counts, self.sources, strict=True)
+        ]
+
+
+@lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another
+def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
+    """Return [2, n]: the corpus of each example of a block, and its rank among those of that corpus."""
+    ends = np.cumsum(quotas)
+    corpora = np.searchsorted(ends, permute(np.arange(ends[-1]), ends[-1], seed, block), "right")
+    ranks = np.empty_like(corpora)
+    for number, quota in enumerate(quotas):
+        ranks[corpora == number] = np.arange(quota)
+    return np.stack([corpora, ranks])
+
+
+def quotas_of(weights: Sequence[float]) -> list[int]:
+    """Return the examples of each corpus in a block, in the proportions of the weights.
+
+    They are exact when the smallest block that divides evenly has at most LONGEST_BLOCK examples; as
+    many of these as fit into USUAL_BLOCK make one. Otherwise they are rounded to fractions of
+    LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
+    """
+    exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means a tenth
+    fractions = [weight / sum(exact) for weight in exact]
+    even = math.lcm(*(fraction.denominator for fraction in fractions))
+    block = min(even * max(1, USUAL_BLOCK // even), LONGEST_BLOCK)
+    quotas = [math.floor(fraction * block) for fraction in fractions]
+    by_remainder = sorted(
+        range(len(fractions)), key=lambda n: (quotas[n] - fractions[n] * block, n)
+    )
+    for number in by_remainder[: block - sum(quotas)]:
+        quotas[number] += 1
+    return quotas
+
+
+def _check_fit(one: Records, other: Records) -> None:
+    """Raise DataError unless two corpora differ and their examples can be in one batch."""
+    both = f"dataset_dir ({one.folder} and {other.folder})"
+    if one.fingerprint == other.fingerprint:
+        remedy = "name one of them, with the weights added together"
+        raise DataError(both, "hold the same records", remedy)
+    differing = {name for name, _, _ in _columns(one) ^ _columns(other)}
+    if one.corpus["vocab_sha256"] != other.corpus["vocab_sha256"]:
+        differing = {"vocabularies"}
+    if differing:
+        problem = f"differ in their {', '.join(sorted(differing))}"
+        raise DataError(both, problem, "make, or pack, one of them again as the other was made")
+
+
+def _columns(source: Records) -> set[tuple[str, tuple[int, ...], str]]:
+    """Return name, shape and type of each column of an example."""
+    example = shuffled(source, 0)
+    return {(name, column.shape[1:], column.dtype.str) for name, column in example.items()}

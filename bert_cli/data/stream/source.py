@@ -1,15 +1,20 @@
 """The examples of a folder of records by number, masked and packed when they are read.
 
-`source.examples(epochs, numbers)` is a function of its arguments and the seed. Static records have their
+`records.examples(epochs, numbers)` is a function of its arguments and the seed. Static records have their
 masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so that
 packing changes no mask.
 
-Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, P masked positions,
-V vocabulary.
+Packing: there are few different lengths. A strategy says which combinations of lengths make a pack and how
+many packs have each (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence
+Packing without Cross-contamination", section 3.1), whatever the size of the corpus. The records of a
+length are assigned by a permutation drawn by (seed, epoch, length). So an epoch has each record in
+exactly one pack, and epochs have as many packs with other neighbours. Memory: 4 bytes a record.
+
+Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, P masked positions.
 """
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,114 +27,113 @@ from bert_cli.data.records.masking import TokenKinds, mask_examples
 from bert_cli.data.records.random_bits import Ints, row_keys
 from bert_cli.data.records.sentence_pairs import SpecialIds
 from bert_cli.data.records.vocab import read_vocabulary
-from bert_cli.data.stream.packing import Packs
+from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
 
-
-class Source(Protocol):
-    """Numbered examples."""
-
-    folder: Path
-    fingerprint: str
-    """Changes with the examples and with how they are packed."""
-    seed: int
-    has_next_sentences: bool
-    max_sequences_per_pack: int
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of an epoch, each of which is in exactly one example."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of examples of an epoch."""
-        ...
-
-    def examples(self, epochs: Ints, numbers: Ints) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...]."""
-        ...
+Numbers = npt.NDArray[np.int64]
 
 
-class Records(Source):
-    """Static records of a folder, packed or not; the base of the sources of dynamic ones."""
-
-    def __init__(self, folder: Path, corpus: dict[str, Any], seed: int) -> None:
-        self.folder, self.corpus, self.seed = folder, corpus, seed
-        self.files = RecordFiles(folder, corpus)
-        self.fingerprint = str(corpus["fingerprint"])
-        self.has_next_sentences: bool = corpus.get("next_sentence", True)
-        self.sequence_length: int = corpus["sequence_length"]
-        self.predictions: int = corpus["mask_tokens"]
-        """P of a sequence."""
-        self.max_sequences_per_pack: int = corpus.get("max_sequences_per_pack", 1)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether the records are masked when they are read."""
-        return bool(self.corpus["format"] == "dynamic")
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of an epoch, each of which is in exactly one example."""
-        is_packed = self.corpus.get("max_sequences_per_pack", 1) > 1
-        return int(self.corpus["sequences"]) if is_packed else self.files.records
-
-    def __len__(self) -> int:
-        """Return the number of examples of an epoch."""
-        return self.files.records
-
-    def examples(self, epochs: Ints, numbers: Ints) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...]."""
-        return self._in_order(self.files.static(numbers))
-
-    def _in_order(self, columns: Batch) -> Batch:
-        if "position_ids" in columns:
-            return {name: columns[name] for name in PACKED_FIELDS}
-        weights = label_weights(columns["next_sentence_labels"], self.has_next_sentences)
-        columns = columns | {"next_sentence_weights": weights}
-        return {name: columns[name] for name in FIELDS}
-
-
-class DynamicSource(Records):
-    """Dynamic records, one in an example, masked for their epoch."""
+class Records:
+    """The examples of a folder of records."""
 
     def __init__(
         self,
         folder: Path,
-        corpus: dict[str, Any],
+        *,
         seed: int,
-        sequence_length: int,
-        predictions: int,
-        masking: Masking,
+        sequence_length: int | None = None,
+        predictions: int | None = None,
+        masking: Masking | None = None,
+        max_sequences_per_pack: int | None = None,
     ) -> None:
-        super().__init__(folder, corpus, seed)
-        self.sequence_length, self.predictions, self.masking = sequence_length, predictions, masking
+        """Open a folder; an argument that is None is as the records are.
+
+        Static records fix S, P, their masks and their packs. Dynamic ones can be read with any P (of a
+        sequence) and with a longer S, and, unless they are packs already, up to `max_sequences_per_pack`
+        in an example. Raises DataError for lengths, packs or files that do not fit.
+        """
+        corpus = read_corpus(folder)
+        self.folder, self.corpus, self.seed = folder, corpus, seed
+        stored_pack: int = corpus.get("max_sequences_per_pack", 1)
+        self.is_dynamic: bool = corpus["format"] == "dynamic"
+        self.sequence_length: int = sequence_length or corpus["sequence_length"]
+        self.predictions: int = predictions or corpus["mask_tokens"]
+        """P of a sequence."""
+        self.max_sequences_per_pack: int = max_sequences_per_pack or stored_pack
+        self._check_sizes(stored_pack)
+        self.files = RecordFiles(folder, corpus)
+        self.fingerprint = str(corpus["fingerprint"])
+        """Changes with the examples and with how they are packed."""
+        self.has_next_sentences: bool = corpus.get("next_sentence", True)
+        self.sequences: int = corpus["sequences"] if stored_pack > 1 else self.files.records
+        """Sequences of an epoch, each of which is in exactly one example."""
+        self.packs: Packs | None = None
+        """Of dynamic records that are packed when they are read."""
+        if not self.is_dynamic:
+            return
+        self.masking = masking or Masking()
         self._special = SpecialIds(**corpus["special_ids"])
-        continuations = None if masking.unit == "token" else self._read_continuations()
+        continuations = None if self.masking.unit == "token" else self._read_continuations()
         self._kinds = TokenKinds(self._special, corpus["vocab_size"], continuations)
+        most = self.max_sequences_per_pack
+        if most > stored_pack:
+            # Checkpoints compare this text, so its words stay.
+            self.fingerprint += f", {self.sequence_length} places for up to {most} sequences"
+            self.packs = Packs(self.files.lengths(), self.sequence_length, most, seed)
 
-    def examples(self, epochs: Ints, numbers: Ints) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...]."""
-        return self.padded_examples(epochs, numbers, self.sequence_length)
+    def __len__(self) -> int:
+        """Return the number of examples of an epoch."""
+        return self.files.records if self.packs is None else len(self.packs)
 
-    def padded_examples(self, epochs: Ints, numbers: Ints, length: int) -> Batch:
-        """Return examples padded to `length` positions instead of S."""
-        return self._in_order(self._masked(self._read(numbers), epochs, numbers, length))
+    def examples(self, epochs: Ints, numbers: Ints, length: int | None = None) -> Batch:
+        """Return examples by their epochs [n] and numbers [n], as columns [n, ...].
 
-    def _read(self, numbers: Ints) -> DynamicRecords:
-        sequences = parse_dynamic(self.files.payloads(numbers), self.corpus["token_bytes"])
-        self.files.check_dynamic(sequences, numbers)
-        return sequences
+        `length` is that of dynamic examples of one sequence, if not S.
+        """
+        if self.is_dynamic:
+            columns = self._dynamic(epochs, numbers, length or self.sequence_length)
+        else:
+            columns = self.files.static(numbers)
+        if self.max_sequences_per_pack > 1:
+            return {name: columns[name] for name in PACKED_FIELDS}
+        labels = columns["next_sentence_labels"]
+        columns["next_sentence_weights"] = label_weights(labels, self.has_next_sentences)
+        return {name: columns[name] for name in FIELDS}
+
+    def _dynamic(self, epochs: Ints, numbers: Ints, length: int) -> Batch:
+        """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
+        counts: Ints = np.ones(len(numbers), np.int64)
+        if self.packs is not None:
+            records_nC = self.packs.records(numbers, epochs)
+            counts, numbers = (records_nC >= 0).sum(axis=1), records_nC[records_nC >= 0]
+        payloads = self.files.payloads(numbers)
+        is_packed = self.max_sequences_per_pack > 1
+        if is_packed and self.packs is None:
+            sequences, own, counts = parse_packs(payloads, self.corpus["token_bytes"])
+            self.files.check_dynamic(sequences, np.repeat(numbers, counts))
+            numbers = own
+        else:
+            sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
+            self.files.check_dynamic(sequences, numbers)
+        columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length)
+        if not is_packed:
+            return columns
+        most, probability = self.max_sequences_per_pack, self.masking.probability
+        return pack_columns(
+            columns,
+            sequences.lengths,
+            counts,
+            sequence_length=self.sequence_length,
+            most=most,
+            predictions=packed_predictions(
+                self.sequence_length, most, self.predictions, probability
+            ),
+            next_sentence=self.has_next_sentences,
+            pad=self._special.pad,
+        )
 
     def _masked(self, sequences: DynamicRecords, epochs: Ints, numbers: Ints, length: int) -> Batch:
         """Pad sequences [R] to a length and mask them by their epochs and numbers."""
-        longest = int(sequences.lengths.max(initial=0))
-        if longest > length:
-            raise DataError(
-                f"{self.folder} (a record of {longest} tokens)",
-                f"is longer than the {length} positions that corpus.json names",
-                "rebuild the records",
-            )
         tokens_RS = np.full((len(numbers), length), self._special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
         keys_R = np.zeros(len(numbers), np.uint64)
@@ -151,140 +155,154 @@ class DynamicSource(Records):
         """Return which pieces continue a word [V]; complete words are masked by it."""
         vocabulary = read_vocabulary(self.folder / "vocab.txt")
         if vocabulary.sha256 != self.corpus["vocab_sha256"]:
-            raise DataError(
-                str(vocabulary.path),
-                "is not the vocabulary that the records were made with, which decides the masks",
-                "bring it back",
+            problem = (
+                "is not the vocabulary that the records were made with, which decides the masks"
             )
+            raise DataError(str(vocabulary.path), problem, "bring it back")
         return vocabulary.is_continuation
 
-
-class StoredPacks(DynamicSource):
-    """Packs of dynamic records, as `bert pack` has stored them."""
-
-    @property
-    def masked_positions(self) -> int:
-        """P of a pack."""
-        return packed_predictions(
-            self.sequence_length,
-            self.max_sequences_per_pack,
-            self.predictions,
-            self.masking.probability,
-        )
-
-    def examples(self, epochs: Ints, numbers: Ints) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...]."""
-        packs = parse_packs(self.files.payloads(numbers), self.corpus["token_bytes"])
-        self.files.check_dynamic(packs.sequences, np.repeat(numbers, packs.counts))
-        epochs = np.repeat(epochs, packs.counts)
-        return self._packed(packs.sequences, epochs, packs.numbers, packs.counts)
-
-    def _packed(
-        self, sequences: DynamicRecords, epochs: Ints, numbers: Ints, counts: Ints
-    ) -> Batch:
-        """Mask sequences [R] and pack them: the first `counts[0]` into the first example, and so on."""
-        packed = pack_columns(
-            self._masked(sequences, epochs, numbers, self.sequence_length),
-            sequences.lengths,
-            counts,
-            sequence_length=self.sequence_length,
-            most=self.max_sequences_per_pack,
-            predictions=self.masked_positions,
-            next_sentence=self.has_next_sentences,
-            pad=self._special.pad,
-        )
-        return self._in_order(packed)
+    def _check_sizes(self, stored_pack: int) -> None:
+        """Raise DataError for sizes that these records cannot be read with."""
+        corpus, length = self.corpus, self.sequence_length
+        positions: int = corpus["sequence_length"]
+        # Setting, its value, the stored one, what makes others, and whether dynamic records allow it.
+        sizes = (
+            ("max_seq_length", length, positions, "tokenize --sequence-length", length > positions),
+            ("max_predictions_per_seq", self.predictions, corpus["mask_tokens"], "tokenize --mask-tokens", True),
+            ("max_sequences_per_pack", self.max_sequences_per_pack, stored_pack, "pack --max-sequences-per-pack",
+             stored_pack == 1),
+        )  # fmt: skip
+        for name, value, stored, command, fits in sizes:
+            if value != stored and not (self.is_dynamic and fits):
+                raise DataError(
+                    f"{name} ({value})",
+                    f"the {corpus['format']} records in {self.folder} have {stored}",
+                    f"give {stored}, or records made with `bert {command} {value}`",
+                )
 
 
-class PackedSource(StoredPacks):
-    """Dynamic records that are packed when they are read, with other neighbours in each epoch."""
+class Strategy(NamedTuple):
+    """Combinations of lengths and the number of packs of each."""
 
-    def __init__(
-        self,
-        folder: Path,
-        corpus: dict[str, Any],
-        seed: int,
-        sequence_length: int,
-        predictions: int,
-        masking: Masking,
-        max_sequences_per_pack: int,
-    ) -> None:
-        super().__init__(folder, corpus, seed, sequence_length, predictions, masking)
-        self.max_sequences_per_pack = most = max_sequences_per_pack
-        # Checkpoints compare this text, so its words stay.
-        self.fingerprint += f", {sequence_length} places for up to {most} sequences"
-        self.packs = Packs(self.files.lengths(), sequence_length, most, seed)
+    lengths: Numbers
+    """[K, C] lengths of a combination's sequences, the longest first; then zeros."""
+    counts: Numbers
+    """[K] packs of each combination."""
+
+
+def shortest_pack_first(histogram: Ints, sequences: int) -> Strategy:
+    """Pack a histogram of lengths [S + 1] into packs of S positions and at most C sequences.
+
+    From the longest to the shortest, each sequence goes into the open pack with the most free
+    positions, or into a new one when it fits into none. Packs of equal lengths are counted together,
+    so the work grows with S and not with the number of sequences. Length 0 is ignored.
+    """
+    longest = len(histogram) - 1
+    done: dict[tuple[int, ...], int] = {}
+    # Open packs by their free positions: their lengths -> how many there are.
+    open_packs: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]
+
+    def put(lengths: tuple[int, ...], count: int) -> None:
+        free = longest - sum(lengths)
+        packs = done if len(lengths) == sequences else open_packs[free]
+        packs[lengths] = packs.get(lengths, 0) + count
+
+    for length in range(longest, 0, -1):
+        left = int(histogram[length])
+        free = longest
+        while left and free >= length:
+            if not open_packs[free]:
+                free -= 1
+                continue
+            lengths, count = open_packs[free].popitem()
+            used = min(count, left)
+            if count > used:
+                open_packs[free][lengths] = count - used
+            put((*lengths, length), used)
+            left -= used
+        # The rest goes into new packs. Each has the most free positions until it is full, as far as
+        # two of this length fit into one.
+        each = min(longest // length, sequences)
+        full, rest = divmod(left, each)
+        for copies, count in ((each, full), (rest, 1)):
+            if copies and count:
+                put((length,) * copies, count)
+    for packs in open_packs:
+        for lengths, count in packs.items():
+            done[lengths] = done.get(lengths, 0) + count
+    square = np.zeros((len(done), sequences), np.int64)
+    for row, lengths in enumerate(done):
+        square[row, : len(lengths)] = lengths
+    return Strategy(square, np.array(list(done.values()), np.int64))
+
+
+class ByLength:
+    """Record numbers sorted by length; those of a range of lengths are drawn in a random order."""
+
+    def __init__(self, lengths: Ints, longest: int, name: str, seed: int) -> None:
+        """Sort records by their lengths [records], each from 1 to `longest`."""
+        assert len(lengths) == 0 or 0 < int(lengths.min()) <= int(lengths.max()) <= longest <= 65535
+        self.histogram: Numbers = np.bincount(lengths, minlength=longest + 1)
+        # A stable sort of 16-bit numbers counts them instead of comparing.
+        order = np.argsort(lengths.astype(np.uint16), kind="stable")
+        self._order = order.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
+        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.histogram)))
+        """[longest + 2] where the records of a length begin in the order."""
+        self.tokens = int(self.histogram @ np.arange(longest + 1))
+        self._seed = int(row_keys(0, name, seed)[0])
+
+    def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
+        """Return the records at slots [n] among those of `low` [n] to `high` [n] tokens.
+
+        Each epoch and each `high` has another permutation.
+        """
+        starts = self.starts[low]
+        groups = epochs * np.int64(65536) + high
+        chosen = permute(slots, self.starts[high + 1] - starts, self._seed, groups)
+        return self._order[starts + chosen].astype(np.int64)
+
+
+class Packs:
+    """Record numbers by pack number, in any epoch."""
+
+    def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
+        """Pack records of these lengths [records], each from 1 to S, at most C together."""
+        self.sequence_length, self.sequences = sequence_length, sequences
+        self._records = ByLength(lengths, sequence_length, "pack", seed)
+        self.strategy = shortest_pack_first(self._records.histogram, sequences)
+        self._ends = np.cumsum(self.strategy.counts)
+        # For each combination and slot, the first of the records of its length that the slot takes:
+        # the k-th pack of the combination takes the k-th from there.
+        flat = self.strategy.lengths.ravel()
+        taken = np.repeat(self.strategy.counts, sequences)
+        first = np.zeros(len(flat), np.int64)
+        order = np.argsort(flat, kind="stable")
+        before = np.cumsum(taken[order]) - taken[order]
+        starts = np.searchsorted(flat[order], flat[order])
+        first[order] = before - before[starts]
+        self._first = first.reshape(self.strategy.lengths.shape)
 
     def __len__(self) -> int:
-        """Return the number of examples of an epoch."""
-        return len(self.packs)
+        """Return the number of packs of an epoch."""
+        return int(self.strategy.counts.sum())
 
-    def examples(self, epochs: Ints, numbers: Ints) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...]."""
-        records_nC = self.packs.records(numbers, epochs)
-        counts = (records_nC >= 0).sum(axis=1)
-        records_R = records_nC[records_nC >= 0]
-        return self._packed(self._read(records_R), np.repeat(epochs, counts), records_R, counts)
+    @property
+    def real_token_fraction(self) -> float:
+        """Fraction of the positions with a token."""
+        return self._records.tokens / (len(self) * self.sequence_length)
 
-
-def open_records(
-    folder: Path,
-    *,
-    seed: int,
-    sequence_length: int | None = None,
-    predictions: int | None = None,
-    masking: Masking | None = None,
-    max_sequences_per_pack: int | None = None,
-) -> Records:
-    """Open a folder of records; an argument that is None is as the records are.
-
-    Static records fix S, P, their masks and their packs. Dynamic ones can be read with any P (of a
-    sequence) and with a longer S, and, unless they are packs already, up to `max_sequences_per_pack`
-    in an example. Raises DataError for lengths, packs or files that do not fit.
-    """
-    corpus = read_corpus(folder)
-    length = sequence_length or corpus["sequence_length"]
-    predictions = predictions or corpus["mask_tokens"]
-    _check_lengths(folder, corpus, length, predictions)
-    stored: int = corpus.get("max_sequences_per_pack", 1)
-    most = max_sequences_per_pack or stored
-    _check_packs(folder, corpus, most, stored)
-    if corpus["format"] != "dynamic":
-        return Records(folder, corpus, seed)
-    arguments = folder, corpus, seed, length, predictions, masking or Masking()
-    if most == 1:
-        return DynamicSource(*arguments)
-    return PackedSource(*arguments, most) if stored == 1 else StoredPacks(*arguments)
-
-
-def _check_packs(folder: Path, corpus: dict[str, Any], most: int, stored: int) -> None:
-    if most == stored or (stored == 1 and corpus["format"] == "dynamic"):
-        return
-    if stored > 1:
-        raise DataError(
-            f"max_sequences_per_pack ({most})",
-            f"the records in {folder} are packs of up to {stored} sequences",
-            f"give {stored}, or the folder that they were packed from",
+    def records(self, packs: Ints, epochs: Ints) -> Numbers:
+        """Return the record numbers [n, C] of packs [n] in epochs [n], longest first, then -1."""
+        combinations = np.searchsorted(self._ends, packs, side="right")
+        within = packs - (self._ends - self.strategy.counts)[combinations]
+        lengths = self.strategy.lengths[combinations]
+        is_used = lengths > 0
+        used = lengths[is_used]
+        records = np.full(lengths.shape, -1, np.int64)
+        records[is_used] = self._records.draw(
+            used,
+            used,
+            (self._first[combinations] + within[:, None])[is_used],
+            np.broadcast_to(epochs[:, None], lengths.shape)[is_used],
         )
-    raise DataError(
-        f"max_sequences_per_pack ({most})",
-        f"the records in {folder} are static and not packed",
-        f"pack them first, with `bert pack {folder} OUT --max-sequences-per-pack {most}`",
-    )
-
-
-def _check_lengths(folder: Path, corpus: dict[str, Any], length: int, predictions: int) -> None:
-    stored, masked = corpus["sequence_length"], corpus["mask_tokens"]
-    is_dynamic = corpus["format"] == "dynamic"
-    if length < stored or (length != stored and not is_dynamic):
-        raise DataError(
-            f"max_seq_length ({length})",
-            f"the records in {folder} have {stored} positions",
-            f"give {stored}{' or more' if is_dynamic else ''}, or records made with --sequence-length {length}",
-        )
-    if predictions != masked and not is_dynamic:
-        raise DataError(
-            f"max_predictions_per_seq ({predictions})",
-            f"the records in {folder} have {masked} masked positions",
-            f"give {masked}, or records made with --mask-tokens {predictions}",
-        )
+        return records

@@ -24,7 +24,7 @@ from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.shards.manifest import finished_files, package_versions
 from bert_cli.data.stream.reader import Batching, Reader
-from bert_cli.data.stream.source import open_records
+from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
@@ -131,7 +131,7 @@ def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSet
     batch = min(BATCH, read_corpus(folder)["records"])
     if packed is not None:
         batch = max(1, batch // packed)
-    source = open_records(
+    source = Records(
         folder,
         seed=settings.seed,
         sequence_length=settings.sequence_length,

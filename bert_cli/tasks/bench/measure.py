@@ -24,7 +24,7 @@ from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.shards.manifest import package_versions
-from bert_cli.data.stream.prefetch import read_ahead
+from bert_cli.data.stream.reader import read_ahead
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import is_stdout

@@ -23,8 +23,14 @@ from bert_cli.data.finetune.features import (
     features_of,
     texts_hash,
 )
-from bert_cli.data.finetune.metrics import confusion, score
-from bert_cli.data.finetune.tables import TextExamples, hold_out, read_table, write_lines
+from bert_cli.data.finetune.tables import (
+    TextExamples,
+    confusion,
+    hold_out,
+    read_table,
+    score,
+    write_lines,
+)
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.run import finetune, start
 from bert_cli.tasks.run.finetune import Floats, Logits, Result, Task

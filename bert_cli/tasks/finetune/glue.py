@@ -15,8 +15,7 @@ import numpy.typing as npt
 from bert_cli.config.finetune import GlueSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
-from bert_cli.data.finetune.metrics import score
-from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.data.finetune.tables import TextExamples, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.finetune.classify import features_of_texts, write_predictions
 from bert_cli.tasks.run import finetune, start

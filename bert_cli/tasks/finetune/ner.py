@@ -13,12 +13,13 @@ from bert_cli.config.finetune import NerSettings
 from bert_cli.data.finetune.conll import (
     Sentences,
     WordPositions,
+    chunks,
+    entity_scores,
     read_conll,
     word_features,
     word_labels,
 )
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.finetune.metrics import chunks, entity_scores
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.run import finetune, start

@@ -11,19 +11,16 @@ from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.data.finetune.features import cached, file_hash
-from bert_cli.data.finetune.metrics import Gold, squad_scores
-from bert_cli.data.finetune.squad import Questions, gold_of, read_squad
-from bert_cli.data.finetune.squad_answers import (
-    NULL_THRESHOLD,
-    answers,
-    best_null_threshold,
-    with_null_threshold,
-)
+from bert_cli.data.finetune.squad import Gold, Questions, gold_of, read_squad, squad_scores
 from bert_cli.data.finetune.squad_windows import (
+    NULL_THRESHOLD,
     Windows,
+    answers,
     arrays_of_windows,
+    best_null_threshold,
     make_windows,
     windows_of,
+    with_null_threshold,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -104,8 +101,7 @@ def _evaluate(
     run_files: dict[str, JSON] = {}
     if settings.version_2:
         if threshold is None:
-            best = best_null_threshold(result.null_odds, predictions, questions)
-            threshold = best.f1_threshold
+            threshold = best_null_threshold(result.null_odds, predictions, questions)
         predictions = with_null_threshold(predictions, result.null_odds, threshold)
         run_files[NULL_THRESHOLD] = {"threshold": threshold}
 

@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from bert_cli.config.finetune import SquadScoreSettings
-from bert_cli.data.finetune.metrics import Gold, squad_scores
-from bert_cli.data.finetune.squad import read_gold
+from bert_cli.data.finetune.squad import Gold, read_gold, squad_scores
 from bert_cli.errors import DataError
 from bert_cli.files import read_json
 

@@ -15,11 +15,9 @@ from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, case_of, read_tokenizer
 from bert_cli.data.records.vocab import VOCAB_FILE
-from bert_cli.data.stream.buckets import BucketReader
-from bert_cli.data.stream.mixture import Mixture
-from bert_cli.data.stream.reader import Batching, ExampleStream, Reader
+from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Mixture, Reader
 from bert_cli.data.stream.remote import local_copy
-from bert_cli.data.stream.source import Records, open_records
+from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
@@ -75,7 +73,7 @@ def open_stream(
             masking=settings.masking,
         )
     named = settings.dataset_dir
-    if named is None:
+    if not named:
         remedy = "a folder of records that `bert tokenize` has made, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
     corpora = [WeightedCorpus(path=named)] if isinstance(named, str) else named
@@ -122,7 +120,7 @@ def _open_source(
 ) -> Records:
     """Open records, packed if that is set; their vocabulary must be the model's. `name` is the setting."""
     packs = may_pack and is_set(settings, "max_sequences_per_pack")
-    source = open_records(
+    source = Records(
         folder,
         seed=settings.seed,
         sequence_length=settings.max_seq_length,

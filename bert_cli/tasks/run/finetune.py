@@ -23,6 +23,7 @@ from bert_cli.config.load import Loaded, validate
 from bert_cli.config.training import Plan, plan_of
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length, read_tokenizer
+from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
@@ -286,15 +287,11 @@ def open_features(
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     examples = settings.total_num_train_samples or round(settings.num_epochs * len(features))
     plan = plan_of(settings, examples, len(features))
-    reader = FeatureReader(
-        features,
-        seed=settings.seed,
-        examples_per_step=plan.examples_per_step,
-        micro_batch_size=plan.micro_batch_size,
-        sequence_length=settings.max_seq_length,
-        part=mesh.processes.rank,
-        parts=mesh.processes.count,
+    processes = mesh.processes
+    batching = Batching(
+        plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count
     )
+    reader = FeatureReader(features, batching, settings.seed, settings.max_seq_length)
     sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
     return plan, reader, sample
 

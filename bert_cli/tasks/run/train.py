@@ -21,7 +21,7 @@ import numpy as np
 
 from bert_cli.config import layout
 from bert_cli.config.training import TrainSettings, describe
-from bert_cli.data.stream.prefetch import read_ahead
+from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import find_processes

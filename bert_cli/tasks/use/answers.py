@@ -18,12 +18,16 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.finetune import PredictSettings
-from bert_cli.data.finetune.conll import Sentences, word_features, word_labels, word_spans
+from bert_cli.data.finetune.conll import (
+    Sentences,
+    chunks,
+    word_features,
+    word_labels,
+    word_spans,
+)
 from bert_cli.data.finetune.features import Features, by_length, encode_texts
-from bert_cli.data.finetune.metrics import chunks
 from bert_cli.data.finetune.squad import Question, Questions
-from bert_cli.data.finetune.squad_answers import Answers, answers
-from bert_cli.data.finetune.squad_windows import Windows, make_windows
+from bert_cli.data.finetune.squad_windows import Answers, Windows, answers, make_windows
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import DeviceError
 from bert_cli.tasks.use.model import Columns, Opened, labels_of, signature

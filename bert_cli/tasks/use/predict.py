@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from bert_cli.config.finetune import PredictSettings
-from bert_cli.data.finetune.squad_answers import read_null_threshold
+from bert_cli.data.finetune.squad_windows import read_null_threshold
 from bert_cli.data.finetune.tables import (
     file_kind,
     json_object,

@@ -1,4 +1,4 @@
-"""CoNLL files as people have them, labels of first pieces, and labels of words from predictions."""
+"""CoNLL files as people have them, labels of first pieces, labels of words, and scores of entities."""
 
 from itertools import count
 
@@ -12,13 +12,15 @@ from bert_cli.data.finetune.conll import (
     CUT_WORDS,
     DOCUMENTS,
     NO_PIECES,
+    EntityScore,
     Sentences,
+    chunks,
+    entity_scores,
     read_conll,
     word_features,
     word_labels,
     word_spans,
 )
-from bert_cli.data.finetune.metrics import chunks
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 
@@ -29,8 +31,9 @@ PIECES = [
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 
 
-@pytest.fixture
-def tokenizer(tmp_path):
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("tokenizer")
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     return read_tokenizer(tmp_path)
 
@@ -52,37 +55,31 @@ def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
     text = (
         "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\nYork  NNP I-NP  B-LOC\r\n. . O O"
     )
-    for end in ("", "\n", "\n\n\n"):
+    for end in ("", "\n\n\n"):
         result = read_conll(put(tmp_path, text + end))
         first, second = pairs_of(result)
         assert first == [("Johann", "B-PER"), ("lives", "O")]
         assert second == [("York", "B-LOC"), (".", "O")]
         assert result.label_names == NAMES and result.remarks == {}
         assert result.labels == [[3, 0], [1, 0]]
+    given = read_conll(put(tmp_path, text), NAMES[::-1])
+    assert given.label_names == NAMES[::-1] and given.labels == [[1, 4], [3, 4]]
 
 
-def test_tabs_separate_columns_where_there_are_any_and_other_white_space_is_text(tmp_path):
-    result = read_conll(put(tmp_path, "New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n"))
-    assert result.words == [["New York", "10\u00a0000", "\u3000"]]
-    result = read_conll(put(tmp_path, "10\u00a0000 O\n\u2028 B-LOC\n"))
-    assert result.words == [["10\u00a0000", "\u2028"]]
+def test_separators_document_marks_and_comments(tmp_path):
+    for text, words, remarks in (
+        ("New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n", [["New York", "10\u00a0000", "\u3000"]], {}),
+        ("10\u00a0000 O\n\u2028 B-LOC\n", [["10\u00a0000", "\u2028"]], {}),
+        ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n", [["a"], ["b"]], {DOCUMENTS: 2}),
+        # A word that is a hash is no comment.
+        ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {COMMENTS: 1}),
+        ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {COMMENTS: 1}),
+    ):  # fmt: skip
+        result = read_conll(put(tmp_path, text))
+        assert (result.words, result.remarks) == (words, remarks)
 
 
-def test_document_marks_are_left_out_and_counted(tmp_path):
-    result = read_conll(
-        put(tmp_path, "-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n")
-    )
-    assert result.words == [["a"], ["b"]] and result.remarks == {DOCUMENTS: 2}
-
-
-def test_comments_are_left_out_and_a_word_that_is_a_hash_is_not(tmp_path):
-    result = read_conll(put(tmp_path, "# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n"))
-    assert result.words == [["#", "#1", "#"]] and result.remarks == {COMMENTS: 1}
-    result = read_conll(put(tmp_path, "# text = ends with O\n#\tO\n# a\tO\n"))
-    assert result.words == [["#", "# a"]] and result.remarks == {COMMENTS: 1}
-
-
-def test_iob1_becomes_bio_and_is_counted(tmp_path):
+def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
     # Two adjacent persons, a location after a person, a sentence that starts with I-.
     text = "a I-PER\nb I-PER\na B-PER\nb I-LOC\na O\nb I-LOC\n\na I-LOC\n"
     result = read_conll(put(tmp_path, text))
@@ -90,11 +87,7 @@ def test_iob1_becomes_bio_and_is_counted(tmp_path):
         ["B-PER", "I-PER", "B-PER", "B-LOC", "O", "B-LOC"], ["B-LOC"],
     ]  # fmt: skip
     assert result.remarks == {CONVERTED: 4}
-
-
-def test_bio_is_unchanged(tmp_path):
-    text = "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n"
-    result = read_conll(put(tmp_path, text))
+    result = read_conll(put(tmp_path, "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n"))
     assert result.names(result.labels) == [["B-PER", "I-PER", "B-PER", "O", "B", "I"]]
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
 
@@ -117,25 +110,16 @@ def test_the_entities_of_conll_2003_are_those_of_its_annotators(tmp_path):
     assert result.label_names == ("O", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
 
 
-def test_given_label_names_keep_their_numbers(tmp_path):
-    path = put(tmp_path, "a B-LOC\nb I-LOC\n")
-    assert read_conll(path).label_names == ("O", "B-LOC", "I-LOC")
-    result = read_conll(path, NAMES[::-1])
-    assert result.label_names == NAMES[::-1] and result.labels == [[3, 2]]
-
-
 def test_a_broken_file_is_reported_with_its_line(tmp_path):
     for text, message in (
-        ("a O\nb\n", r"\(line 2\): 'b' has 1 column; give 2 as on the first line"),
-        ("a\nb\n", r"\(line 1\): 'a' has 1 column; give two or more"),
-        ("a O\n\nNew York O\n", r"\(line 3\): 'New York O' has 3 columns; give 2"),
-        ("a\tO\n\tO\n", r"\(line 2\): has a label, 'O', but no word"),
-        ("a O\nb S-PER\n", r"\(line 2\): label 'S-PER' is not O .*; convert the file to BIO"),
-        ("a O\nb E-PER\n", r"\(line 2\): label 'E-PER' is not O .*; convert the file to BIO"),
-        ("a O\nb B-\n", r"\(line 2\): label 'B-' is not O .*; fix the label"),
-        ("a O\nb PER\n", r"\(line 2\): label 'PER' is not O .*; fix the label"),
+        ("a O\nb\n", r"\(line 2\): 'b' is not a word and a label in 2 columns"),
+        ("a\nb\n", r"\(line 1\): 'a' is not"),
+        ("a O\n\nNew York O\n", r"\(line 3\): 'New York O' is not"),
+        ("a\tO\n\tO\n", r"\(line 2\): ' O' is not"),
+        ("a O\nb S-PER\n", r"\(line 2\): 'b S-PER' is not .* to BIO"),
+        ("a O\nb B-\n", r"\(line 2\): 'b B-' is not"),
+        ("a O\nb PER\n", r"\(line 2\): 'b PER' is not"),
         ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown; .*; did you mean 'B-PER'\?"),
-        ("", "is empty"),
         ("-DOCSTART- -X- O O\n", "contains no sentences"),
         (b"a O\n\xff O\n", r"\(line 2\): byte 0xFF"),
     ):
@@ -185,28 +169,21 @@ def test_a_word_without_pieces_is_unknown_and_one_that_is_too_long_is_cut(tokeni
     assert word_labels(where, features.position_labels["labels"]) == given.labels
 
 
-def test_a_special_token_in_the_text_is_text(tokenizer):
-    features, _ = word_features(sentences("[SEP] a"), tokenizer, 16)
-    assert features.tokens.tolist().count(tokenizer.special.sep) == 1
-
-
 def test_words_keep_their_labels_at_every_length(tokenizer):
     numbers = np.random.default_rng(3)
-    texts = [" ".join(numbers.choice(["Johann", "a", "York.", "--"], n)) for n in range(1, 30)]
-    given = sentences(*texts)
+    words = ["Johann", "a", "York.", "--", "[SEP]"]
+    given = sentences(*(" ".join(numbers.choice(words, n)) for n in range(1, 30)))
     for length in (3, 4, 7, 64):
         features, where = word_features(given, tokenizer, length)
         assert features.lengths.max() <= length
         assert features.position_labels["label_weights"].sum() == sum(map(len, given.words))
         assert word_labels(where, features.position_labels["labels"]) == given.labels
-        starts = features.tokens[features.starts]
-        assert (starts == tokenizer.special.cls).all()
-        assert (features.tokens[features.ends - 1] == tokenizer.special.sep).all()
-
-
-def test_a_length_without_room_for_a_word_is_refused(tokenizer):
+        assert (features.tokens[features.starts] == tokenizer.special.cls).all()
+        # A special token in the text is text.
+        seps = np.flatnonzero(features.tokens == tokenizer.special.sep)
+        assert np.array_equal(seps, features.ends - 1)
     with pytest.raises(ConfigError, match=r"max_seq_length \(2\): has no room for a word"):
-        word_features(sentences("a"), tokenizer, 2)
+        word_features(given, tokenizer, 2)
 
 
 def test_running_text_is_split_into_words_like_those_of_conll_files():
@@ -219,3 +196,68 @@ def test_running_text_is_split_into_words_like_those_of_conll_files():
         (" \t", ""),
     ):
         assert [text[begin:end] for begin, end in word_spans(text)] == words.split()
+
+
+# --- entities
+
+
+def test_chunks_are_those_of_conlleval():
+    for labels, expected in (
+        ("O O", []),
+        ("B-A I-A O B-B", [("A", 0, 1), ("B", 3, 3)]),
+        ("B-A B-A I-A", [("A", 0, 0), ("A", 1, 2)]),
+        ("I-A I-A O I-A", [("A", 0, 1), ("A", 3, 3)]),
+        ("B-A I-B I-B", [("A", 0, 0), ("B", 1, 2)]),
+        ("I-A I-B", [("A", 0, 0), ("B", 1, 1)]),
+        ("B-A-x I-A-x B-A", [("A-x", 0, 1), ("A", 2, 2)]),
+        ("B I O I", [("_", 0, 1), ("_", 3, 3)]),
+    ):
+        assert chunks(labels.split()) == expected
+
+
+def test_entities_are_right_when_type_and_both_ends_are():
+    gold = [["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"], ["B-ORG", "I-ORG", "I-ORG"]]
+    result = [["B-PER", "I-PER", "O", "B-ORG", "O", "B-LOC"], ["B-ORG", "I-ORG", "O"]]
+    total, types = entity_scores(gold, result)
+    # Right: PER 0-1 and the second LOC. The first LOC has another type, ORG another end.
+    assert total == EntityScore(right=2, predicted=4, support=4)
+    assert (total.precision, total.recall, total.f1) == (0.5, 0.5, 0.5)
+    assert types == {
+        "LOC": EntityScore(1, 1, 2), "ORG": EntityScore(0, 2, 1), "PER": EntityScore(1, 1, 1),
+    }  # fmt: skip
+    assert types["LOC"].f1 == pytest.approx(2 / 3)
+    assert types["ORG"].f1 == 0.0
+
+
+def test_entities_of_other_sentences_are_not_right_and_a_ratio_of_nothing_is_zero():
+    total, _ = entity_scores([["B-A"], ["O"]], [["O"], ["B-A"]])
+    assert total == EntityScore(0, 1, 1)
+    total, types = entity_scores([["O", "O"]], [["O", "O"]])
+    assert (total.precision, total.recall, total.f1, types) == (0.0, 0.0, 0.0, {})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entity_scores_are_those_of_nervaluate_on_random_labels(seed):
+    from nervaluate import Evaluator
+
+    numbers = np.random.default_rng(seed)
+    names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]
+    weights = np.array([4, 1, 1, 1, 1, 1, 1])
+    lengths = numbers.integers(1, 30, 60)
+    gold = [[str(w) for w in numbers.choice(names, n, p=weights / weights.sum())] for n in lengths]
+    # Most labels are right, so that some entities are right.
+    result = [
+        [w if numbers.random() < 0.7 else str(numbers.choice(names)) for w in row] for row in gold
+    ]
+    total, types = entity_scores(gold, result)
+    assert total.right > 20
+    kinds = ["LOC", "PER", "a-b"]
+    judged = Evaluator(gold, result, tags=kinds, loader="list").evaluate()
+    assert list(types) == kinds
+    pairs = [(total, judged["overall"]["strict"])]
+    pairs += [(types[kind], judged["entities"][kind]["strict"]) for kind in kinds]
+    for ours, theirs in pairs:
+        counts = (theirs.correct, theirs.actual, theirs.possible)
+        assert (ours.right, ours.predicted, ours.support) == counts
+        ratios = (theirs.precision, theirs.recall, theirs.f1)
+        assert (ours.precision, ours.recall, ours.f1) == pytest.approx(ratios, abs=1e-12)

@@ -18,7 +18,8 @@ from bert_cli.data.finetune.features import (
 )
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.records.vocab import write_vocabulary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.data.stream.reader import Batching
+from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
 CLS, SEP = 2, 3
@@ -42,36 +43,25 @@ def synthetic(lengths, **labels) -> Features:
     )
 
 
-def test_single_texts_are_between_cls_and_sep(tokenizer):
-    labels = {"labels": np.array([1, 0], np.int32)}
-    features, cut = encode_texts(tokenizer, ["a b", "h"], None, labels, max_seq_length=8)
-    assert features.tokens.tolist() == [CLS, 5, 6, SEP, CLS, 12, SEP]
-    assert features.segments.tolist() == [0] * 7
-    assert features.ends.tolist() == [4, 7]
-    assert cut == 0
-
-
-def test_of_a_pair_the_second_text_is_segment_1(tokenizer):
-    features, _ = encode_texts(tokenizer, ["a b", ""], ["c", "d e"], {}, max_seq_length=8)
-    assert features.tokens.tolist() == [CLS, 5, 6, SEP, 7, SEP, CLS, SEP, 8, 9, SEP]
-    assert features.segments.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1]
-
-
-def test_long_texts_are_cut_and_counted(tokenizer):
-    features, cut = encode_texts(tokenizer, ["a b c d e", "a"], ["f g", "b"], {}, max_seq_length=8)
-    assert cut == 1
-    assert features.tokens[:8].tolist() == [CLS, 5, 6, 7, SEP, 10, 11, SEP]
-    single, cut = encode_texts(tokenizer, ["a b c d e f g h"], None, {}, max_seq_length=8)
-    assert (len(single.tokens), cut, single.tokens[-1]) == (8, 1, SEP)
-
-
-def test_a_second_text_without_tokens_adds_no_separator(tokenizer):
-    pairs = ["a b", "c", "a b c d e f g h"], ["", "d", "\t\u200b"]
-    features, cut = encode_texts(tokenizer, *pairs, {}, max_seq_length=8)
-    assert features.tokens.tolist()[:9] == [CLS, 5, 6, SEP, CLS, 7, SEP, 8, SEP]
-    assert features.segments.tolist()[:9] == [0] * 7 + [1, 1]
-    # Its position is free for the first one.
-    assert (features.tokens.tolist()[9:], cut) == ([CLS, *range(5, 11), SEP], 1)
+def test_texts_and_pairs_are_encoded_and_long_ones_are_cut_and_counted(tokenizer):
+    for first, second, tokens, segments, cut in (
+        (["a b", "h"], None, [CLS, 5, 6, SEP, CLS, 12, SEP], [0] * 7, 0),
+        (["a b", ""], ["c", "d e"], [CLS, 5, 6, SEP, 7, SEP, CLS, SEP, 8, 9, SEP], [0] * 4 + [1, 1, 0, 0, 1, 1, 1], 0),
+        # Of a pair that is too long the longer text is cut.
+        (["a b c d e"], ["f g"], [CLS, 5, 6, 7, SEP, 10, 11, SEP], [0] * 5 + [1] * 3, 1),
+        (["a b c d e f g h"], None, [CLS, *range(5, 11), SEP], [0] * 8, 1),
+        # A second text without tokens adds no separator; its position is free for the first one.
+        (["a b", "c"], ["", "d"], [CLS, 5, 6, SEP, CLS, 7, SEP, 8, SEP], [0] * 7 + [1, 1], 0),
+        (["a b c d e f g h"], ["\t\u200b"], [CLS, *range(5, 11), SEP], [0] * 8, 1),
+    ):  # fmt: skip
+        labels = {"labels": np.arange(len(first), dtype=np.int32)}
+        features, number = encode_texts(tokenizer, first, second, labels, max_seq_length=8)
+        assert (features.tokens.tolist(), features.segments.tolist(), number) == (
+            tokens,
+            segments,
+            cut,
+        )
+        assert len(features) == len(first) and features.ends[-1] == len(tokens)
 
 
 def one_by_one(first: int, second: int, room: int) -> tuple[int, int]:
@@ -119,11 +109,8 @@ def test_batches_of_similar_length_have_every_example_once():
     assert sorted(np.concatenate(batches)) == list(range(7))
 
 
-def reader_of(features, **changes) -> FeatureReader:
-    given = {
-        "seed": 7, "examples_per_step": 4, "micro_batch_size": 2, "sequence_length": 64, **changes
-    }  # fmt: skip
-    return FeatureReader(features, **given)
+def reader_of(features, batching=(4, 2), seed=7) -> FeatureReader:
+    return FeatureReader(features, Batching(*batching), seed, 64)
 
 
 def test_every_epoch_has_each_example_once_in_another_order():
@@ -135,37 +122,25 @@ def test_every_epoch_has_each_example_once_in_another_order():
     assert reader_of(synthetic([3] * 8), seed=8)[0]["labels"].reshape(-1).tolist() != labels[0]
 
 
-def test_a_step_is_as_long_as_its_longest_example_on_every_part():
+def test_a_step_is_as_long_as_its_longest_example_in_every_process():
     features = synthetic([40, *[3] * 7])
-    complete = reader_of(features)
-    parts = [reader_of(features, part=part, parts=2) for part in (0, 1)]
-    seen = set()
+    complete, coarser = reader_of(features), reader_of(features, (4, 4))
+    parts = [reader_of(features, (4, 2, rank, 2)) for rank in (0, 1)]
+    lengths = set()
     for step in range(6):
         both = [part[step] for part in parts]
         for name, column in complete[step].items():
             assert np.array_equal(np.concatenate([half[name] for half in both]), column), name
-        seen.add(complete[step]["input_ids"].shape[2])
-    assert seen == {32, 64}
+            assert np.array_equal(coarser[step][name].ravel(), column.ravel()), name
+        lengths.add(complete[step]["input_ids"].shape[2])
+    assert lengths == {32, 64}
 
 
-def test_micro_batches_cut_the_same_stream():
-    features = synthetic([3] * 9)
-    one = reader_of(features)[1]["labels"].reshape(-1)
-    assert np.array_equal(one, reader_of(features, micro_batch_size=4)[1]["labels"].reshape(-1))
-    with pytest.raises(ConfigError, match="is no multiple of micro_batch_size 3"):
-        reader_of(features, micro_batch_size=3)
-
-
-def test_other_labels_are_another_fingerprint():
-    features = synthetic([3, 4])
-    assert features.fingerprint == synthetic([3, 4]).fingerprint
-    assert features.fingerprint != synthetic([3, 4], labels=np.array([1, 0], np.int32)).fingerprint
-
-
-def test_features_come_back_from_their_arrays():
+def test_features_come_back_from_their_arrays_and_other_labels_are_another_fingerprint():
     features = synthetic([3, 4])
     again = features_of({**arrays_of(features), "else": np.zeros(1)})
-    assert again.fingerprint == features.fingerprint
+    other = synthetic([3, 4], labels=np.array([1, 0], np.int32))
+    assert again.fingerprint == features.fingerprint != other.fingerprint
 
 
 def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
@@ -189,12 +164,9 @@ def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
     assert "is damaged; the features are built again" in capsys.readouterr().out
     cached(tmp_path / "cache", key, build)
     assert len(built) == 4
-
-
-def test_a_cache_that_cannot_be_written_is_reported(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cache_dir .*: cannot be written .*--cache-dir"):
-        cached(tmp_path / "file" / "cache", {}, lambda: {"a": np.arange(3)})
+        cached(tmp_path / "file" / "cache", {}, build)
 
 
 def test_texts_cut_elsewhere_have_another_hash():

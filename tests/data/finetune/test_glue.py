@@ -14,7 +14,6 @@ from bert_cli.data.finetune.glue import (
     read_split,
     write_server_file,
 )
-from bert_cli.data.finetune.metrics import METRICS
 from bert_cli.data.finetune.tables import EMPTY_TEXT, TextExamples
 from bert_cli.errors import ConfigError, DataError
 
@@ -123,8 +122,9 @@ def afqmc(label, **changes):
 
 def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
     assert tuple(TASKS) == (*GLUE_TASKS, *CLUE_TASKS)
+    known = {"accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"}
     for task in TASKS.values():
-        assert task.best in task.metrics and set(task.metrics) <= set(METRICS)
+        assert task.best in task.metrics and set(task.metrics) <= known
 
 
 # --- GLUE
@@ -158,10 +158,11 @@ def test_mnli_has_a_file_for_each_of_its_splits(tmp_path):
     assert read_split(tmp_path, "mnli", "validation_mismatched").first == ["Other."]
 
 
-def test_quotes_and_other_line_breaks_are_text_and_crlf_ends_a_line(tmp_path):
-    folder = rte(tmp_path, '0\t"One\u2028a\tTwo\x85"\tentailment\r\n1\t"\ttwo\tnot_entailment\r\n')
-    result = read_split(folder, "rte", "validation")
+def test_quotes_and_other_line_breaks_are_text_and_more_columns_are_counted(tmp_path):
+    rows = '0\t"One\u2028a\tTwo\x85"\tentailment\r\n1\t"\ttwo\tnot_entailment\tx\r\n'
+    result = read_split(rte(tmp_path, rows), "rte", "validation")
     assert (result.first, result.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
+    assert result.remarks == {LONG_ROW: 1}
 
 
 def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tmp_path):
@@ -173,11 +174,6 @@ def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tm
     put(tmp_path, "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tA?\n")
     with pytest.raises(DataError, match=r"test\.tsv \(line 3\): has 2 of 3 columns"):
         read_split(tmp_path, "qqp", "test")
-
-
-def test_a_row_with_more_columns_than_the_header_is_counted(tmp_path):
-    result = read_split(rte(tmp_path, "0\tOne.\tTwo.\tentailment\tx\n"), "rte", "validation")
-    assert result.remarks == {LONG_ROW: 1} and result.second == ["Two."]
 
 
 def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
@@ -212,19 +208,15 @@ def test_an_unknown_task_or_split_is_refused_with_the_known_ones(tmp_path):
             read_split(tmp_path, task, split)
 
 
-@pytest.mark.parametrize(
-    ("task", "counts"),
-    [
+def test_the_real_files_are_read_completely(shared_data):
+    for task, counts in {
         # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
-        ("cola", (8551, 1043, 1063)), ("mrpc", (3667, 408, 1725)), ("rte", (2490, 277, 3000)),
-        ("sst2", (67349, 872, 1821)),
-    ],
-)  # fmt: skip
-def test_the_real_files_are_read_completely(shared_data, task, counts):
-    parts = [read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")]
-    assert tuple(len(part) for part in parts) == counts
-    assert all(part.remarks == {} for part in parts)
-    assert parts[2].ids == [str(number) for number in range(counts[2])]
+        "cola": (8551, 1043, 1063), "mrpc": (3667, 408, 1725), "rte": (2490, 277, 3000), "sst2": (67349, 872, 1821),
+    }.items():  # fmt: skip
+        parts = [read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")]
+        assert tuple(len(part) for part in parts) == counts
+        assert all(part.remarks == {} for part in parts)
+        assert parts[2].ids == [str(number) for number in range(counts[2])]
 
 
 def test_known_rows_of_the_real_files(shared_data):
@@ -234,16 +226,12 @@ def test_known_rows_of_the_real_files(shared_data):
     assert cola.first[-1] == "What all did you get for Christmas?"
     mrpc = read_split(glue / "MRPC", "mrpc", "validation")
     assert mrpc.first[1].startswith("Magnarelli said Racicot")
-    assert mrpc.second is not None and mrpc.second[0].startswith('" The foodservice pie business')
-    assert mrpc.labels is not None and mrpc.labels[:2].tolist() == [1, 0]
+    assert mrpc.second[0].startswith('" The foodservice pie business')
     # 279 of 408 development pairs are paraphrases: the score of always saying so is 0.684.
-    assert int(mrpc.labels.sum()) == 279
-    rte = read_split(glue, "rte", "train")
-    assert rte.labels is not None and rte.labels[:2].tolist() == [1, 0]
-    assert rte.second is not None and rte.second[0] == "Weapons of Mass Destruction Found in Iraq."
-    sst2 = read_split(glue, "sst2", "validation")
-    assert sst2.first[0] == "it 's a charming and often affecting journey . "
-    assert sst2.labels is not None and sst2.labels[:2].tolist() == [1, 0]
+    assert mrpc.labels[:2].tolist() == [1, 0] and int(mrpc.labels.sum()) == 279
+    rte_rows = read_split(glue, "rte", "train")
+    assert rte_rows.labels[:2].tolist() == [1, 0]
+    assert rte_rows.second[0] == "Weapons of Mass Destruction Found in Iraq."
 
 
 # --- CLUE
@@ -276,11 +264,19 @@ def test_labels_come_from_labels_json_and_without_it_from_the_training_file(tmp_
         read_split(tmp_path, "tnews", "validation")
 
 
-def test_labels_may_be_numbers_and_truth_values(tmp_path):
+def test_other_labels_names_and_orders_are_read(tmp_path):
     folder = put_rows(tmp_path, "dev.json", [afqmc(1), afqmc(0)])
     assert read_split(folder, "afqmc", "validation").labels.tolist() == [1, 0]
-    put_rows(tmp_path, "dev.json", [WSC | {"label": True}])
-    assert read_split(folder, "wsc", "validation").labels.tolist() == [1]
+    # The pronoun may precede the noun.
+    target = {"span1_text": "cd", "span1_index": 3, "span2_text": "a", "span2_index": 0}
+    put_rows(tmp_path, "dev.json", [{"text": "ab cd", "target": target, "label": True}])
+    wsc = read_split(folder, "wsc", "validation")
+    assert wsc.labels.tolist() == [1] and wsc.first == ["[a]b _cd_"]
+    # OCNLI's training set has its published name.
+    for size, rows in (("1k", 1), ("50k", 3)):
+        put_rows(tmp_path, f"train.{size}.json", [NLI] * rows)
+    assert len(read_split(tmp_path, "ocnli", "train")) == 3
+    assert len(read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
 
 
 def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
@@ -296,20 +292,6 @@ def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
         read_split(tmp_path, "afqmc", "validation")
 
 
-def test_the_training_set_of_ocnli_is_read_under_its_published_name(tmp_path):
-    for size, rows in (("1k", 1), ("50k", 3)):
-        put_rows(tmp_path, f"train.{size}.json", [NLI] * rows)
-    assert len(read_split(tmp_path, "ocnli", "train")) == 3
-    assert len(read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
-
-
-def test_the_pronoun_may_precede_the_noun(tmp_path):
-    target = {"span1_text": "cd", "span1_index": 3, "span2_text": "a", "span2_index": 0}
-    row = {"text": "ab cd", "target": target, "label": "true"}
-    folder = put_rows(tmp_path, "dev.json", [row])
-    assert read_split(folder, "wsc", "validation").first == ["[a]b _cd_"]
-
-
 def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
     csl = CLUE_ROWS["csl"][0]
     for task, good, row, message in (
@@ -317,11 +299,10 @@ def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
         ("wsc", WSC, WSC | {"target": WSC["target"] | {"span2_text": ""}}, "span2 '' is not at"),
         ("wsc", WSC, WSC | {"target": None}, "'target' is not an object"),
         ("csl", csl, csl | {"keyword": "a b"}, "'keyword' is not a list of strings"),
-        ("csl", csl, {"abst": "a", "label": "1"}, "has no column 'keyword'"),
         ("afqmc", afqmc("0"), '{"sentence1": "a"', "is not JSON"),
-        ("afqmc", afqmc("0"), afqmc(None), "the label is null"),
+        ("afqmc", afqmc("0"), afqmc(None), "'label' is empty or no label"),
         ("afqmc", afqmc("0"), {"sentence1": "a", "sentence2": "b"}, "has no column 'label'"),
-        ("afqmc", afqmc("0"), afqmc("1", sentence1=3), "'sentence1' is a number"),
+        ("afqmc", afqmc("0"), afqmc("1", sentence1=3), "'sentence1' is not a string"),
         ("afqmc", afqmc("0"), afqmc("2"), "label '2' is unknown"),
     ):  # fmt: skip
         folder = put_rows(tmp_path, "dev.json", [good, row, good])
@@ -349,8 +330,6 @@ def test_the_file_for_gluebenchmark_has_words_integers_or_scores(tmp_path):
         path = tmp_path / TASKS[task].server_files["test"]
         write_server_file(path, task, two(task), np.array(predictions))
         assert path.read_text() == "index\tprediction\n" + lines
-    with pytest.raises(DataError, match="1 predictions for 2 examples"):
-        write_server_file(tmp_path / "RTE.tsv", "rte", two("rte"), np.array([1]))
 
 
 def test_the_file_for_clue_has_an_object_per_line_and_the_name_of_version_1_1(tmp_path):

@@ -1,6 +1,7 @@
 """Streams: a batch is a function of (seed, step), whatever the layout, the files or the start."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from support.corpora import (
     WORDS,
     P,
     S,
+    assert_equal,
     by_content,
     examples_of,
     make_corpus,
@@ -19,7 +21,7 @@ from support.corpora import (
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch
-from bert_cli.data.stream.reader import Batching
+from bert_cli.data.stream.reader import Batching, read_ahead
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
 
@@ -44,15 +46,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(corpora: dict[str, Path], kind: str, **changes: Any) -> Any:
     if kind != "synthetic":
-        return open_stream(
-            corpora["static" if kind == "static" else "dynamic"], **KINDS[kind] | changes
-        )
-    batching = Batching(
-        *(
-            changes.pop(name, usual)
-            for name, usual in (("examples", 16), ("micro", 4), ("rank", 0), ("world_size", 1))
-        )
-    )
+        folder = corpora["static" if kind == "static" else "dynamic"]
+        return open_stream(folder, **KINDS[kind] | changes)
+    usual = {"examples": 16, "micro": 4, "rank": 0, "world_size": 1}
+    batching = Batching(*(changes.pop(name, value) for name, value in usual.items()))
     settings = {"seed": 1984, "vocab_size": WORDS, "sequence_length": S, "predictions": P} | changes
     return SyntheticStream(batching, **settings)
 
@@ -61,27 +58,12 @@ def flat(batch: Batch) -> Batch:
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
 
 
-def assert_equal(one: Batch, other: Batch) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        assert one[name].dtype == other[name].dtype
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+def joined(batches: list[Batch]) -> Batch:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_has_the_shapes_and_types_of_its_micro_batches(corpora, kind):
-    batch = opened(corpora, kind, buckets=1)[0] if kind == "buckets" else opened(corpora, kind)[0]
-    is_packed = kind == "packs"
-    assert tuple(batch) == (PACKED_FIELDS if is_packed else FIELDS)
-    length, masked = (WIDE, packed_predictions(WIDE, 3, P, 0.15)) if is_packed else (S, P)
-    for name, array in batch.items():
-        shape = {"masked_lm": (masked,), "next_sentence": (3,) if is_packed else ()}
-        assert array.shape == (4, 4, *shape.get(name.rpartition("_")[0], (length,))), name
-        assert array.dtype == (np.float32 if name.endswith("weights") else np.int32)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_opened_later_gives_the_same_steps_in_any_order(corpora, kind):
+def test_a_batch_is_a_function_of_seed_and_step_with_the_shapes_of_its_micro_batches(corpora, kind):
     first = opened(corpora, kind)
     steps = [first[step] for step in range(40)]
     for start in (39, 17, 0, 23):
@@ -90,31 +72,34 @@ def test_a_stream_opened_later_gives_the_same_steps_in_any_order(corpora, kind):
             assert_equal(resumed[step], steps[step])
     other = opened(corpora, kind, seed=7)[0]
     assert not np.array_equal(other["masked_lm_ids"], steps[0]["masked_lm_ids"])
+    is_packed = kind == "packs"
+    length, masked = (WIDE, packed_predictions(WIDE, 3, P, 0.15)) if is_packed else (S, P)
+    shapes = {"masked_lm": (masked,), "next_sentence": (3,) if is_packed else ()}
+    batch = opened(corpora, kind, buckets=1)[0] if kind == "buckets" else steps[0]
+    assert tuple(batch) == (PACKED_FIELDS if is_packed else FIELDS)
+    for name, array in batch.items():
+        assert array.shape == (4, 4, *shapes.get(name.rpartition("_")[0], (length,))), name
+        assert array.dtype == (np.float32 if name.endswith("weights") else np.int32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_micro_batches_and_processes_change_no_example(corpora, kind):
-    whole = opened(corpora, kind, examples=24)
-    twos = opened(corpora, kind, examples=24, micro=2)
-    for step in (0, 10, 57):  # step 10 is in two epochs of the 250 records
-        batch = whole[step]
+def test_micro_batches_processes_and_blocks_change_no_example(corpora, kind, monkeypatch):
+    stream, twos = (opened(corpora, kind, examples=24, micro=micro) for micro in (4, 2))
+    batches = {step: stream[step] for step in (0, 10, 57)}  # step 10 is in two epochs
+    monkeypatch.setattr("bert_cli.data.stream.reader.BLOCK", 21)
+    for step, batch in batches.items():
         assert_equal(flat(twos[step]), flat(batch))
-        for world_size in (2, 3, 6):
-            parts = [
-                opened(corpora, kind, examples=24, rank=rank, world_size=world_size)[step]
-                for rank in range(world_size)
-            ]
-            assert all(len(part["input_ids"]) == 6 // world_size for part in parts)
-            assert_equal(
-                {name: np.concatenate([part[name] for part in parts]) for name in batch}, batch
-            )
+        for count in (2, 3, 6):
+            ranks = ({"rank": rank, "world_size": count} for rank in range(count))
+            parts = [opened(corpora, kind, examples=24, **rank)[step] for rank in ranks]
+            assert all(len(part["input_ids"]) == 6 // count for part in parts)
+            assert_equal(joined(parts), batch)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic", "packs", "synthetic"])
 def test_the_stream_does_not_depend_on_the_size_of_the_step(corpora, kind):
     small, large = opened(corpora, kind, examples=8), opened(corpora, kind, examples=40)
-    joined = [flat(small[step]) for step in range(5, 10)]
-    together = {name: np.concatenate([part[name] for part in joined]) for name in joined[0]}
+    together = joined([flat(small[step]) for step in range(5, 10)])
     assert_equal(flat(large[1]), together)
     some = np.arange(40, 80)[3::5]
     assert_equal(small.rows(some), {name: array[3::5] for name, array in together.items()})
@@ -122,12 +107,11 @@ def test_the_stream_does_not_depend_on_the_size_of_the_step(corpora, kind):
 
 
 def test_a_step_that_cannot_be_divided_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"\(4 micro-batches a step\): cannot be divided among 3 processes"
-    ):
-        Batching(16, 4, 0, 3)
-    with pytest.raises(ConfigError, match=r"10 examples a step.*micro_batch_size 4"):
-        Batching(10, 4)
+    for numbers in ((16, 4, 0, 3), (10, 4), (0, 4)):
+        with pytest.raises(
+            ConfigError, match=rf"\({numbers[0]} examples a step\): cannot be divided"
+        ):
+            Batching(*numbers)
 
 
 def test_every_epoch_reads_every_record_once(corpora, tmp_path):
@@ -146,8 +130,7 @@ def test_every_epoch_reads_every_record_once(corpora, tmp_path):
     assert [sorted(numbers[i : i + 3]) for i in range(0, 12, 3)] == [[0, 1, 2]] * 4
 
 
-@pytest.mark.parametrize("most", [2, 3, 5])
-@pytest.mark.parametrize("unit", ["token", "word"])
+@pytest.mark.parametrize(("most", "unit"), [(2, "token"), (3, "word"), (5, "token")])
 def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(corpora, most, unit):
     masking = Masking(unit=unit, probability=0.3)
     packed = opened(corpora, "packs", max_sequences_per_pack=most, masking=masking)
@@ -162,14 +145,13 @@ def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(co
         assert 1 <= counts.min() <= counts.max() <= most
         is_used = np.arange(most) < counts[:, None]
         assert np.array_equal(rows["next_sentence_weights"], is_used)
-        assert not rows["next_sentence_labels"][~is_used].any()
-        assert not rows["next_sentence_positions"][~is_used].any()
         padding = rows["input_mask"] == 0
         for name in ("input_ids", "segment_ids", "position_ids"):
             assert not rows[name][padding].any()
-        assert (~padding).mean() == pytest.approx(
-            packed.source.packs.real_token_fraction, abs=1e-12
-        )
+        for name in ("next_sentence_labels", "next_sentence_positions"):
+            assert not rows[name][~is_used].any()
+        real_tokens = packed.source.packs.real_token_fraction
+        assert (~padding).mean() == pytest.approx(real_tokens, abs=1e-12)
 
 
 def test_epochs_of_packs_have_other_neighbours_and_other_masks(corpora):
@@ -178,34 +160,22 @@ def test_epochs_of_packs_have_other_neighbours_and_other_masks(corpora):
     packs = []
     for rows in epochs:
         ids = rows["input_ids"].copy()
-        for row in range(len(ids)):
-            real = rows["masked_lm_weights"][row] > 0
-            ids[row, rows["masked_lm_positions"][row][real]] = rows["masked_lm_ids"][row][real]
-        packs.append({row.tobytes() for row in ids})
+        row, slot = np.nonzero(rows["masked_lm_weights"])
+        ids[row, rows["masked_lm_positions"][row, slot]] = rows["masked_lm_ids"][row, slot]
+        packs.append({one.tobytes() for one in ids})
     assert len(packs[0]) == len(packs[1]) == reader.epoch_size
     assert len(packs[0] & packs[1]) < reader.epoch_size / 10
     assert len({tuple(e["tokens"]) for rows in epochs for e in sequences_of(rows)}) > 400
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "packs", "buckets"])
-def test_the_blocks_that_are_read_at_once_change_no_example(corpora, monkeypatch, kind):
-    wanted = opened(corpora, kind).rows(np.arange(300))
-    monkeypatch.setattr("bert_cli.data.stream.reader.BLOCK", 21)
-    assert_equal(opened(corpora, kind).rows(np.arange(300)), wanted)
 
 
 def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
     buckets, plain = opened(corpora, "buckets", buckets=2), opened(corpora, "dynamic")
     assert (buckets.epoch_size, buckets.sequences_per_example) == (240, 1.0)
     wanted = {tuple(e.values()) for e in examples_of(plain.rows(np.arange(250, 500)))}
-    examples, lengths = [], set()
-    for step in range(15, 30):  # the second epoch of both
-        rows = flat(buckets[step])
-        lengths.add(rows["input_ids"].shape[1])
-        examples += [tuple(example.values()) for example in examples_of(rows)]
-    assert len(set(examples)) == 240
-    assert set(examples) <= wanted
-    assert lengths == {8, 16}
+    batches = [flat(buckets[step]) for step in range(15, 30)]  # the second epoch of both
+    examples = {tuple(e.values()) for rows in batches for e in examples_of(rows)}
+    assert len(examples) == 240 and examples <= wanted
+    assert {rows["input_ids"].shape[1] for rows in batches} == {8, 16}
 
 
 def test_streams_that_the_records_do_not_allow_are_refused(corpora):
@@ -213,12 +183,11 @@ def test_streams_that_the_records_do_not_allow_are_refused(corpora):
     for folder, settings, kind, message in (
         (dynamic, {"buckets": 2, "max_sequences_per_pack": 2}, ConfigError, r"length_buckets \(2\): .* leave out one"),
         (dynamic, {"buckets": 2, "examples": 256}, DataError, r"length_buckets \(2\): the 250 records .* step's 256"),
-        (dynamic, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* 16 positions"),
+        (dynamic, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* have 16"),
         (static, {"buckets": 2}, DataError, r"length_buckets \(2\): .* static and padded"),
-        (static, {"max_sequences_per_pack": 2}, DataError, r"\(2\): .* static and not packed; .*`bert pack"),
-        (static, {"sequence_length": S + 8}, DataError, r"max_seq_length \(24\).* 16 positions"),
-        (static, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* 16 positions"),
-        (static, {"predictions": 2}, DataError, r"max_predictions_per_seq \(2\).* 4 masked"),
+        (static, {"max_sequences_per_pack": 2}, DataError, r"_pack \(2\): the static .*`bert pack"),
+        (static, {"sequence_length": S + 8}, DataError, r"max_seq_length \(24\).* have 16"),
+        (static, {"predictions": 2}, DataError, r"max_predictions_per_seq \(2\).* have 4"),
     ):  # fmt: skip
         with pytest.raises(kind, match=message):
             open_stream(folder, **settings)
@@ -234,9 +203,58 @@ def test_the_fingerprint_changes_with_records_packs_and_buckets(corpora):
         {}, {"max_sequences_per_pack": 2}, {"max_sequences_per_pack": 3}, {"buckets": 2},
         {"max_sequences_per_pack": 2, "sequence_length": WIDE},
     ]  # fmt: skip
-    found = [open_stream(corpora["dynamic"], **way).fingerprint for way in ways]
-    assert len(set(found)) == len(ways)
+    prints = [open_stream(corpora["dynamic"], **way).fingerprint for way in ways]
+    assert len(set(prints)) == len(ways)
     # Checkpoints of earlier versions hold these words.
-    assert found[4] == f"{found[0]}, 32 places for up to 2 sequences"
-    assert found[3] == f"{found[0]}, 2 bins for steps of 16"
-    assert open_stream(corpora["dynamic"], max_sequences_per_pack=1).fingerprint == found[0]
+    assert prints[4] == f"{prints[0]}, 32 places for up to 2 sequences"
+    assert prints[3] == f"{prints[0]}, 2 bins for steps of 16"
+
+
+# --- reading ahead
+
+
+class Steps:
+    """Batches that hold their step; step `fails_at` fails, and step `waits_at` waits for `released`."""
+
+    fingerprint, epoch_size = "steps", None
+
+    def __init__(self, fails_at=None, waits_at=None):
+        self.fails_at, self.waits_at, self.read = fails_at, waits_at, []
+        self.started, self.released = threading.Event(), threading.Event()
+
+    def __getitem__(self, step):
+        self.read.append(step)
+        if step == self.waits_at:
+            self.started.set()
+            assert self.released.wait(10)
+        if step == self.fails_at:
+            raise DataError("records (byte 7)", "are corrupt", "make them again")
+        return {"step": np.array([step])}
+
+
+def test_the_next_step_is_read_while_the_consumer_works():
+    assert list(read_ahead(Steps(), 5, 5)) == []
+    steps = Steps(waits_at=2)
+    batches = read_ahead(steps, 0, 8)
+    assert next(batches)[0] == 0
+    # The consumer has step 0 and asks for nothing; step 2 is being read.
+    assert steps.started.wait(10)
+    assert steps.read == [0, 1, 2]
+    steps.released.set()
+    rest = list(batches)
+    assert [step for step, _, _ in rest] == list(range(1, 8))
+    assert all(batch["step"] == [step] and waited >= 0.0 for step, batch, waited in rest)
+
+
+def test_an_error_is_raised_at_its_step_and_no_thread_remains():
+    seen = []
+    with pytest.raises(DataError, match="byte 7"):
+        for step, _, _ in read_ahead(Steps(fails_at=3), 0, 8):
+            seen.append(step)
+    assert seen == [0, 1, 2]
+    steps = Steps()
+    batches = read_ahead(steps, 0, 1000)
+    next(batches)
+    batches.close()
+    assert len(steps.read) <= 3
+    assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]

@@ -1,4 +1,4 @@
-"""Copies of remote records: whole and verified, whoever is killed and whatever is damaged."""
+"""Copies of remote records: complete and verified, whoever is killed and whatever is damaged."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote
 from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.remote import local_copy
-from bert_cli.data.stream.source import open_records
+from bert_cli.data.stream.source import Records
 from bert_cli.errors import ConfigError, DataError
 
 fsspec = pytest.importorskip("fsspec")
@@ -96,12 +96,6 @@ def edit_corpus(edit: Callable[[dict[str, Any]], object]) -> Callable[[bytes], b
     return edited
 
 
-def without_checksums(corpus: dict[str, Any]) -> None:
-    del corpus["beside"]
-    for file in corpus["files"]:
-        del file["crc32c"]
-
-
 def flip(data: bytes) -> bytes:
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
@@ -121,9 +115,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def same_examples(first: Path, second: Path) -> None:
-    ours, theirs = (
-        Reader(open_records(folder, seed=3), Batching(8, 8)) for folder in (first, second)
-    )
+    ours, theirs = (Reader(Records(folder, seed=3), Batching(8, 8)) for folder in (first, second))
     assert ours.fingerprint == theirs.fingerprint
     for name, column in ours[5].items():
         assert np.array_equal(column, theirs[5][name])
@@ -161,14 +153,12 @@ def server(records: Path) -> Iterator[tuple[str, type[Handler]]]:
         thread.join()
 
 
-def start(url: str, cache: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, url, str(cache)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])},
-    )
+def start(url: str, cache: Path, output: Path) -> "subprocess.Popen[bytes]":
+    """Start a process that fetches and writes its output and errors to a file."""
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    command = [sys.executable, "-c", SCRIPT, url, str(cache)]
+    with output.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -178,48 +168,35 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("s3://bucket/a", True),
-        ("memory://a", True),
-        ("simplecache::s3://a/b", True),
-        ("data/128", False),
-        ("/data/a:b", False),
-    ],
-)
-def test_an_address_is_told_from_a_folder(name: str, answer: bool) -> None:
-    assert is_remote(name) is answer
+def test_an_address_is_told_from_a_folder() -> None:
+    for name in ("s3://bucket/a", "memory://a", "simplecache::s3://a/b"):
+        assert is_remote(name)
+    assert not is_remote("data/128") and not is_remote("/data/a:b")
 
 
-def test_a_copy_is_read_like_the_folder_itself(url: str, records: Path, tmp_path: Path) -> None:
-    folder = local_copy(url, tmp_path / "cache")
-    assert folder.parent == tmp_path / "cache"
+def test_a_copy_is_read_like_the_folder_itself(
+    url: str, records: Path, tmp_path: Path, fetched: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    folder = local_copy(url, cache)
+    assert folder.parent == cache
     assert read_corpus(folder) == read_corpus(records)
     same_examples(folder, records)
-    left = {path.name for path in folder.iterdir()} - {path.name for path in records.iterdir()}
-    assert left == {".lock"}
-
-
-def test_files_of_this_machine_have_addresses_too(records: Path, tmp_path: Path) -> None:
-    same_examples(local_copy(f"file://{records}", tmp_path / "cache"), records)
-
-
-def test_a_whole_copy_is_not_fetched_again(
-    url: str, tmp_path: Path, fetched: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = local_copy(url, tmp_path)
+    more = {path.name for path in folder.iterdir()} - {path.name for path in records.iterdir()}
+    assert more == {".lock"}
     assert len(fetched) == FILES
     assert "fetch: plan: 7 files, about " in capsys.readouterr().out
-    assert local_copy(url + "/", tmp_path) == folder
+    # A complete copy is not fetched again, of another one the files that are not.
+    assert local_copy(url + "/", cache) == folder
     assert len(fetched) == FILES and capsys.readouterr().out == ""
     (folder / "wiki_002.tfrecord").unlink()
     (folder / "wiki_001.tfrecord").write_bytes(b"cut")
-    assert local_copy(url, tmp_path) == folder
+    assert local_copy(url, cache) == folder
     assert sorted(fetched[FILES:]) == ["wiki_001.tfrecord", "wiki_002.tfrecord"]
+    same_examples(local_copy(f"file://{records}", tmp_path / "another"), records)
 
 
-def test_what_is_whole_is_kept_when_the_rest_fails(
+def test_complete_files_are_kept_when_the_rest_fails(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
 ) -> None:
     plain = remote.Remote.fetch
@@ -264,13 +241,12 @@ def test_a_damaged_file_is_fetched_again_once(
 def test_a_file_that_stays_damaged_is_refused_by_name(
     url: str, tmp_path: Path, fetched: list[str], name: str
 ) -> None:
-    change(url, name, lambda data: data[:-1] + b"?")
-    with pytest.raises(DataError, match=rf"{url}/{name}: has the checksum \w+, not \w+ as"):
-        local_copy(url, tmp_path)
-    assert fetched.count(name) == 2
-    change(url, name, lambda data: data[:-1])
-    with pytest.raises(DataError, match=rf"{name}: has \d+ bytes, not \d+ as in its corpus.json"):
-        local_copy(url, tmp_path)
+    for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-2]):
+        change(url, name, damage)
+        message = rf"{url}/{name}: has \d+ bytes and the checksum \w+, not \d+ and \w+ as"
+        with pytest.raises(DataError, match=message):
+            local_copy(url, tmp_path)
+    assert fetched.count(name) == 4
 
 
 def test_a_corpus_that_changed_gets_a_folder_of_its_own(
@@ -284,59 +260,32 @@ def test_a_corpus_that_changed_gets_a_folder_of_its_own(
     assert f"{url} has changed since it was copied to {first}" in capsys.readouterr().out
 
 
-def test_records_without_checksums_are_compared_by_size_and_that_is_said(
-    url: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fetched: list[str]
-) -> None:
-    change(url, "corpus.json", edit_corpus(without_checksums))
-    folder = local_copy(url, tmp_path)
-    assert "has no checksums, so sizes alone are compared" in capsys.readouterr().out
-    same_examples(folder, records)
-    assert (folder / "tokenizer_config.json").exists()
-    assert not (folder / "tokenizer.json").exists()
-    count = len(fetched)
-    local_copy(url, tmp_path)
-    assert len(fetched) == count
-    change(url, "wiki_003.tfrecord", lambda data: data[:-1])
-    (folder / "wiki_003.tfrecord").unlink()
-    with pytest.raises(DataError, match=r"wiki_003.tfrecord: has \d+ bytes"):
-        local_copy(url, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("edit", "told"),
-    [
-        (lambda data: b"{", "corpus.json: Invalid JSON"),
-        (lambda data: b"[]", "corpus.json: Input should be an object"),
-        (edit_corpus(lambda corpus: corpus.pop("files")), r"corpus.json \(files\): Field required"),
-        (
-            edit_corpus(lambda c: c["files"][0].update(name="../../evil")),
-            "a file outside the folder is named",
-        ),
-        (
-            edit_corpus(lambda c: c["beside"][0].update(name="/etc/evil")),
-            "a file outside the folder is named",
-        ),
-    ],
-)
-def test_a_corpus_json_that_is_none_is_refused(
-    url: str, tmp_path: Path, edit: Callable[[bytes], bytes], told: str
-) -> None:
-    change(url, "corpus.json", edit)
-    with pytest.raises(DataError, match=told):
-        local_copy(url, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_an_address_with_nothing_there_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"memory://no/where/corpus\.json: does not exist; give"):
-        local_copy("memory://no/where", tmp_path)
-
-
-def test_a_file_that_is_missing_there_is_named(url: str, tmp_path: Path) -> None:
+def test_a_corpus_json_that_describes_no_copy_is_refused(url: str, tmp_path: Path) -> None:
     files, root = fsspec.core.url_to_fs(url)
+    good = files.cat_file(f"{root}/corpus.json")
+    outside = "a file outside the folder is named"
+    for edit, message in (
+        (lambda data: b"{", "corpus.json: Invalid JSON"),
+        (edit_corpus(lambda corpus: corpus.pop("files")), r"corpus.json \(files\): Field required"),
+        (edit_corpus(lambda corpus: corpus["files"][0].update(name="../../evil")), outside),
+        (edit_corpus(lambda corpus: corpus["beside"][0].update(name="/etc/evil")), outside),
+        (edit_corpus(lambda corpus: corpus.pop("beside")), "has no checksums; run `bert index`"),
+        (edit_corpus(lambda corpus: corpus["files"][1].pop("crc32c")), "has no checksums"),
+    ):
+        change(url, "corpus.json", edit)
+        with pytest.raises(DataError, match=message):
+            local_copy(url, tmp_path / "cache")
+        assert not (tmp_path / "cache").exists()
+        change(url, "corpus.json", lambda data: good)
     files.rm_file(f"{root}/wiki_002.tfrecord")
     with pytest.raises(DataError, match=r"wiki_002\.tfrecord: does not exist"):
         local_copy(url, tmp_path)
+    for address, message in (
+        ("memory://no/where", r"memory://no/where/corpus\.json: does not exist; give"),
+        ("nonsense://a/b", r"nonsense://a.*Protocol not known"),
+    ):
+        with pytest.raises(DataError, match=message):
+            local_copy(address, tmp_path)
 
 
 @pytest.mark.parametrize(("module", "package"), [("fsspec.core", "fsspec"), ("s3fs", "s3fs")])
@@ -344,15 +293,9 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        ConfigError, match=rf"package {package} is not installed; .*pip install .*'fsspec=="
-    ):
+    message = rf"not installed \(.*{package}.*\); .*pip install .*'fsspec=="
+    with pytest.raises(ConfigError, match=message):
         local_copy("s3://bucket/records", tmp_path)
-
-
-def test_an_unknown_kind_of_address_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nonsense://a.*Protocol not known"):
-        local_copy("nonsense://a/b", tmp_path)
 
 
 def test_a_disk_too_small_is_refused_before_the_first_file(
@@ -365,19 +308,10 @@ def test_a_disk_too_small_is_refused_before_the_first_file(
     assert fetched == []
 
 
-def test_records_are_fetched_from_a_web_server(
-    server: tuple[str, type[Handler]], records: Path, tmp_path: Path
-) -> None:
+def test_errors_of_a_web_server_are_ours(server: tuple[str, type[Handler]], tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    address, handler = server
-    same_examples(local_copy(address, tmp_path), records)
     with pytest.raises(DataError, match=r"/nothing/corpus\.json: does not exist"):
-        local_copy(f"{address}/nothing", tmp_path)
-    assert all(handler.asked[f"wiki_00{shard}.tfrecord"] == 1 for shard in range(SHARDS))
-
-
-def test_a_web_server_that_is_down_is_no_traceback(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
+        local_copy(f"{server[0]}/nothing", tmp_path)
     with pytest.raises(DataError, match=r"cannot be fetched \(Client.*check the address"):
         local_copy("http://127.0.0.1:9/records", tmp_path)
 
@@ -386,21 +320,21 @@ def test_a_copy_killed_with_signal_9_is_continued(
     server: tuple[str, type[Handler]], records: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("aiohttp")
-    address, handler = server
+    (address, handler), cache = server, tmp_path / "cache"
     handler.held = "wiki_003.tfrecord"
-    process = start(address, tmp_path)
+    process = start(address, cache, tmp_path / "output")
     try:
-        wait_for(lambda: len([*tmp_path.glob("*/[a-z]*")]) == FILES - 1)
+        wait_for(lambda: len([*cache.glob("*/[a-z]*")]) == FILES - 1)
         wait_for(lambda: handler.asked["wiki_003.tfrecord"] == 1)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-    (folder,) = tmp_path.iterdir()
+        process.wait()
+    (folder,) = cache.iterdir()
     assert not (folder / "corpus.json").exists()
     (folder / ".wiki_003.tfrecord.host.1.2.part").write_bytes(b"what was killed over")
     handler.held = None
     handler.released.set()
-    assert local_copy(address, tmp_path) == folder
+    assert local_copy(address, cache) == folder
     same_examples(folder, records)
     assert not [*folder.glob(".*.part")]
     assert {name: n for name, n in handler.asked.items() if n > 1 and name != "corpus.json"} == {
@@ -414,44 +348,42 @@ def test_of_several_processes_one_fetches_and_the_others_wait(
     pytest.importorskip("aiohttp")
     address, handler = server
     handler.held = "wiki_003.tfrecord"
-    processes = [start(address, tmp_path) for _ in range(3)]
+    outputs = [tmp_path / f"output {number}" for number in range(3)]
+    processes = [start(address, tmp_path / "cache", output) for output in outputs]
+
+    def waiting() -> int:
+        return sum("another process fetches" in output.read_text() for output in outputs)
+
     try:
-        wait_for(lambda: handler.asked["corpus.json"] == 3)
+        wait_for(lambda: waiting() == 2)
         wait_for(lambda: handler.asked["wiki_003.tfrecord"] == 1)
         handler.released.set()
-        told = [process.communicate(timeout=30) for process in processes]
+        assert [process.wait(30) for process in processes] == [0, 0, 0]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sum("another process fetches" in errors for _, errors in told) == 2
-    assert len({out.splitlines()[-1] for out, _ in told}) == 1
+    assert waiting() == 2
+    (folder,) = {output.read_text().splitlines()[-1] for output in outputs}
     assert all(handler.asked[f"wiki_00{shard}.tfrecord"] == 1 for shard in range(SHARDS))
-    same_examples(Path(told[0][0].splitlines()[-1]), records)
+    same_examples(Path(folder), records)
 
 
-@pytest.mark.parametrize("name", ["corpus.json", "vocab.txt", "corpus.offsets"])
-def test_a_small_file_of_a_copy_that_is_damaged_later_is_fetched_again(
-    url: str, records: Path, tmp_path: Path, fetched: list[str], name: str
+def test_a_file_of_a_copy_that_is_damaged_later_is_fetched_again(
+    url: str, records: Path, tmp_path: Path, fetched: list[str]
 ) -> None:
     folder = local_copy(url, tmp_path)
-    for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-1]):
-        (folder / name).write_bytes(damage((folder / name).read_bytes()))
-        before = len(fetched)
-        assert local_copy(url, tmp_path) == folder
-        assert fetched[before:] == ([] if name == "corpus.json" else [name])
-        same_examples(folder, records)
-
-
-def test_a_shard_of_a_copy_that_is_damaged_later_says_what_fetches_it_again(
-    url: str, records: Path, tmp_path: Path
-) -> None:
-    folder = local_copy(url, tmp_path)
+    for name in ("corpus.json", "vocab.txt", "corpus.offsets"):
+        for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-1]):
+            (folder / name).write_bytes(damage((folder / name).read_bytes()))
+            before = len(fetched)
+            assert local_copy(url, tmp_path) == folder
+            assert fetched[before:] == ([] if name == "corpus.json" else [name])
+            same_examples(folder, records)
     for path in folder.glob("*.tfrecord"):
         path.write_bytes(flip(path.read_bytes()))
-    told = rf"\.tfrecord \(byte \d+\): .*; remove {folder}, it will be fetched again"
-    with pytest.raises(DataError, match=told):
+    message = rf"\.tfrecord \(byte \d+\): .*; remove {folder}, it will be fetched again"
+    with pytest.raises(DataError, match=message):
         same_examples(folder, records)
     shutil.rmtree(folder)
     same_examples(local_copy(url, tmp_path), records)

@@ -13,20 +13,18 @@ from bert_cli.data.stream.synthetic import SyntheticStream, synthetic_features
 from bert_cli.errors import ConfigError
 
 S, P, WORDS = 64, 9, 1000
-BATCHING = Batching(16, 4)
 
 
-def synthetic(batching: Batching = BATCHING, **changes: Any) -> SyntheticStream:
-    settings = {"vocab_size": WORDS, "seed": 1984, "sequence_length": S, "predictions": P}
-    return SyntheticStream(batching, **settings | {"max_sequences_per_pack": 3} | changes)
+def synthetic(**changes: Any) -> SyntheticStream:
+    settings = {"vocab_size": WORDS, "seed": 1984, "sequence_length": S, "predictions": P} | changes
+    return SyntheticStream(Batching(16, 4), **settings)
 
 
 def test_synthetic_packs_look_like_real_ones() -> None:
-    rows = synthetic().rows(np.arange(2000))
+    rows = synthetic(max_sequences_per_pack=3).rows(np.arange(2000))
     assert tuple(rows) == PACKED_FIELDS
     counts = rows["input_mask"].max(axis=1)
-    assert np.bincount(counts).tolist()[0] == 0
-    assert np.bincount(counts)[1:].min() > 500
+    assert np.bincount(counts)[0] == 0 and np.bincount(counts)[1:].min() > 500
     totals = (rows["input_mask"] > 0).sum(axis=1)
     assert 0.7 < (totals == S).mean() < 0.85
     for number in (1, 2, 3):
@@ -35,11 +33,11 @@ def test_synthetic_packs_look_like_real_ones() -> None:
         here = np.flatnonzero(counts >= number)
         starts = rows["next_sentence_positions"][here, number - 1]
         ends = starts + lengths[here] - 1
-        assert np.all(rows["input_ids"][here, starts] == 2)
-        assert np.all(rows["input_ids"][here, ends] == 3)
-        assert np.all(rows["position_ids"][here, ends] == lengths[here] - 1)
-        assert np.all(rows["segment_ids"][here, starts] == 0)
-        assert np.all(rows["segment_ids"][here, ends] == 1)
+        for column, at_start, at_end in (
+            ("input_ids", 2, 3), ("position_ids", 0, lengths[here] - 1), ("segment_ids", 0, 1),
+        ):  # fmt: skip
+            assert np.all(rows[column][here, starts] == at_start)
+            assert np.all(rows[column][here, ends] == at_end)
     assert np.array_equal(rows["next_sentence_weights"], np.arange(3) < counts[:, None])
     labels = rows["next_sentence_labels"][rows["next_sentence_weights"] > 0]
     assert labels.mean() == pytest.approx(0.5, abs=0.03)
@@ -50,69 +48,56 @@ def test_synthetic_packs_look_like_real_ones() -> None:
 
 
 def test_synthetic_examples_look_like_real_ones() -> None:
-    S, P = 16, 4
-    rows = synthetic(max_sequences_per_pack=1, sequence_length=S, predictions=P).rows(
-        np.arange(4000)
-    )
+    length, most = 16, 4
+    rows = synthetic(sequence_length=length, predictions=most).rows(np.arange(4000))
     ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
     lengths = mask.sum(axis=1)
-    assert lengths.min() >= 6
-    assert 0.6 < (lengths == S).mean() < 0.9
-    assert not ids[mask == 0].any()
-    assert np.all(ids[:, 0] == 2)
-    assert np.all(ids[np.arange(4000), lengths - 1] == 3)
-    assert np.all((ids == 3).sum(axis=1) <= 2 + P)
+    assert lengths.min() >= 6 and 0.6 < (lengths == length).mean() < 0.9
+    assert not ids[mask == 0].any() and not segments[mask == 0].any()
+    assert np.all(ids[:, 0] == 2) and np.all(ids[np.arange(4000), lengths - 1] == 3)
+    assert np.all((ids == 3).sum(axis=1) <= 2 + most)
     first = (segments == 0).argmin(axis=1)
     assert np.all(ids[np.arange(4000), first - 1] == 3)
-    assert np.all(segments[mask == 0] == 0)
-    assert ids.min() == 0
-    assert ids.max() < WORDS
+    assert ids.min() == 0 and ids.max() < WORDS
     assert rows["next_sentence_labels"].mean() == pytest.approx(0.5, abs=0.05)
     counts = rows["masked_lm_weights"].sum(axis=1)
-    assert np.array_equal(counts, np.clip(np.rint(0.15 * lengths), 1, P))
+    assert np.array_equal(counts, np.clip(np.rint(0.15 * lengths), 1, most))
     real = rows["masked_lm_weights"] == 1
-    positions = np.where(real, rows["masked_lm_positions"], S + np.arange(P))
+    positions = np.where(real, rows["masked_lm_positions"], length + np.arange(most))
     assert np.all(np.diff(positions, axis=1) > 0)
-    targets = rows["masked_lm_ids"][real]
-    assert targets.min() >= 5
+    assert rows["masked_lm_ids"][real].min() >= 5
     values = np.take_along_axis(ids, rows["masked_lm_positions"], axis=1)[real]
     assert (values == 4).mean() == pytest.approx(0.8, abs=0.03)
-    assert (
-        synthetic(max_sequences_per_pack=1, predictions=P, vocab_size=8, sequence_length=8)[3][
-            "input_ids"
-        ].max()
-        < 8
-    )
-    with pytest.raises(ConfigError, match="at least 8"):
-        synthetic(max_sequences_per_pack=1, predictions=P, vocab_size=7, sequence_length=S)
+    assert synthetic(vocab_size=8, sequence_length=8)[3]["input_ids"].max() < 8
 
 
-def test_more_sequences_than_fit_are_refused() -> None:
-    for most in (0, 11):
-        with pytest.raises(ConfigError, match=rf"max_sequences_per_pack \({most}\): .* 1 to 10"):
-            synthetic(max_sequences_per_pack=most)
+def test_sizes_without_room_are_refused() -> None:
+    for changes, message in (
+        ({"vocab_size": 7}, "at least 8"),
+        ({"max_sequences_per_pack": 0}, r"max_sequences_per_pack \(0\): .* 1 to 10"),
+        ({"max_sequences_per_pack": 11}, r"max_sequences_per_pack \(11\): .* 1 to 10"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            synthetic(**changes)
 
 
 def test_synthetic_text_is_masked_as_the_run_says() -> None:
-    def chosen(**said: Any) -> np.ndarray:
-        rows = synthetic(max_sequences_per_pack=1, masking=Masking(**said)).rows(np.arange(500))
+    def chosen(**masking: Any) -> np.ndarray:
+        rows = synthetic(masking=Masking(**masking)).rows(np.arange(500))
         flags = np.zeros((500, S), np.bool_)
         row, column = np.nonzero(rows["masked_lm_weights"])
         flags[row, rows["masked_lm_positions"][row, column]] = True
         return flags
 
-    def beside_another(flags: np.ndarray) -> float:
-        return float((flags[:, 1:] & flags[:, :-1]).sum() / flags.sum())
-
     token, word = chosen(), chosen(unit="word")
     short, long = (chosen(unit="span", longest_span=most) for most in (2, 10))
     assert token.sum() == chosen(probability=0.15).sum() > 0.95 * word.sum()
-    assert np.array_equal(token, chosen(longest_span=10))
-    shares = [beside_another(flags) for flags in (token, word, short, long)]
-    assert shares == sorted(shares) and shares[0] < 0.2 < 0.5 < shares[3]
-    assert (
-        synthetic(masking=Masking(probability=0.3)).masked_positions > synthetic().masked_positions
-    )
+    # How often the next token is masked too.
+    fractions = [
+        float((flags[:, 1:] & flags[:, :-1]).sum() / flags.sum())
+        for flags in (token, word, short, long)
+    ]
+    assert fractions == sorted(fractions) and fractions[0] < 0.2 < 0.5 < fractions[3]
 
 
 @pytest.mark.parametrize(
@@ -124,30 +109,31 @@ def test_synthetic_text_is_masked_as_the_run_says() -> None:
         ("token_head", 9, {"labels", "label_weights"}),
     ],
 )
-@pytest.mark.parametrize("length", [8, 32, 512])
-def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, columns, length):
-    def make(seed: int = 5) -> Features:
-        return synthetic_features(
-            head, 400, labels=labels, vocab_size=99, sequence_length=length, seed=seed
-        )
+def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, columns):
+    for length in (8, 32, 512):
 
-    found = make()
-    assert found.fingerprint == make().fingerprint != make(6).fingerprint
-    assert len(found) == 400 and found.lengths.max() == length and found.lengths.min() > 1
-    assert found.tokens.min() >= 5 and found.tokens.max() == 98
-    batch = found.batch(np.arange(400), length)
-    assert set(batch) == {"input_ids", "segment_ids", "input_mask", *columns}
-    if head == "qa_head":
-        start, end = batch["start_positions"], batch["end_positions"]
-        # Behind the question, and inside the window.
-        question = np.argmax(batch["segment_ids"], axis=1)
-        assert (question <= start).all() and (start <= end).all() and (end < found.lengths).all()
-    elif labels == 1:
-        assert batch["labels"].dtype == np.float32
-        assert 0.0 <= batch["labels"].min() < 1.0 and 4.0 < batch["labels"].max() <= 5.0
-    else:
-        assert set(np.unique(batch["labels"])) == set(range(labels))
-    if head == "token_head":
-        weights = batch["label_weights"]
-        assert (weights.sum(axis=1) == found.lengths - 2).all() and not weights[:, 0].any()
-        assert not batch["labels"][weights == 0].any()
+        def make(seed: int = 5, length: int = length) -> Features:
+            sizes = {"labels": labels, "vocab_size": 99, "sequence_length": length}
+            return synthetic_features(head, 400, **sizes, seed=seed)
+
+        made = make()
+        assert made.fingerprint == make().fingerprint != make(6).fingerprint
+        assert len(made) == 400 and made.lengths.max() == length and made.lengths.min() > 1
+        assert made.tokens.min() >= 5 and made.tokens.max() == 98
+        batch = made.batch(np.arange(400), length)
+        assert set(batch) == {"input_ids", "segment_ids", "input_mask", *columns}
+        if head == "qa_head":
+            start, end = batch["start_positions"], batch["end_positions"]
+            # After the question, and inside the window.
+            question = np.argmax(batch["segment_ids"], axis=1)
+            assert (question <= start).all() and (start <= end).all()
+            assert (end < made.lengths).all()
+        elif labels == 1:
+            assert batch["labels"].dtype == np.float32
+            assert 0.0 <= batch["labels"].min() < 1.0 and 4.0 < batch["labels"].max() <= 5.0
+        else:
+            assert set(np.unique(batch["labels"])) == set(range(labels))
+        if head == "token_head":
+            weights = batch["label_weights"]
+            assert (weights.sum(axis=1) == made.lengths - 2).all() and not weights[:, 0].any()
+            assert not batch["labels"][weights == 0].any()
