@@ -1,4 +1,4 @@
-"""Windows of SQuAD: questions with as much of their paragraph as the model can read at once; and their answers.
+"""Windows of SQuAD, questions with as much of their paragraph as the model reads at once, and their answers.
 
 A question becomes one window or several, [CLS] question [SEP] part of the paragraph [SEP], each starting
 `doc_stride` pieces after the one before (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`).
@@ -44,6 +44,7 @@ Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of the training, as their answer contains no piece"
 CUT_QUESTIONS = "questions longer than max_query_length, cut"
+COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22
 """Sums of a start and an end, 32 MB; more at once is not faster."""
 WINDOWS_AT_ONCE = 64
@@ -70,24 +71,15 @@ class Windows:
 
 def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[Any]]:
     """Return the windows as arrays by name, for a cache."""
-    return {
-        **arrays_of(windows.features),
-        "question": windows.question,
-        "offsets": windows.offsets,
-        "best_context": windows.best_context,
-        "remarks": np.array(windows.remarks, np.str_),
-    }
+    columns = {name: getattr(windows, name) for name in COLUMNS}
+    remarks = np.array(windows.remarks, np.str_)
+    return {**arrays_of(windows.features), **columns, "remarks": remarks}
 
 
 def windows_of(arrays: Arrays) -> Windows:
     """Return the windows of these arrays."""
-    return Windows(
-        features_of(arrays),
-        arrays["question"],
-        arrays["offsets"],
-        arrays["best_context"],
-        tuple(map(str, arrays["remarks"])),
-    )
+    columns = {name: arrays[name] for name in COLUMNS}
+    return Windows(features_of(arrays), **columns, remarks=tuple(map(str, arrays["remarks"])))
 
 
 class _Pieces(NamedTuple):
@@ -162,7 +154,12 @@ def make_windows(
     features, offsets = _features(tokenizer, queries, texts, layout)
     best = _best_context(offsets, features.starts + layout.query + 2, layout)
     if training:
-        features = replace(features, labels=_labels(spans[question], layout))
+        # The positions of each window's answer [n]; 0, which is [CLS], where it is not inside.
+        pieces = spans[question]
+        is_inside = (pieces[:, 0] >= first) & (pieces[:, 1] < first + length)
+        positions = pieces - (first - layout.query - 2)[:, None]
+        start, end = np.where(is_inside[:, None], positions, 0).astype(np.int32).T.copy()
+        features = replace(features, labels={"start_positions": start, "end_positions": end})
     remarks = remark_lines({remark: names for remark, names in ids.items() if names})
     return Windows(features, question.astype(np.int32), offsets, best, remarks)
 
@@ -259,15 +256,6 @@ def _best_context(
     wins[order[changes]] = True
     best[runs(text_starts[several], length)] = wins
     return best
-
-
-def _labels(spans: Numbers, layout: _Layout) -> dict[str, npt.NDArray[np.int32]]:
-    """Return the positions of each window's answer [n]; 0, which is [CLS], where it is not inside."""
-    first, last = layout.first, layout.first + layout.length
-    is_inside = (spans[:, 0] >= first) & (spans[:, 1] < last)
-    shift = (first - layout.query - 2)[:, None]
-    positions = np.where(is_inside[:, None], spans - shift, 0).astype(np.int32)
-    return {"start_positions": positions[:, 0].copy(), "end_positions": positions[:, 1].copy()}
 
 
 # --- answers
