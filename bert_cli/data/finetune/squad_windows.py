@@ -1,16 +1,11 @@
 """Windows of SQuAD, questions with as much of their paragraph as the model reads at once, and their answers.
 
 A question becomes one window or several, [CLS] question [SEP] part of the paragraph [SEP], each starting
-`doc_stride` pieces after the one before (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`).
-Pieces know their characters, so that an answer's characters become positions and positions become text again.
-A paragraph is encoded once for all its questions, and every array is built for all windows together: the
-10,570 questions of the 1.1 development set take 1.2 seconds on two cores.
-
-An answer is a span of positions in the context, at most `max_answer_length` long, and scores the sum of its
-start's and its end's logit. All such spans are compared, not only those of the best starts and ends, and an
-answer may start at a position only in the window with the most context around it. For SQuAD 2.0 the [CLS]
-position stands for "no answer" (Devlin et al. 2019, section 4.3), which is given when it beats the best span
-by more than a threshold; that is chosen afterwards, on the same logits.
+`doc_stride` pieces after the one before (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`). A
+paragraph is encoded once for all its questions, and every array is built for all windows together. An answer
+is the span with the highest sum of its start's and its end's logit; all spans of `max_answer_length` are
+compared. For SQuAD 2.0 the [CLS] position stands for "no answer" (section 4.3), which is given when it beats
+the best span by more than a threshold; that is chosen afterwards, on the same logits.
 
 Shapes: q questions, n windows, T tokens of all windows, L positions of a window.
 """

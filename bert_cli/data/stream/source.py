@@ -4,12 +4,6 @@
 masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so that
 packing changes no mask.
 
-Packing: there are few different lengths. A strategy says which combinations of lengths make a pack and how
-many packs have each (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence
-Packing without Cross-contamination", section 3.1), whatever the size of the corpus. The records of a
-length are assigned by a permutation drawn by (seed, epoch, length). So an epoch has each record in
-exactly one pack, and epochs have as many packs with other neighbours. Memory: 4 bytes a record.
-
 Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, P masked positions.
 """
 
@@ -263,7 +257,14 @@ class ByLength:
 
 
 class Packs:
-    """Record numbers by pack number, in any epoch."""
+    """Record numbers by pack number, in any epoch.
+
+    There are few different lengths. A strategy says which combinations of lengths make a pack and how many
+    packs have each (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence Packing
+    without Cross-contamination", section 3.1). The records of a length are assigned by a permutation drawn
+    by (seed, epoch, length). So an epoch has each record in exactly one pack, and epochs have as many packs
+    with other neighbours. Memory: 4 bytes a record.
+    """
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
         """Pack records of these lengths [records], each from 1 to S, at most C together."""
