@@ -5,7 +5,14 @@ import json
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.data.finetune.squad import Answer, Question, Questions, gold_of, read_gold, squad_scores
+from bert_cli.data.finetune.squad import (
+    Answer,
+    Question,
+    Questions,
+    gold_of,
+    read_gold,
+    squad_scores,
+)
 from bert_cli.errors import DataError
 from bert_cli.tasks.finetune.squad_score import mismatches
 
@@ -102,7 +109,10 @@ def test_gold_files_that_cannot_be_scored_against_are_refused(tmp_path):
     path = tmp_path / "gold.json"
     with pytest.raises(DataError, match=r"question 'b': has no answers to score against"):
         read_gold(write_gold(path, {"a": ["x"], "b": []}))
-    for text, message in (('{"data": []}', "contains no questions"), ("{}", r"\(data\): Field required")):
+    for text, message in (
+        ('{"data": []}', "contains no questions"),
+        ("{}", r"\(data\): Field required"),
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_gold(path)
