@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        from bert_cli.parallel.tensorflow.runtime import keep_freed_memory
+        from bert_cli.parallel.tensorflow.mesh import keep_freed_memory
 
         keep_freed_memory()  # as a run does
         print(

@@ -21,7 +21,7 @@ from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.load import load
 from bert_cli.config.options import LOG_LEVELS, Option, sections_of
 from bert_cli.config.tools import expand_benchmark
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

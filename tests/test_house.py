@@ -25,9 +25,8 @@ LAYERS = {
 HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
-    "errors", "files", "processes", "cli", "config", "data", "optim/schedule", "optim/loss_scale", "commands",
-    "parallel/cluster",
-    "parallel/engine", "parallel/tensorflow/schedule", "train",
+    "errors", "files", "processes", "cli", "config", "data", "optim/schedule", "commands",
+    "parallel/cluster", "parallel/engine", "parallel/launcher", "train",
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "compare", "machine")),
     *(f"tasks/bench/{name}" for name in ("sweep", "flops", "run", "data")), "tasks/launch",
 ]  # fmt: skip

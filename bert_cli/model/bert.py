@@ -6,7 +6,8 @@ its dropout ids from its number. Only `heads` needs something from another block
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,16 +20,22 @@ from bert_cli.model.heads import (
     SequenceClassification,
     TokenClassification,
 )
-from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Layer, Pooler
+from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Pooler
 
 # Keras policies: the dtypes of variables and of matrix products.
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = ("enc_out", "pool", "heads")
-TASK_HEADS: dict[str, Callable[..., Layer]] = {
-    "qa_head": QuestionAnswering,
-    "glue_head": SequenceClassification,
-    "token_head": TokenClassification,
+# Name of a block, without the number of a layer -> its class, and the attributes that it takes besides `config`.
+BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
+    "emb": (Embeddings, "dropout_id"),
+    "hid": (EncoderLayer, "dropout_id"),
+    "enc_out": (GatherPositions,),
+    "pool": (Pooler,),
+    "heads": (PretrainingHeads, "word_table", "chunks"),
+    "qa_head": (QuestionAnswering, "labels", "dropout_id"),
+    "glue_head": (SequenceClassification, "labels", "dropout_id"),
+    "token_head": (TokenClassification, "labels", "dropout_id"),
 }
 
 
@@ -50,35 +57,24 @@ def build_block(
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device.
 
-    `policy` is one of `POLICIES`. Only `heads` takes the `word_table` of `emb`: its weights then include
-    it, with its value unchanged. `labels` are the outputs of a task's head, `chunks` those of the
-    vocabulary in the masked-LM loss.
+    `policy` is one of `POLICIES`. Only `heads` takes the `word_table` of `emb`: its weights then include it, with its
+    value unchanged. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss.
     """
-    known = block_names(config, (*PRETRAINING, *TASK_HEADS))
-    if name not in known:
-        raise ValueError(f"block ({name}): none of {', '.join(known)}")
-    if (name == "heads") != (word_table is not None):
-        raise ValueError(f"block ({name}): the block heads takes the word table, no other does")
-    dtype = keras.DTypePolicy(policy)
-    after_layers = 1 + EncoderLayer.DROPOUT_IDS * config.num_hidden_layers
-    block: Layer
-    if name == "emb":
-        block = Embeddings(name=name, policy=dtype, config=config, dropout_id=0)
-    elif name == "enc_out":
-        block = GatherPositions(name=name, policy=dtype)
-    elif name == "pool":
-        block = Pooler(name=name, policy=dtype, config=config)
-    elif name == "heads":
-        block = PretrainingHeads(
-            name=name, policy=dtype, config=config, word_table=word_table, chunks=chunks
-        )
-    elif name in TASK_HEADS:
-        block = TASK_HEADS[name](
-            name=name, policy=dtype, config=config, labels=labels, dropout_id=after_layers
-        )
-    else:
-        first = 1 + EncoderLayer.DROPOUT_IDS * int(name.removeprefix("hid_"))
-        block = EncoderLayer(name=name, policy=dtype, config=config, dropout_id=first)
+    kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
+    layers = int(number) if number else config.num_hidden_layers
+    attributes = {
+        "word_table": word_table,
+        "labels": labels,
+        "chunks": chunks,
+        "dropout_id": 0 if name == "emb" else 1 + EncoderLayer.DROPOUT_IDS * layers,
+    }
+    block_class, *taken = BLOCKS[kind]
+    block = block_class(
+        name=name,
+        policy=keras.DTypePolicy(policy),
+        config=config,
+        **{attribute: attributes[attribute] for attribute in taken},
+    )
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
             weight.assign(initial_value(seed, path, weight.shape, config.initializer_range))
@@ -94,12 +90,13 @@ def build_blocks(
     labels: int = 2,
 ) -> list[tuple[str, keras.layers.Layer]]:
     """Build a complete model on the current device: (name, block) in running order."""
-    blocks: list[tuple[str, keras.layers.Layer]] = []
+    blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
-        table = word_table(blocks[0][1]) if name == "heads" else None
-        block = build_block(name, config, seed=seed, policy=policy, word_table=table, labels=labels)
-        blocks.append((name, block))
-    return blocks
+        table = word_table(blocks["emb"]) if name == "heads" else None
+        blocks[name] = build_block(
+            name, config, seed=seed, policy=policy, word_table=table, labels=labels
+        )
+    return list(blocks.items())
 
 
 def word_table(emb: keras.layers.Layer) -> keras.Variable:
@@ -112,12 +109,7 @@ def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str,
 
     The word table has the path `emb/word/embeddings`, also in a list that has `heads` alone.
     """
-    named: dict[str, keras.Variable] = {}
-    for _, block in blocks:
-        for weight in block.weights:
-            if named.setdefault(weight.path, weight) is not weight:
-                raise ValueError(f"weight ({weight.path}): two weights have this name")
-    return named
+    return {weight.path: weight for _, block in blocks for weight in block.weights}
 
 
 def initial_value(
@@ -129,12 +121,9 @@ def initial_value(
     at two of them (as in Devlin et al. 2019); biases and betas are 0, gammas 1.
     """
     kind = name.rpartition("/")[2]
-    if kind in ("bias", "beta"):
-        return np.zeros(shape, np.float32)
-    if kind == "gamma":
-        return np.ones(shape, np.float32)
-    if kind not in ("kernel", "embeddings"):
-        raise ValueError(f"weight ({name}): there is no first value for a {kind}")
+    if kind in ("bias", "beta", "gamma"):
+        return np.full(shape, kind == "gamma", np.float32)
+    assert kind in ("kernel", "embeddings"), name
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
     values = generator.standard_normal(int(np.prod(shape)), dtype=np.float32)

@@ -1,36 +1,50 @@
 """The last blocks of a model: the heads of pre-training and fine-tuning, and their losses.
 
-`head(hidden, labels, counts, key) -> loss, sums`. The sums are those of metrics over this micro-batch, in
-float32; the loss is a sum divided by a count of the complete step (masked positions, examples).
-Micro-batches, replicas and accumulation then only add, and the gradient is that of the one big batch,
-however the padding falls.
+`head(hidden, labels, counts, key) -> loss, sums`. The sums are those of metrics over this micro-batch, in float32;
+the loss is a sum divided by a count of the complete step (masked positions, examples). Micro-batches, replicas and
+accumulation then only add, and the gradient is that of the one big batch, however the padding falls.
 
-Shapes: B examples, S sequence length, P masked positions, M = B * P, C sequences of a pack (1 without
-packing), D hidden size, V vocabulary size, L labels.
+Shapes: B examples, S sequence length, P masked positions, M = B * P, C sequences of a pack (1 without packing), D
+hidden size, V vocabulary size, W tokens of a chunk, L labels.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from bert_cli.model.chunked_loss import chunked_loss
-from bert_cli.model.dropout import Tensor, dropout, dropout_seed
-from bert_cli.model.fused import argmax, gelu, matmul_with_transpose, value_of
+from bert_cli.model.fused import (
+    Tensor,
+    argmax,
+    compiled,
+    custom_gradient,
+    dropout,
+    dropout_seed,
+    float32,
+    gelu,
+    matmul_of_transpose,
+    matmul_with_transpose,
+    run_after,
+    value_of,
+)
 from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer
 
+Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Head(ConfiguredLayer):
-    """The last block of a model."""
+    """The last block of a model. Prediction and export use its `logits(hidden, key)`."""
 
     READS: ClassVar[tuple[str, ...]]
     COUNTS: ClassVar[Mapping[str, str]] = {}
     """Counts that the loss is divided by, besides `examples` -> the column whose sum they are."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]]
     """Metric -> the sum and the count that it is the ratio of."""
+    labels: int
+    dropout_id: int
 
 
 class MaskedLM(ConfiguredLayer):
@@ -92,12 +106,8 @@ class PretrainingHeads(Head):
 
     def build(self) -> None:
         """Create the weights."""
-        self.masked_lm = MaskedLM(
-            name="masked_lm",
-            policy=self.dtype_policy,
-            config=self.config,
-            word_table=self.word_table,
-        )
+        shared = {"policy": self.dtype_policy, "config": self.config}
+        self.masked_lm = MaskedLM(name="masked_lm", **shared, word_table=self.word_table)
         self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
 
     def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -110,11 +120,7 @@ class PretrainingHeads(Head):
         return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
 
     def call(
-        self,
-        hidden: Tensor,
-        labels: Mapping[str, Tensor],
-        counts: Mapping[str, Tensor],
-        key: Tensor | None,
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the sum of both losses.
 
@@ -132,23 +138,11 @@ class PretrainingHeads(Head):
         nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
-        sums = {
-            "mlm_loss": mlm_loss,
-            "mlm_correct": mlm_correct,
-            "nsp_loss": nsp_loss,
-            "nsp_correct": nsp_correct,
-        }
-        return loss, sums
+        sums = {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
+        return loss, {**sums, "nsp_loss": nsp_loss, "nsp_correct": nsp_correct}
 
 
-class TaskHead(Head):
-    """A head of fine-tuning: one dense layer, whose `logits(hidden, key)` prediction and export use."""
-
-    labels: int
-    dropout_id: int
-
-
-class QuestionAnswering(TaskHead):
+class QuestionAnswering(Head):
     """Block `qa_head`: scores of each position as the start and the end of an answer.
 
     Devlin et al. 2019, section 4.2. Padding has the scores of a masked position of attention.
@@ -170,11 +164,7 @@ class QuestionAnswering(TaskHead):
         return self.span(hidden)
 
     def call(
-        self,
-        hidden: Tensor,
-        labels: Mapping[str, Tensor],
-        counts: Mapping[str, Tensor],
-        key: Tensor | None,
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
         padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
@@ -186,7 +176,7 @@ class QuestionAnswering(TaskHead):
         return loss / counts["examples"], sums
 
 
-class Classifier(TaskHead):
+class Classifier(Head):
     """Dropout and a dense layer."""
 
     def build(self) -> None:
@@ -217,11 +207,7 @@ class SequenceClassification(Classifier):
         return super().logits(hidden[:, 0], key)
 
     def call(
-        self,
-        hidden: Tensor,
-        labels: Mapping[str, Tensor],
-        counts: Mapping[str, Tensor],
-        key: Tensor | None,
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Cross entropy with `labels` [B], or with one output the squared error."""
         logits_BL = self.logits(hidden, key)
@@ -247,11 +233,7 @@ class TokenClassification(Classifier):
     }
 
     def call(
-        self,
-        hidden: Tensor,
-        labels: Mapping[str, Tensor],
-        counts: Mapping[str, Tensor],
-        key: Tensor | None,
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
         weights = ops.reshape(ops.cast(labels["label_weights"], "float32"), (-1,))
@@ -268,3 +250,126 @@ def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[T
     if weights is not None:
         losses, correct = losses * weights, correct * weights
     return ops.sum(losses), ops.sum(correct)
+
+
+class RowState(NamedTuple):
+    """The state of each row [M] after some chunks, float32 but for the best token."""
+
+    largest: Tensor
+    """Largest score so far."""
+    exponentials: Tensor
+    """Sum of exp(score - largest)."""
+    label_score: Tensor
+    """The label's score, 0 before its chunk."""
+    best: Tensor
+    """The token of the largest score, int32."""
+
+
+def chunk_ranges(size: int, chunks: int) -> list[tuple[int, int]]:
+    """Return the first index and the end of each chunk; the last one may be shorter."""
+    step = -(-size // chunks)
+    return [(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def chunked_loss(
+    x_MD: Tensor, table_VD: Tensor, bias_V: Tensor, labels_M: Tensor, weights_M: Tensor, chunks: int
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted float32 sums over rows of the cross entropy and of the right predictions.
+
+    Computed in chunks of the vocabulary, without the complete matrix of scores: of each row [V] softmax cross entropy
+    needs only the logarithm of the summed exponentials, the label's score and the best token, which are carried from
+    one chunk to the next (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3). The
+    backward pass computes each chunk's scores again: one product in four more in the head, for 1 / chunks of its
+    memory. `x_MD` and `table_VD` are in the compute dtype, labels int32, weights float32. Equal to `loss_sums` of the
+    complete scores, but for rounding.
+    """
+
+    @custom_gradient
+    def sums(
+        x_MD: Tensor, table_VD: Tensor, bias_V: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Callable[..., Gradients]]:
+        state = _forward(x_MD, table_VD, bias_V, labels_M, chunks)
+        log_sum_M = state.largest + ops.log(state.exponentials)
+        loss = ops.sum((log_sum_M - state.label_score) * weights_M)
+        correct = ops.sum(ops.cast(ops.equal(state.best, labels_M), "float32") * weights_M)
+
+        def gradient(loss_gradient: Tensor, correct_gradient: Tensor) -> Gradients:
+            scale_M = weights_M * loss_gradient
+            return _backward(x_MD, table_VD, bias_V, labels_M, log_sum_M, scale_M, chunks)
+
+        return (loss, correct), gradient
+
+    result: tuple[Tensor, Tensor] = sums(x_MD, table_VD, bias_V)
+    return result
+
+
+def _forward(
+    x_MD: Tensor, table_VD: Tensor, bias_V: Tensor, labels_M: Tensor, chunks: int
+) -> RowState:
+    zeros_M = ops.zeros_like(labels_M)
+    zeros32_M = ops.cast(zeros_M, "float32")
+    state = RowState(zeros32_M - float("inf"), zeros32_M, zeros32_M, zeros_M)
+    for start, end in chunk_ranges(table_VD.shape[0], chunks):
+        # One chunk after the other: all at once would need the memory of all scores.
+        product_MW = matmul_with_transpose(run_after(x_MD, state), table_VD[start:end])
+        scores_MW = float32(product_MW) + float32(bias_V[start:end])
+        state = _with_chunk(state, scores_MW, labels_M - start, start)
+    return state
+
+
+def _with_chunk(state: RowState, scores_MW: Tensor, labels_M: Tensor, start: int) -> RowState:
+    chunk_largest_M = ops.max(scores_MW, axis=-1)
+    largest_M = ops.maximum(state.largest, chunk_largest_M)
+    column_M = ops.clip(labels_M, 0, scores_MW.shape[1] - 1)
+    at_column_M = ops.take_along_axis(scores_MW, column_M[:, None], axis=1)[:, 0]
+    is_in_chunk_M = ops.equal(column_M, labels_M)
+    best_M = ops.where(chunk_largest_M > state.largest, argmax(scores_MW) + start, state.best)
+    added_M = ops.sum(ops.exp(scores_MW - largest_M[:, None]), axis=-1)
+    return RowState(
+        largest_M,
+        state.exponentials * ops.exp(state.largest - largest_M) + added_M,
+        ops.where(is_in_chunk_M, at_column_M, state.label_score),
+        best_M,
+    )
+
+
+def _backward(
+    x_MD: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor,
+    labels_M: Tensor,
+    log_sum_M: Tensor,
+    scale_M: Tensor,
+    chunks: int,
+) -> Gradients:
+    """Return the gradients of x, table and bias; that of a score is scale * (probability - 1 at the label)."""
+    x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
+    table_gradients: list[Tensor] = []
+    bias_gradients: list[Tensor] = []
+    for start, end in chunk_ranges(table_VD.shape[0], chunks):
+        # The dependency also keeps the graph optimizer from merging this with the forward pass, which
+        # would save all scores.
+        done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
+        x_again_MD, table_WD = run_after(x_MD, done), table_VD[start:end]
+        product_MW = matmul_with_transpose(x_again_MD, table_WD)
+        gradient_MW = compiled(_chunk_gradient)(
+            product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M
+        )
+        x_gradient_MD = x_gradient_MD + float32(ops.matmul(gradient_MW, table_WD))
+        table_gradients.append(matmul_of_transpose(gradient_MW, x_again_MD))
+        bias_gradients.append(ops.sum(float32(gradient_MW), axis=0))
+    return (
+        ops.cast(x_gradient_MD, x_MD.dtype),
+        ops.concatenate(table_gradients, axis=0),
+        ops.cast(ops.concatenate(bias_gradients, axis=0), bias_V.dtype),
+    )
+
+
+def _chunk_gradient(
+    product_MW: Tensor, bias_W: Tensor, labels_M: Tensor, log_sum_M: Tensor, scale_M: Tensor
+) -> Tensor:
+    """Return the gradient of a chunk's products; a label of another chunk is in no column."""
+    probabilities_MW = ops.exp(float32(product_MW) + float32(bias_W) - log_sum_M[:, None])
+    is_label_MW = ops.equal(ops.arange(product_MW.shape[1], dtype="int32"), labels_M[:, None])
+    gradient_MW = (probabilities_MW - float32(is_label_MW)) * scale_M[:, None]
+    return ops.cast(gradient_MW, product_MW.dtype)

@@ -7,7 +7,7 @@ copies of tied weights, and heads that a published encoder does not have.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,34 +108,35 @@ def from_hf(
     tensors without a weight, weights that are missing, shapes that differ, and tied copies that differ.
     """
     theirs = _current_names(tensors, where)
-    missing_parts = [part for part in OPTIONAL if _lacks(part, wanted, theirs)]
-    values: dict[str, Array] = {}
-    missing: list[str] = []
-    other_shape: list[str] = []
-    for name, shape in wanted.items():
-        if any(_within(name, part) for part in missing_parts):
-            continue
-        their_name = hf_name(name)
-        if their_name not in theirs:
-            missing.append(their_name)
-            continue
-        values[name] = _transposed(name, theirs.pop(their_name))
-        if values[name].shape != tuple(shape):
-            other_shape.append(
-                f"{their_name} ({values[name].shape} there, {tuple(shape)} here as {name})"
-            )
+    names = {name: hf_name(name) for name in wanted}
+    missing_parts = []
+    for part in OPTIONAL:
+        within = [name for name in names if name.startswith(f"{part}/")]
+        if within and not any(names[name] in theirs for name in within):
+            missing_parts.append(part)
+            names = {name: their_name for name, their_name in names.items() if name not in within}
+    missing = [their_name for their_name in names.values() if their_name not in theirs]
+    values = {
+        name: _transposed(name, theirs.pop(their_name))
+        for name, their_name in names.items()
+        if their_name in theirs
+    }
     problems = {
-        "have another shape": other_shape,
+        "have another shape": [
+            f"{names[name]} ({value.shape} there, {tuple(wanted[name])} here as {name})"
+            for name, value in values.items()
+            if value.shape != tuple(wanted[name])
+        ],
         "are missing": missing,
         "fit no weight of the model": list(theirs),
     }
-    if any(problems.values()):
-        listed = "; ".join(
-            f"{len(names)} tensors {what}: {_listed(names)}"
-            for what, names in problems.items()
-            if names
-        )
-        raise CheckpointError(where, listed, "use the bert_config these weights were made with")
+    if listed := [
+        f"{len(names)} tensors {what}: {_listed(names)}"
+        for what, names in problems.items()
+        if names
+    ]:
+        remedy = "use the bert_config these weights were made with"
+        raise CheckpointError(where, "; ".join(listed), remedy)
     return values, missing_parts
 
 
@@ -156,12 +157,8 @@ def fitting(
         full = {name: f"bert.{name}" if part == "pooler" else name for name in within}
         if any(theirs.get(full[name]) != tensors[name].shape for name in within):
             left_out.append(part)
-    rest = {
-        name: value
-        for name, value in tensors.items()
-        if not any(name.startswith(f"{part}.") for part in left_out)
-    }
-    return rest, left_out
+    prefixes = tuple(f"{part}." for part in left_out)
+    return {n: value for n, value in tensors.items() if not n.startswith(prefixes)}, left_out
 
 
 def hf_config(
@@ -199,10 +196,9 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     A missing key has Hugging Face's default, which is also ours. Raises CheckpointError for a model that
     cannot be built: no BERT, another activation, relative positions.
     """
-    if described.get("model_type", "bert") != "bert":
-        raise CheckpointError(
-            f"{where} (model_type {described['model_type']})", "is no BERT", "give a BERT model"
-        )
+    kind = described.get("model_type", "bert")
+    if kind != "bert":
+        raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
     own = {name: described[name] for name in BertConfig.model_fields if name in described}
     try:
         return BertConfig.model_validate(own)
@@ -230,11 +226,8 @@ def check_hf_config(
         if key not in free and described.get(key, defaults[key]) != ours
     ]
     if differing:
-        raise CheckpointError(
-            where,
-            f"describes another model: {'; '.join(differing)}",
-            "make bert_config equal to it",
-        )
+        problem = f"describes another model: {'; '.join(differing)}"
+        raise CheckpointError(where, problem, "make bert_config equal to it")
 
 
 def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]:
@@ -248,33 +241,17 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
         if current.startswith(("embeddings.", "encoder.", "pooler.")):
             current = f"bert.{current}"
         if current in renamed:
-            raise CheckpointError(
-                f"{name} ({where})",
-                f"there is a second tensor for {current}",
-                "remove one of the two",
-            )
+            problem = f"there is a second tensor for {current}"
+            raise CheckpointError(f"{name} ({where})", problem, "remove one of the two")
         renamed[current] = value
     for copy, original in TIED.items():
         if copy not in renamed:
             continue
         value = renamed.pop(copy)
         if not np.array_equal(renamed.setdefault(original, value), value):
-            raise CheckpointError(
-                f"{copy} ({where})",
-                f"differs from {original}, which is the same weight in this model",
-                "give a model with tied weights",
-            )
+            problem = f"differs from {original}, which is the same weight in this model"
+            raise CheckpointError(f"{copy} ({where})", problem, "give a model with tied weights")
     return renamed
-
-
-def _lacks(part: str, wanted: Iterable[str], tensors: Mapping[str, Array]) -> bool:
-    """Return whether a part is wanted and the file has no tensor of it."""
-    names = [hf_name(name) for name in wanted if _within(name, part)]
-    return bool(names) and not any(name in tensors for name in names)
-
-
-def _within(name: str, part: str) -> bool:
-    return name.startswith(f"{part}/")
 
 
 def _transposed(name: str, value: Array) -> Array:

@@ -17,8 +17,15 @@ import keras
 from keras import ops
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.model.dropout import Tensor, dropout, dropout_seed
-from bert_cli.model.fused import add_and_normalize, attention_probabilities, bias_gelu, normalize
+from bert_cli.model.fused import (
+    Tensor,
+    add_and_normalize,
+    attention_probabilities,
+    bias_gelu,
+    dropout,
+    dropout_seed,
+    normalize,
+)
 
 # Added in float32 to the attention score of a padded position. exp(-1e9 - max) is exactly 0, and a row in
 # which every position is padded still has finite scores.
@@ -184,13 +191,8 @@ class SelfAttention(ConfiguredLayer):
         self.query, self.key, self.value = (
             self.dense(name, size, size) for name in ("query", "key", "value")
         )
-        self.project = Output(
-            name="output",
-            policy=self.dtype_policy,
-            config=self.config,
-            inputs=size,
-            dropout_id=self.dropout_id + 1,
-        )
+        shared = {"policy": self.dtype_policy, "config": self.config}
+        self.project = Output(name="output", **shared, inputs=size, dropout_id=self.dropout_id + 1)
 
     def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
@@ -222,13 +224,8 @@ class FeedForward(ConfiguredLayer):
         """Create the weights."""
         size, inner = self.config.hidden_size, self.config.intermediate_size
         self.inner = self.dense("inner", size, inner)
-        self.project = Output(
-            name="output",
-            policy=self.dtype_policy,
-            config=self.config,
-            inputs=inner,
-            dropout_id=self.dropout_id,
-        )
+        shared = {"policy": self.dtype_policy, "config": self.config}
+        self.project = Output(name="output", **shared, inputs=inner, dropout_id=self.dropout_id)
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
@@ -274,7 +271,7 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
     return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
 
 
-class GatherPositions(Layer):
+class GatherPositions(ConfiguredLayer):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
     READS = ("masked_lm_positions", "next_sentence_positions")

@@ -1,10 +1,9 @@
 """AdamW and LAMB as functions of arrays.
 
-Weight, gradient, moments, step and learning rate come in; the new weight and moments go out; the
-caller stores them. An update has two halves: the update direction, element by element, and its
-application, for which LAMB needs the norms of complete weights. An engine that holds only a part of
-each weight adds up the squared norms between the halves. All arithmetic is float32, whatever the
-format of the weight, in plain `keras.ops` that XLA can compile.
+Weight, gradient, moments, step and learning rate come in; the new weight and moments go out; the caller stores them.
+An update has two halves: the update direction, element by element, and its application, for which LAMB needs the
+norms of complete weights. An engine that holds only a part of each weight adds up the squared norms between the
+halves. All arithmetic is float32, whatever the format of the weight, in plain `keras.ops` that XLA can compile.
 """
 
 import hashlib
@@ -158,42 +157,27 @@ def weight_rules(
 ) -> dict[str, Rule]:
     """Return the rule of every weight: it follows from the last part of its name, and its layer.
 
-    `optimizer` is "LAMB" or "AdamW"; under AdamW no weight adapts. The two lists hold last parts of
-    names. Layer k of L, counted from 0 at the bottom, has `layer_decay` ** (L - k) of the learning
-    rate, the embeddings have `layer_decay` ** (L + 1), and blocks above the encoder have all of it
-    (Howard & Ruder 2018, section 3.2, with the exponents of Clark et al. 2020, ELECTRA). Raises
-    ConfigError for a part that is no kind of weight, and for weights of an unknown kind.
+    `optimizer` is "LAMB" or "AdamW"; under AdamW no weight adapts. The two lists hold last parts of names. Layer k of
+    L, counted from 0 at the bottom, has `layer_decay` ** (L - k) of the learning rate, the embeddings have
+    `layer_decay` ** (L + 1), and blocks above the encoder have all of it (Howard & Ruder 2018, section 3.2, with the
+    exponents of Clark et al. 2020, ELECTRA). Raises ConfigError for a part that is no kind of weight.
     """
-    lists = {"no_weight_decay": no_weight_decay, "no_layer_adaptation": no_layer_adaptation}
-    for setting, kind in ((setting, kind) for setting, kinds in lists.items() for kind in kinds):
-        if kind not in KINDS:
-            near = nearest(kind, KINDS)
-            raise ConfigError(
-                f"optimizer_opts.{setting} ({kind})",
-                "no weight has a name that ends so",
-                f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}",
-            )
+    if unknown := [kind for kind in (*no_weight_decay, *no_layer_adaptation) if kind not in KINDS]:
+        setting = "no_weight_decay" if unknown[0] in no_weight_decay else "no_layer_adaptation"
+        near = nearest(unknown[0], KINDS)
+        remedy = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
+        where = f"optimizer_opts.{setting} ({unknown[0]})"
+        raise ConfigError(where, "no weight has a name that ends so", remedy)
     names = list(names)
-    unknown = [name for name in names if name.rpartition("/")[2] not in KINDS]
-    if unknown:
-        raise ConfigError(
-            f"weights ({', '.join(unknown)})",
-            "have names from which weight decay and layer adaptation do not follow",
-            f"end their names in one of {', '.join(KINDS)}",
-        )
     layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
     count = 1 + max(layers.values(), default=-1)
-
-    def below_top(name: str) -> int:
-        if name in layers:
-            return count - layers[name]
-        return count + 1 if name.startswith("emb/") else 0
-
+    below_top = {name: count + 1 for name in names if name.startswith("emb/")}
+    below_top |= {name: count - layer for name, layer in layers.items()}
     return {
         name: Rule(
             decays=name.rpartition("/")[2] not in no_weight_decay,
             adapts=optimizer == "LAMB" and name.rpartition("/")[2] not in no_layer_adaptation,
-            rate=layer_decay ** below_top(name),
+            rate=layer_decay ** below_top.get(name, 0),
         )
         for name in names
     }
@@ -238,14 +222,11 @@ def round_stochastically(value: Array, bits: Array) -> Array:
     # Float16 numbers are 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and products are by
     # powers of two and the remainder has fewer bits than the value, so nothing else rounds.
     size = ops.minimum(ops.absolute(value), 65504.0)
-    exponent = ops.view(ops.bitwise_and(ops.view(size, "uint32"), _uint32(0x7F800000)), "float32")
+    exponent_bits = ops.convert_to_tensor(0x7F800000, "uint32")
+    exponent = ops.view(ops.bitwise_and(ops.view(size, "uint32"), exponent_bits), "float32")
     spacing = ops.maximum(exponent, 2.0**-14) * 2.0**-10
     lower = ops.floor(size / spacing)
     chance = size / spacing - lower
-    draw = ops.cast(ops.right_shift(bits, _uint32(8)), "float32") * 2.0**-24
+    draw = ops.cast(ops.right_shift(bits, ops.convert_to_tensor(8, "uint32")), "float32") * 2.0**-24
     rounded = ops.sign(value) * ((lower + ops.cast(draw < chance, "float32")) * spacing)
     return ops.cast(ops.where(ops.isfinite(value), rounded, value), "float16")
-
-
-def _uint32(number: int) -> Array:
-    return ops.convert_to_tensor(number, "uint32")

@@ -1,18 +1,27 @@
-"""The learning rate as a function of the step.
+"""The numbers that change from step to step: the learning rate, and the factor of the loss.
 
-Step 0 is the first update. Every schedule rises linearly over the warm-up, has its maximum on the step
-after it, and then falls: linearly (`up_down`, as in Graphcore's example), along half a cosine
-(Loshchilov & Hutter 2017, SGDR, eq. 5 without restarts), or not at all. Values below a minimum of 1e-7 are
-replaced by it, so that no update is empty: the first one of a warm-up and the last one of a linear fall have it.
+The learning rate is a function of the step; step 0 is the first update. Every schedule rises linearly over the
+warm-up, has its maximum on the step after it, and then falls: linearly (`up_down`, as in Graphcore's example), along
+half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5 without restarts), or not at all. Values below a minimum of 1e-7
+are replaced by it, so that no update is empty: the first one of a warm-up and the last one of a linear fall have it.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
-from bert_cli.errors import ConfigError, nearest
+from pydantic import Field, NonNegativeInt
+
+from bert_cli.errors import ConfigError
 
 MINIMUM = 1e-7
 """Smallest learning rate."""
+
+DYNAMIC_START = 2.0**15
+GROWTH_STEPS = 2000
+SMALLEST = 1.0
+LARGEST = 2.0**24  # further doubling would only be undone: float16 ends at 2^16
 
 FALLS: dict[str, Callable[[int, int], float]] = {
     "up_down": lambda fallen, steps: (steps - fallen - 1) / steps,
@@ -27,32 +36,13 @@ def learning_rate(
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
-    `schedule_name` is a key of FALLS. Steps past the end have the value of the end.
-    Raises ConfigError for an unknown name or a number out of its range.
+    `schedule_name` is a key of FALLS. Steps past the end have the value of the end. Raises ConfigError for a maximum
+    below the minimum.
     """
-    if schedule_name not in FALLS:
-        near = nearest(schedule_name, FALLS)
-        raise ConfigError(
-            f"learning_rate.schedule_name ({schedule_name})",
-            "there is no such schedule",
-            f"did you mean '{near}'?" if near else f"choose one of {', '.join(FALLS)}",
-        )
     if not MINIMUM <= max_learning_rate < math.inf:
-        raise ConfigError(
-            f"learning_rate.max_learning_rate ({max_learning_rate})",
-            f"is not a number of at least {MINIMUM}, the smallest learning rate",
-            "raise it",
-        )
-    if total_steps < 1:
-        raise ConfigError(
-            f"total steps ({total_steps})", "a run has at least one", "train on more samples"
-        )
-    if not 0 <= warmup_steps <= total_steps:
-        raise ConfigError(
-            f"warm-up ({warmup_steps} steps)",
-            f"is not part of a run of {total_steps} steps",
-            "give a warmup_frac from 0 to 1",
-        )
+        problem = f"is not a number of at least {MINIMUM}, the smallest learning rate"
+        where = f"learning_rate.max_learning_rate ({max_learning_rate})"
+        raise ConfigError(where, problem, "raise it")
     fall = FALLS[schedule_name]
 
     def value(step: int) -> float:
@@ -62,3 +52,47 @@ def learning_rate(
         return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
 
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """The factor of the loss that keeps small float16 gradients from vanishing, and the counts that decide its changes.
+
+    A static scale stays; a dynamic one is halved when a gradient is not finite and doubled after 2,000 good steps
+    (Micikevicius et al. 2018, section 3.2). The ranges of the fields are checked when a checkpoint is read.
+    """
+
+    value: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    dynamic: bool
+    good_steps: NonNegativeInt = 0
+    """Steps since the scale last changed."""
+    skipped: NonNegativeInt = 0
+    """Updates skipped since the start of the run because a gradient was not finite."""
+    skipped_in_a_row: NonNegativeInt = 0
+    """Updates skipped since the last good one."""
+
+    def after(self, finite: bool) -> "LossScale":
+        """Return the scale of the next step; `finite` says whether this step's gradients were."""
+        value, good_steps = self.value, self.good_steps + 1
+        if self.dynamic and not finite:
+            value = max(SMALLEST, value / 2)
+        elif self.dynamic and good_steps >= GROWTH_STEPS:
+            value, good_steps = min(LARGEST, value * 2), 0
+        return replace(
+            self,
+            value=value,
+            good_steps=good_steps if finite else 0,
+            skipped=self.skipped + (not finite),
+            skipped_in_a_row=0 if finite else self.skipped_in_a_row + 1,
+        )
+
+    def as_json(self) -> dict[str, float | int | bool]:
+        """Return the fields for a checkpoint's state.json; `LossScale(**...)` reads them back."""
+        return asdict(self)
+
+
+def first_loss_scale(setting: float | str) -> LossScale:
+    """Return the scale of step 0: the number of the setting, or 2^15 for `dynamic`."""
+    if setting == "dynamic":
+        return LossScale(value=DYNAMIC_START, dynamic=True)
+    return LossScale(value=float(setting), dynamic=False)

@@ -1,25 +1,41 @@
-"""The process group of a run as its environment describes it: the addresses of all, and this rank.
+"""The process group of a run: its addresses and this rank, and the wait until all processes have started.
 
-Flags come first, then TF_CONFIG (which `bert launch` and schedulers for TensorFlow set), then SLURM
-inside an `srun` step of several tasks. Nothing connects to another process here, so mistakes are
-reported before TensorFlow is loaded.
+Flags come first, then TF_CONFIG (which `bert launch` and schedulers for TensorFlow set), then SLURM inside an `srun`
+step of several tasks. TensorFlow's server runs any graph that it is sent and listens on all interfaces, without an
+option that says otherwise, so its sockets are bound to an interface from outside with SO_BINDTODEVICE.
 """
 
-import json
+import itertools
+import os
 import re
-import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import psutil
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from bert_cli.config.settings import Cluster
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DeviceError
 
 # Below those that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
 # The ports of a SLURM step follow from its number, so that two steps on a host have different ones: for
 # so many tasks of a step on a host, and so many steps of a job.
 PORTS_OF_STEP, STEPS_OF_JOB = 64, 8
-SCONTROL_SECONDS = 60
+REGISTER_SECONDS = 300  # until all processes must have started
+RETRY_SECONDS = 0.5
+CONNECT_SECONDS = 2.0
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+
+
+class StoppedWhileJoiningError(Exception):
+    """A stop was requested while processes waited for one another; nothing has begun."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Processes:
 def find_processes(cluster: Cluster, environment: Mapping[str, str]) -> Processes:
     """Return the processes as flags, TF_CONFIG or SLURM describe them.
 
-    Raises ConfigError for a description that is incomplete or contradicts itself.
+    Nothing connects to another process. Raises ConfigError for a description that is incomplete or contradicts itself.
     """
     if cluster.workers:
         assert cluster.rank is not None
@@ -74,53 +90,50 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     for worker in workers:
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
-            raise ConfigError(
-                f"{source} ({worker})", "is no host:port", "give one for each process"
-            )
-    if len(set(workers)) < len(workers):
-        twice = next(worker for worker in workers if list(workers).count(worker) > 1)
-        raise ConfigError(f"{source} ({twice})", "is named twice", "give each process its own port")
+            raise ConfigError(f"{source} ({worker})", "is no host:port", "give one to each process")
+        if list(workers).count(worker) > 1:
+            raise ConfigError(f"{source} ({worker})", "is named twice", "give each its own port")
     if not 0 <= rank < len(workers):
-        raise ConfigError(
-            f"{source} (rank {rank})", f"is not one of {len(workers)} processes", "count from 0"
-        )
+        problem = f"is not one of {len(workers)} processes"
+        raise ConfigError(f"{source} (rank {rank})", problem, "count from 0")
     return Processes(tuple(workers), rank, source) if len(workers) > 1 else Processes(())
 
 
+class _Jobs(BaseModel, extra="forbid"):
+    chief: Annotated[list[str], Field(max_length=1)] = []
+    worker: list[str] = []
+
+
+class _Task(BaseModel):
+    type: Literal["chief", "worker"]
+    index: NonNegativeInt
+
+
+class _TFConfig(BaseModel):
+    cluster: _Jobs = _Jobs()
+    task: _Task = _Task(type="worker", index=0)
+
+
 def _from_tf_config(text: str) -> Processes:
+    remedy = (
+        'give JSON with "cluster": {"worker": [...]} and "task": {"type": "worker", "index": 0}'
+    )
     try:
-        config = dict(json.loads(text))
-        if not config.get("cluster"):
-            return Processes(())
-        jobs = {name: _addresses(name, listed) for name, listed in config["cluster"].items()}
-        kind, index = config["task"]["type"], int(config["task"]["index"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"TF_CONFIG ({text[:60]})",
-            f"cannot be read ({type(error).__name__}: {error})",
-            'give JSON with "cluster": {"worker": [...]} and "task": {"type": "worker", "index": 0}',
-        ) from error
-    chiefs = jobs.get("chief", [])
-    if {*jobs} - {"chief", "worker"} or kind not in jobs or len(chiefs) > 1:
-        raise ConfigError(
-            f"TF_CONFIG (task {kind}, {len(chiefs)} chiefs, jobs {', '.join(sorted(jobs))})",
-            "describes a process that is neither a worker nor the one chief",
-            "all processes of a run are workers, one of them perhaps the chief; leave out the others",
-        )
-    if not 0 <= index < len(jobs[kind]):
-        raise ConfigError(
-            f"TF_CONFIG (task {kind} {index})",
-            f"the cluster has {len(jobs[kind])} of that kind",
-            "count from 0",
-        )
+        config = _TFConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or text[:60]
+        raise ConfigError(f"TF_CONFIG ({where})", first["msg"], remedy) from error
+    chiefs, workers = config.cluster.chief, config.cluster.worker
+    if not chiefs and not workers:
+        return Processes(())
+    kind, index = config.task.type, config.task.index
+    same = chiefs if kind == "chief" else workers
+    if index >= len(same) or "task" not in config.model_fields_set:
+        problem = f"is not one of the {len(same)} of that kind"
+        raise ConfigError(f"TF_CONFIG (task {kind} {index})", problem, remedy)
     rank = index if kind == "chief" else len(chiefs) + index
-    return _checked([*chiefs, *jobs.get("worker", [])], rank, "TF_CONFIG")
-
-
-def _addresses(kind: str, listed: object) -> list[str]:
-    if not isinstance(listed, list):
-        raise TypeError(f'"{kind}" is no list')
-    return [str(address) for address in listed]
+    return _checked([*chiefs, *workers], rank, "TF_CONFIG")
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Processes:
@@ -129,108 +142,206 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
     TensorFlow's SlurmClusterResolver would import TensorFlow before mistakes are reported, sorts hosts by
     name (n10 before n2), takes the block distribution without a check and one port for all steps.
     """
+    nodes = environment["SLURM_STEP_NODELIST"]
     try:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"])
         if tasks == 1:
             return Processes(())
         rank = int(environment["SLURM_PROCID"])
         per_node = environment.get("SLURM_STEP_TASKS_PER_NODE")
-        counts = _counts(per_node or environment["SLURM_TASKS_PER_NODE"])
+        counts = _expand_counts(per_node or environment["SLURM_TASKS_PER_NODE"])
         job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", "0"))
+        hosts = _expand_hosts(nodes)
     except (KeyError, ValueError) as error:
-        reason = f"lacks {error.args[0]}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"SLURM ({reason})",
+            f"SLURM ({type(error).__name__}: {error})",
             "does not describe the tasks of the step",
             "start the run with `srun bert ...`, or set TF_CONFIG",
         ) from error
-    nodes = environment["SLURM_STEP_NODELIST"]
-    hosts = _host_names(nodes, environment)
     if len(hosts) != len(counts) or sum(counts) != tasks:
         raise ConfigError(
             f"SLURM_STEP_NODELIST ({nodes})",
             f"names {len(hosts)} hosts, of which {len(counts)} run {sum(counts)} of the step's {tasks} tasks",
             "set TF_CONFIG instead",
         )
-    ranks = _hosts_of_ranks(counts, environment.get("SLURM_DISTRIBUTION", "block"))
+    # The host of each rank, and the number of the rank on that host.
+    ranks = [(host, number) for host, count in enumerate(counts) for number in range(count)]
+    distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
+    if distribution == "cyclic":
+        ranks.sort(key=lambda pair: pair[::-1])
+    is_known = distribution in ("block", "*", "cyclic") or 1 in (len(counts), max(counts))
     slurm = [environment.get(name) for name in ("SLURM_NODEID", "SLURM_LOCALID")]
-    if rank < tasks and None not in slurm and slurm != [str(number) for number in ranks[rank]]:
+    differs = rank < tasks and None not in slurm and slurm != [*map(str, ranks[rank])]
+    if not is_known or differs:
         raise ConfigError(
-            f"SLURM (task {rank})",
-            f"is number {slurm[1]} on host {slurm[0]}, but {ranks[rank][1]} on {ranks[rank][0]} was expected",
+            f"SLURM_DISTRIBUTION ({distribution})",
+            f"does not say which task is on which host (task {rank} is number {slurm[1]} on host {slurm[0]})",
             "use `srun --distribution=block`",
         )
     offset = (job * STEPS_OF_JOB + step) * PORTS_OF_STEP
     first = PORTS[offset % (len(PORTS) - max(counts))]
-    workers = [f"{hosts[host]}:{first + number}" for host, number in ranks]
-    return _checked(workers, rank, "SLURM")
+    return _checked([f"{hosts[host]}:{first + number}" for host, number in ranks], rank, "SLURM")
 
 
-def _hosts_of_ranks(counts: Sequence[int], distribution: str) -> list[tuple[int, int]]:
-    """Return the host of each rank and its number on that host."""
-    by_host = [(host, number) for host, count in enumerate(counts) for number in range(count)]
-    over_hosts = re.split("[:,]", distribution.lower())[0]
-    if over_hosts in ("block", "*") or len(counts) == 1 or max(counts) == 1:
-        return by_host
-    if over_hosts == "cyclic":
-        return sorted(by_host, key=lambda pair: pair[::-1])
-    raise ConfigError(
-        f"SLURM_DISTRIBUTION ({distribution})",
-        "does not say which task is on which host",
-        "use `srun --distribution=block`",
-    )
-
-
-def _counts(text: str) -> list[int]:
+def _expand_counts(text: str) -> list[int]:
     """Expand `2(x3),1` to [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if not match:
-            raise ValueError(f"tasks per node {text!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if None in matches:
+        raise ValueError(f"tasks per node {text!r}")
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
-def _host_names(nodes: str, environment: Mapping[str, str]) -> list[str]:
-    """Expand `n[1-3]` to n1, n2, n3 by SLURM's own program, which knows every form."""
-    if "[" not in nodes:
-        return nodes.split(",")
-    try:
-        return subprocess.run(
-            ["scontrol", "show", "hostnames", nodes],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=SCONTROL_SECONDS,
-            env=dict(environment),
-        ).stdout.split()
-    except FileNotFoundError:
-        return _expanded(nodes)  # containers rarely have it
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"SLURM_STEP_NODELIST ({nodes})",
-            f"`scontrol show hostnames` failed ({error})",
-            "set TF_CONFIG instead",
-        ) from error
-
-
-def _expanded(nodes: str) -> list[str]:
-    """Expand `a,n[08-10,12]` to a, n08, n09, n10, n12: one list of numbers a name."""
+def _expand_hosts(nodes: str) -> list[str]:
+    """Expand `a,n[08-10,12]` to a, n08, n09, n10, n12, and `r[1-2]n[1-2]` to r1n1, r1n2, r2n1, r2n2."""
     hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes):
-        match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)", part)
-        if not match and "[" in part:
-            raise ConfigError(
-                f"SLURM_STEP_NODELIST ({part})",
-                "needs `scontrol` to be expanded, which is not installed here",
-                "set TF_CONFIG instead",
+    for name in re.findall(r"(?:[^,\[\]]|\[[\d,-]+\])+", nodes):
+        parts: list[list[str]] = []
+        for text, numbers in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", name):
+            ranges = [part.partition("-") for part in numbers.split(",")] if numbers else []
+            parts.append(
+                [
+                    f"{number:0{len(first)}}"
+                    for first, _, last in ranges
+                    for number in range(int(first), int(last or first) + 1)
+                ]
+                or [text]
             )
-        if not match:
-            hosts.append(part)
-            continue
-        before, numbers, after = match.groups()
-        for first, last in re.findall(r"(\d+)(?:-(\d+))?", numbers):
-            for number in range(int(first), int(last or first) + 1):
-                hosts.append(f"{before}{number:0{len(first)}}{after}")
+        hosts += map("".join, itertools.product(*parts))
     return hosts
+
+
+def wait_for_processes(
+    processes: Processes,
+    report_after_seconds: float,
+    stop_requested: Callable[[], bool] = lambda: False,
+    interface: str | None = None,
+) -> None:
+    """Wait until a connection to every other process can be made, and report those that are missing.
+
+    Nothing is sent. TensorFlow would wait by itself, but without a message, and it holds the interpreter's lock and
+    SIGTERM meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
+    DeviceError when this process' port is in use or another process does not start within REGISTER_SECONDS.
+    """
+    missing = dict(enumerate(processes.workers))
+    own = missing.pop(processes.rank)
+    began = reported = time.monotonic()
+    with _listen(own) as listener:
+        if interface is not None:
+            with suppress(OSError):  # reported by `bind_to_interface`
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+        while True:
+            missing = {rank: at for rank, at in missing.items() if not _is_listening(at)}
+            if not missing:
+                return
+            if stop_requested():
+                raise StoppedWhileJoiningError
+            names = ", ".join(f"rank {rank} ({at})" for rank, at in missing.items())
+            now = time.monotonic()
+            if now - began > REGISTER_SECONDS:
+                raise DeviceError(
+                    f"cluster ({names})",
+                    f"cannot be reached within {REGISTER_SECONDS} s",
+                    "check that all processes are started and listen on the interface of their addresses",
+                )
+            if now - reported > report_after_seconds:
+                reported = now
+                waited = f"rank {processes.rank} ({own}) has waited {now - began:.0f} s"
+                _print_line(f"{waited} for {names} to start")
+            time.sleep(RETRY_SECONDS)
+
+
+def _listen(worker: str) -> socket.socket:
+    """Listen on this process' own port, which TensorFlow's server takes over."""
+    port = int(worker.rpartition(":")[2])
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
+    except OSError as error:
+        problem = f"its port cannot be opened ({error.strerror})"
+        remedy = "end the process that uses it, or choose another port"
+        raise DeviceError(f"cluster ({worker})", problem, remedy) from error
+
+
+def _is_listening(worker: str) -> bool:
+    host, _, port = worker.rpartition(":")
+    with suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        return True
+    return False
+
+
+def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
+    """Return the processes with the addresses to use, and the interface, None for every interface.
+
+    Processes on one host use its loopback. Raises ConfigError for a `bind_address` that is neither the name nor the
+    IPv4 address of an interface here, or on whose interface the others do not find this process.
+    """
+    if bind_address is not None:
+        addresses = [
+            (name, entry.address)
+            for name, entries in psutil.net_if_addrs().items()
+            for entry in entries
+            if entry.family == socket.AF_INET
+        ]
+        for name, address in addresses:
+            if bind_address in (name, address):
+                _check_own_address(processes, name, dict(addresses))
+                return processes, name
+        known = ", ".join(f"{name} ({address})" for name, address in addresses)
+        where = f"cluster.bind_address ({bind_address})"
+        raise ConfigError(where, "is no interface of this host", f"give one of {known}")
+    if processes.local_processes < processes.count:
+        return processes, None
+    ports = [worker.rpartition(":")[2] for worker in processes.workers]
+    workers = tuple(f"{LOOPBACK_ADDRESS}:{port}" for port in ports)
+    return replace(processes, workers=workers), LOOPBACK
+
+
+def _check_own_address(processes: Processes, name: str, addresses: Mapping[str, str]) -> None:
+    """Raise ConfigError when this process' own address is on another interface of this host.
+
+    An address of no interface here may be translated on its way (NAT), and a name that cannot be resolved here may be
+    known to the others.
+    """
+    host = processes.workers[processes.rank].rpartition(":")[0]
+    others = {address for other, address in addresses.items() if other != name}
+    with suppress(OSError):
+        resolved = {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)}
+        if all(a.startswith("127.") != (name == LOOPBACK) or a in others for a in resolved):
+            raise ConfigError(
+                f"{processes.source} ({host})",
+                f"is {', '.join(sorted(resolved))} here, where nothing listens with cluster.bind_address {name}",
+                f"name this process by {addresses[name]}, or give another bind_address",
+            )
+
+
+def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:
+    """Bind this process' sockets of a port to an interface: connections over another one are refused.
+
+    Where the system does not allow it (Linux before 5.7 without privileges) a message is printed, or DeviceError
+    raised if it `is_required`.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own descriptor, closed by now
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as candidate:
+                    if candidate.getsockname()[1:2] == (port,):
+                        _bind(candidate, interface, is_required)
+    # NCCL's own sockets, on GPUs.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None:
+    try:
+        open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+    except OSError as error:
+        problem = f"cannot take connections on {interface} alone ({error.strerror})"
+        if is_required:
+            remedy = "leave it out where the network is trusted"
+            raise DeviceError("cluster.bind_address", problem, remedy) from error
+        _print_line(f"{problem}, so on all interfaces; the network must be trusted")
+
+
+def _print_line(text: str) -> None:
+    print(f"cluster: {text}", file=sys.stderr, flush=True)

@@ -6,9 +6,10 @@ counts the devices of this process, and `open_mesh`, which takes them and joins 
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,8 @@ import numpy.typing as npt
 
 from bert_cli.parallel.cluster import Processes
 
+POLL_SECONDS = 1.0
+"""How often the watchdog looks."""
 Batch = Mapping[str, npt.NDArray[Any]]
 """Columns of examples, arrays [M, B, ...] of M micro-batches."""
 
@@ -143,6 +146,54 @@ class ProcessGroup(ABC):
     @abstractmethod
     def _naming_lost_process(self) -> AbstractContextManager[None]:
         """Return a context manager that turns the framework's error about a lost process into DeviceError."""
+
+
+class Watchdog:
+    """A thread that prints which ranks this process waits for; with one process it does nothing. Use it as a context.
+
+    Each process publishes once a second how many collectives it has entered and what it is doing. A process that has
+    waited in one for a while prints the ranks that have not entered it. The watchdog ends nothing: whether a process
+    is lost is decided by the cluster's heartbeats.
+    """
+
+    def __init__(self, group: ProcessGroup, report_after_seconds: float) -> None:
+        self.group, self.report_after_seconds = group, report_after_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self.group.world_size > 1:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10 * POLL_SECONDS)
+
+    def _watch(self) -> None:
+        group = self.group
+        published, since, reported = "", time.monotonic(), 0.0
+        # The store ends with the rank that holds it; the error of the run says so.
+        with suppress(Exception):
+            while not self._ended.wait(POLL_SECONDS):
+                progress = f"{group.collectives} {group.activity}"
+                if progress != published:
+                    group.publish(progress)
+                    published, since, reported = progress, time.monotonic(), 0.0
+                waited = time.monotonic() - since
+                if group.is_waiting.is_set() and waited - reported >= self.report_after_seconds:
+                    reported = waited
+                    missing = " and ".join(self._late_ranks()) or "the network"
+                    text = f"rank {group.rank} has waited {waited:.0f} s for {missing}"
+                    print(text, flush=True)
+
+    def _late_ranks(self) -> Iterator[str]:
+        """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
+        for rank in range(self.group.world_size):
+            collectives, _, activity = self.group.published_by(rank).partition(" ")
+            if rank != self.group.rank and int(collectives or 0) < self.group.collectives:
+                yield f"rank {rank} ({activity or 'nothing published yet'})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,14 @@
 """Run several processes as one run, and end all of them together.
 
-Ends of processes and signals arrive in one queue in their order: the first process that fails is
-blamed, and those that fail because of it are not. A process on this host
-is killed by the kernel when the launcher dies; one on another host is ended by `host.main` when its
-connection ends.
+`supervise` starts each process, here or behind a remote shell, by `main` of this file. `main` gives the program its
+part of the host's devices and passes on the signals that `supervise` writes to its standard input; the end of the
+input means that the launcher or the connection is gone. The first process that fails is blamed: ends of processes
+and signals arrive in one queue in their order.
 """
 
+import argparse
 import os
 import queue
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,67 +17,65 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from types import FrameType
-from typing import IO, TextIO
+from typing import IO, NamedTuple, TextIO
 
-from bert_cli.errors import CheckpointError, ConfigError, DataError, DeviceError
-from bert_cli.parallel.host import SIGNALS, STOP, SUPERVISED, kill_group, prepare_child
+from bert_cli.errors import (
+    BertError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+)
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_SECONDS = 0.2
 LAST_LINES = 12  # of a failed process' standard error that are shown again
 KILL_SECONDS = 5.0  # until a remote shell that does not end is killed
 DRAIN_SECONDS = 2.0  # until the last lines of a process that ended have been read
+NVIDIA_SMI_SECONDS = 60
 KINDS = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DeviceError)}
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """The command of one rank."""
 
     rank: int
     host: str
-    words: tuple[str, ...]
-    variables: Mapping[str, str]
-    """Environment variables in addition to those of this process."""
-    cores: tuple[int, ...] = ()
-    is_remote: bool = False
-    """Whether `words` are a remote shell that runs `host.main`."""
+    words: Sequence[str]
 
     @property
     def name(self) -> str:
         """Return its name in messages."""
         return f"rank {self.rank} ({self.host})"
 
-    @property
-    def line(self) -> str:
-        """Return the command for a shell."""
-        assigned = [f"{name}={value}" for name, value in self.variables.items()]
-        return shlex.join([*(["env", *assigned] if assigned else []), *self.words])
+
+def command_on_host(
+    program: Sequence[str], local_rank: int, count: int, grace_seconds: float
+) -> list[str]:
+    """Return the command that runs a program as one of `count` processes of its host, by `main`."""
+    options = f"--local-rank {local_rank} --count {count} --grace {grace_seconds:g} --"
+    return [sys.executable, "-m", "bert_cli.parallel.launcher", *options.split(), *program]
 
 
 def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
-    """Run the processes and return when all have ended with 0.
+    """Run the commands of `command_on_host` and return when all have ended with 0.
 
-    When one fails, its last lines are printed, the others are asked to stop and killed after
-    `grace_seconds`. The first SIGTERM, SIGHUP or Ctrl-C asks all to stop, the second kills them.
-    Raises the error with the exit code of the process that failed (DeviceError for any other code),
-    and KeyboardInterrupt when processes that were asked to stop could not save.
+    When one fails, its last lines are printed, the others are asked to stop and killed after `grace_seconds`. The
+    first SIGTERM, SIGHUP or Ctrl-C asks all to stop, the second kills them. Raises the error with the exit code of
+    the process that failed (DeviceError for any other code), and KeyboardInterrupt when processes that were asked to
+    stop could not save.
     """
     events: Events = queue.SimpleQueue()
     children: list[_Child] = []
-
-    def put(number: int, frame: FrameType | None) -> None:
-        events.put(signal.Signals(number))
-
-    before = {number: signal.signal(number, put) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, lambda received, _: events.put(signal.Signals(received)))
+        for number in SIGNALS
+    }
     try:
-        # All are started before the first thread: only then is their `preexec_fn` safe.
         for process in processes:
             children.append(_Child(process, events))
-        for child in children:
-            child.start_threads()
         failed = _wait_for_all(children, events, grace_seconds)
     finally:
         _kill([child for child in children if child.code is None])
@@ -86,11 +84,12 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if failed is not None:
-        raise KINDS.get(failed.code or 0, DeviceError)(
-            failed.process.name,
-            _how_it_ended(failed.code),
-            f"when that is fixed the same command continues{_hung(children, failed)}",
-        )
+        remedy = "when that is fixed the same command continues"
+        hung = [child for child in children if child.was_killed]
+        if failed.code == DeviceError.exit_code and hung:  # the others notice one that hangs
+            remedy += f". The cause may be {_ranks(hung)}, which hung and had to be killed"
+        kind = KINDS.get(failed.code or 0, DeviceError)
+        raise kind(failed.process.name, _how_it_ended(failed.code), remedy)
 
 
 class _Child:
@@ -103,17 +102,10 @@ class _Child:
         self.code: int | None = None  # 128 + N for signal N; None while it runs
         self.was_killed = False
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.threads: list[threading.Thread] = []
         try:
+            # In a session of its own: Ctrl-C in the terminal reaches the launcher alone.
             self.popen = subprocess.Popen(
-                process.words,
-                env={**os.environ, **process.variables},
-                stdin=PIPE if process.is_remote else DEVNULL,
-                stdout=PIPE,
-                stderr=PIPE,
-                # In a session of its own, Ctrl-C in the terminal reaches the launcher alone.
-                start_new_session=True,
-                preexec_fn=prepare_child(process.cores),
+                process.words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
             )
         except OSError as error:
             raise ConfigError(
@@ -121,57 +113,32 @@ class _Child:
                 f"cannot be started ({error.strerror})",
                 "check the name of the program",
             ) from error
-        self._write(SUPERVISED)
+        self.send(signal.SIGCONT)  # no request, but the process knows that a launcher is there
+        self.printers = [
+            threading.Thread(target=self._print, args=streams, daemon=True)
+            for streams in ((self.popen.stdout, sys.stdout), (self.popen.stderr, sys.stderr))
+        ]
+        self.waiter = threading.Thread(target=self._wait, daemon=True)
+        for thread in (*self.printers, self.waiter):
+            thread.start()
 
-    def start_threads(self) -> None:
-        """Print its output and report its end, from threads."""
-        for target, *arguments in (
-            (self._print, self.popen.stdout, sys.stdout),
-            (self._print, self.popen.stderr, sys.stderr),
-            (self._wait,),
-        ):
-            self.threads.append(threading.Thread(target=target, args=arguments, daemon=True))
-            self.threads[-1].start()
-
-    def request_stop(self) -> None:
-        """Ask the process to save and end."""
-        if self.process.is_remote:
-            self._write(STOP)
-        else:
-            self.popen.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the process and all that it started."""
-        self.was_killed = True
-        if self.popen.stdin is not None:
-            self._write(STOP)
-            with suppress(OSError):
-                self.popen.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self.popen.wait(KILL_SECONDS)
-        kill_group(self.popen.pid)
-        self.popen.wait()
+    def send(self, number: signal.Signals) -> None:
+        assert self.popen.stdin is not None
+        with suppress(OSError, ValueError):  # it has ended, or its input is closed
+            self.popen.stdin.write(f"{number.name}\n".encode())
+            self.popen.stdin.flush()
 
     def drain(self) -> None:
         """Wait until its output is printed, but not for a process it left behind that holds its output open."""
         until = time.monotonic() + DRAIN_SECONDS
-        if not self.threads:  # another process could not be started
-            self.start_threads()
-        for thread in self.threads[:2]:
+        for thread in self.printers:
             thread.join(max(0.0, until - time.monotonic()))
-
-    def _write(self, line: bytes) -> None:
-        if self.popen.stdin is not None:
-            with suppress(OSError, ValueError):  # it has ended, or its input is closed
-                self.popen.stdin.write(line)
-                self.popen.stdin.flush()
 
     def _wait(self) -> None:
         code = self.popen.wait()
-        kill_group(self.popen.pid)
-        if self.popen.stdin is not None:
-            with suppress(OSError):
-                self.popen.stdin.close()  # when the remote shell was killed its host sees this
+        assert self.popen.stdin is not None
+        with suppress(OSError):
+            self.popen.stdin.close()
         self.code = code if code >= 0 else 128 - code
         self.events.put(self)
 
@@ -200,16 +167,16 @@ def _wait_for_all(
     running = list(children)
     failed: _Child | None = None
     request: signal.Signals | None = None
-    until: float | None = None
+    until = float("inf")
     while running:
         try:
             # With a timeout: a signal just before the wait does not interrupt it.
             event = events.get(timeout=POLL_SECONDS)
         except queue.Empty:
-            if until is not None and time.monotonic() > until:
+            if time.monotonic() > until:
                 _print_line(f"{_ranks(running)} did not end in {grace_seconds:g} s: killed")
                 _kill(running)
-                until = None
+                until = float("inf")
             continue
         if isinstance(event, _Child):
             running.remove(event)
@@ -217,13 +184,13 @@ def _wait_for_all(
             was_stopped = request is not None and event.code == 128 + signal.SIGTERM
             if event.code and failed is None and not was_stopped:
                 failed = event
-                _stop_others(failed, running)
+                _request_stop(running)
+                _report(failed, running)
                 until = time.monotonic() + grace_seconds
         elif request is None and failed is None:
             request = event
             _print_line(f"{request.name}: all processes save and stop; once more kills them")
-            for child in running:
-                child.request_stop()
+            _request_stop(running)
         elif event != signal.SIGPIPE:
             _kill(running)
             raise KeyboardInterrupt
@@ -234,33 +201,28 @@ def _wait_for_all(
     return failed
 
 
-def _stop_others(failed: _Child, others: Sequence[_Child]) -> None:
-    """Ask the other processes to stop, and print what the failed one wrote last."""
-    for child in others:
-        child.request_stop()
-    failed.drain()
-    lines = [f"  {line}" for line in failed.last_lines]
-    stopped = f"; {_ranks(others)} asked to stop" if others else ""
-    last = "; its last lines:" if lines else "; it wrote nothing to standard error"
-    head = f"{failed.process.name} {_how_it_ended(failed.code)}{stopped}{last}"
-    _print_line("\n".join([head, *lines]))
+def _request_stop(children: Sequence[_Child]) -> None:
+    for child in children:
+        child.send(signal.SIGTERM)
 
 
 def _kill(children: Sequence[_Child]) -> None:
-    """Kill processes at the same time."""
-    threads = [threading.Thread(target=child.kill) for child in children]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for child in children:
+        child.was_killed = True
+        child.send(signal.SIGKILL)
+    until = time.monotonic() + KILL_SECONDS
+    for child in children:
+        child.waiter.join(max(0.0, until - time.monotonic()))
+        child.popen.kill()
 
 
-def _hung(children: Sequence[_Child], failed: _Child) -> str:
-    """Return the ranks that may be behind a lost process: the others notice one that hangs, and end first."""
-    hung = [child for child in children if child.was_killed]
-    if failed.code != DeviceError.exit_code or not hung:
-        return ""
-    return f". The cause may be {_ranks(hung)}, which hung and had to be killed"
+def _report(failed: _Child, others: Sequence[_Child]) -> None:
+    """Print how a process ended, and again what it wrote last."""
+    failed.drain()
+    stopped = f"; {_ranks(others)} asked to stop" if others else ""
+    last = "its last lines:" if failed.last_lines else "it wrote nothing to standard error"
+    head = f"{failed.process.name} {_how_it_ended(failed.code)}{stopped}; {last}"
+    _print_line("\n  ".join([head, *failed.last_lines]))
 
 
 def _ranks(children: Sequence[_Child]) -> str:
@@ -280,3 +242,116 @@ def _how_it_ended(code: int | None) -> str:
 def _print_line(text: str) -> None:
     with _Child.printing:
         print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a program on this host with its part of the devices, and return its exit code.
+
+    Standard input has names of signals, a line each; at its end the program is asked to stop, and killed after the
+    grace period.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bert_cli.parallel.launcher")
+    parser.add_argument("--local-rank", type=int, required=True, help="number of the process here")
+    parser.add_argument("--count", type=int, required=True, help="processes on this host")
+    parser.add_argument("--grace", type=float, required=True, help="seconds from stop to kill")
+    parser.add_argument("program", nargs="+", help="after --")
+    options = parser.parse_args(arguments)
+    environment = dict(os.environ)
+    try:
+        gpus = gpus_of(options.local_rank, options.count, os.environ)
+    except BertError as error:
+        print(f"bert: {error}", file=sys.stderr)
+        return error.exit_code
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    elif cores := cores_of(options.local_rank, options.count):
+        os.sched_setaffinity(0, cores)
+    child = subprocess.Popen(options.program, env=environment, stdin=DEVNULL, process_group=0)
+    for number in SIGNALS:
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    threading.Thread(target=_obey, args=(child, options.grace), daemon=True).start()
+    code = child.wait()
+    _kill_group(child)
+    return code if code >= 0 else 128 - code
+
+
+def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
+    # A person who runs the printed command is no launcher; a background job that reads a terminal is suspended.
+    if os.isatty(0) or not sys.stdin.buffer.readline():
+        return
+    for line in sys.stdin.buffer:
+        child.send_signal(signal.Signals[line.decode().strip()])
+    child.terminate()
+    time.sleep(grace_seconds)
+    _kill_group(child)
+
+
+def _kill_group(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process.
+
+    Raises DeviceError when they cannot be divided evenly.
+    """
+    gpus = _visible_gpus(environment) if count > 1 else []
+    if len(gpus) % count:
+        raise DeviceError(
+            f"GPUs ({len(gpus)} on {os.uname().nodename})",
+            f"cannot be divided evenly among {count} processes",
+            "give a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
+        )
+    each = len(gpus) // count
+    return gpus[local_rank * each : (local_rank + 1) * each]
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, or the numbers of all that the driver lists."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        # As CUDA reads it: what follows a -1 is hidden.
+        return [name for name in names[: [*names, "-1"].index("-1")] if name]
+    command = ["nvidia-smi", "-L"]
+    try:
+        listed = subprocess.check_output(
+            command, text=True, stderr=DEVNULL, timeout=NVIDIA_SMI_SECONDS, env=dict(environment)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]
+
+
+def cores_of(local_rank: int, count: int) -> list[int]:
+    """Return the cores of one of `count` processes on this host; empty for all of them.
+
+    All get the same number, even if a core stays idle: a sum over two threads rounds otherwise than over three, and
+    replicas have to stay equal to the bit.
+    """
+    if count == 1 or not hasattr(os, "sched_getaffinity"):
+        return []
+    # Those of a socket and the threads of a core are adjacent.
+    cores = sorted(os.sched_getaffinity(0), key=_socket_and_core)
+    if len(cores) < count and local_rank == 0:
+        message = f"launch: {count} processes use the same {len(cores)} cores"
+        print(message, file=sys.stderr, flush=True)
+    each = len(cores) // count
+    return cores[local_rank * each : (local_rank + 1) * each]
+
+
+def _socket_and_core(core: int) -> tuple[int, ...]:
+    folder = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    with suppress(OSError, ValueError):
+        return (*(int((folder / n).read_text()) for n in ("physical_package_id", "core_id")), core)
+    return (0, core, core)
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    # Without Python's shutdown: the launcher blames the process whose end it sees first.
+    sys.stderr.flush()
+    os._exit(exit_code)

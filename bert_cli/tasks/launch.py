@@ -1,7 +1,7 @@
 """`bert launch`: start a command as several processes that make one run, on this host or on others.
 
-Each process gets the addresses of all in TF_CONFIG and its part of its host's devices. Every command
-is printed before it is run. `parallel/launcher.py` runs them.
+Each process gets the addresses of all in TF_CONFIG. Every command is printed before it is run.
+`parallel/launcher.py` runs them.
 """
 
 import itertools
@@ -28,8 +28,7 @@ from bert_cli.config.tools import (
 from bert_cli.config.training import PretrainSettings, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
-from bert_cli.parallel.host import devices_of, remote_program
-from bert_cli.parallel.launcher import Process, supervise
+from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
 
 # Commands that can run as several processes, with their settings.
 COMMANDS: dict[str, type[TrainSettings]] = {
@@ -59,7 +58,7 @@ def run(settings: LaunchSettings) -> None:
     _check_command(settings)
     processes = make_processes(settings, os.environ)
     for process in processes:
-        print(f"[{process.rank}] {process.line}", flush=True)
+        print(f"[{process.rank}] {shlex.join(process.words)}", flush=True)
     if settings.hosts:
         print(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}", flush=True)
     if not settings.dry_run:
@@ -96,73 +95,57 @@ def _check_command(settings: LaunchSettings) -> None:
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
     """Return the process of each rank, host by host.
 
-    Raises DeviceError when this host's GPUs cannot be divided, ConfigError for a port in use or an
-    environment variable that is not set.
+    Raises DeviceError when this host's GPUs cannot be divided, ConfigError for a port in use or an environment
+    variable that is not set.
     """
     count = settings.processes
+    hosts = settings.hosts or ["this host"]
+    variables = {"PYTHONUNBUFFERED": "1"}
     if settings.hosts:
+        names = [host.rpartition("@")[2] for host in hosts]
         first = REMOTE_PORT if settings.port is None else settings.port
-        names = [host.rpartition("@")[2] for host in settings.hosts]
         ports = list(range(first, first + count))
+        variables |= _passed_variables(settings.pass_variables, environment)
     else:
         names, ports = ["127.0.0.1"], _free_ports(count, settings.port)
+        gpus_of(0, count, environment)
     workers = [f"{name}:{port}" for name in names for port in ports]
     bind = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
-    program = (*PROGRAM, *settings.command, *bind)
+    program = [*PROGRAM, *settings.command, *bind]
     processes = []
     for rank in range(len(workers)):
-        variables = {"PYTHONUNBUFFERED": "1"}
+        host, local_rank = hosts[rank // count], rank % count
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+        words = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        words += command_on_host(program, local_rank, count, settings.grace_seconds)
         if settings.hosts:
-            variables |= _passed_variables(settings.pass_variables, environment)
-            process = _remote_process(settings, rank, program, variables)
-        else:
-            devices = devices_of(rank, count, environment)
-            if devices.message and rank == 0:
-                print(f"launch: {devices.message}", file=sys.stderr, flush=True)
-            variables |= devices.variables
-            process = Process(rank, "this host", program, variables, devices.cores)
-        processes.append(process)
+            line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
+            words = [*shlex.split(settings.remote_shell), host, line]
+        processes.append(Process(rank, host, words))
     return processes
-
-
-def _remote_process(
-    settings: LaunchSettings, rank: int, program: Sequence[str], variables: Mapping[str, str]
-) -> Process:
-    """Return the process that runs the program in this folder on the host of a rank."""
-    host_index, local_rank = divmod(rank, settings.processes)
-    host = settings.hosts[host_index]
-    words = remote_program(program, local_rank, settings.processes, settings.grace_seconds)
-    line = Process(rank, host, words, variables).line
-    line = f"cd {shlex.quote(os.getcwd())} && exec {line}"
-    shell = (*shlex.split(settings.remote_shell), host, line)
-    return Process(rank, host, shell, {}, is_remote=True)
 
 
 def _free_ports(count: int, first: int | None) -> list[int]:
     """Return ports that are free on this host: those from `first` on, or any of PORTS."""
-    if first is not None:
-        wanted = list(range(first, first + count))
-        if used := [port for port in wanted if not _is_free(port)]:
+    if first is None:
+        # In random order, so that two launches at the same time find different ones.
+        free = (port for port in random.sample(PORTS, len(PORTS)) if _is_free(port))
+        return list(itertools.islice(free, count))
+    for port in range(first, first + count):
+        if not _is_free(port):
             raise ConfigError(
-                f"--port ({used[0]})",
-                "is in use on this host",
-                "give another, or none to find free ones",
+                f"--port ({port})", "is in use on this host", "give another, or none for free ones"
             )
-        return wanted
-    # In random order, so that two launches at the same time find different ones.
-    free = (port for port in random.sample(PORTS, len(PORTS)) if _is_free(port))
-    return list(itertools.islice(free, count))
+    return list(range(first, first + count))
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+    with socket.socket() as trial, suppress(OSError):
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):
-            trial.bind(("", port))
-            return True
+        trial.bind(("", port))
+        return True
     return False
 
 

@@ -34,7 +34,7 @@ from bert_cli.files import (
     read_json,
     write_json_atomically,
 )
-from bert_cli.optim.loss_scale import LossScale
+from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import Value
 from bert_cli.train.loop import State
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from bert_cli.errors import DeviceError
-from bert_cli.optim.loss_scale import LossScale
+from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import (
     Batch,
     Engine,

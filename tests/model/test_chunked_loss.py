@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from bert_cli.model import fused
 from bert_cli.model.bert import build_block, build_blocks, word_table
-from bert_cli.model.chunked_loss import chunk_ranges, chunked_loss
-from bert_cli.model.heads import loss_sums
+from bert_cli.model.heads import chunk_ranges, chunked_loss, loss_sums
 
 MASKED, WIDTH, WORDS = 24, 32, 97
 # Relative to the largest value: a few roundings of the compute dtype.
@@ -29,13 +28,6 @@ def inputs_of(dtype):
 
 LABELS = np.random.default_rng(1).integers(0, WORDS, MASKED).astype(np.int32)
 WEIGHTS = (np.arange(MASKED) % 4 > 0).astype(np.float32)
-
-
-@pytest.fixture(params=[False, True])
-def compiles(request):
-    fused.compile_fused(request.param)
-    yield
-    fused.compile_fused(False)
 
 
 def both(chunks, dtype):
@@ -56,12 +48,20 @@ def both(chunks, dtype):
     return [tf.cast(value, tf.float32).numpy() for value in run(*inputs_of(dtype))]
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("chunks", [3, 97])
+@pytest.mark.parametrize(
+    ("chunks", "dtype", "compiles"),
+    [(97, "float32", False), (3, "float32", True), (3, "bfloat16", True), (3, "float16", True)],
+)
 def test_chunks_give_the_loss_and_gradients_of_the_complete_scores(chunks, dtype, compiles):
-    names = ("loss", "right answers", "gradient of x", "of the table", "of the bias")
-    for name, complete, ours in zip(names, both(0, dtype), both(chunks, dtype), strict=True):
-        assert np.abs(ours - complete).max() <= ROUNDING[dtype] * np.abs(complete).max(), name
+    names = ("loss", "correct", "gradient of x", "of the table", "of the bias")
+    complete = both(0, dtype)
+    fused.compile_fused(compiles)
+    try:
+        chunked = both(chunks, dtype)
+    finally:
+        fused.compile_fused(False)
+    for name, expected, ours in zip(names, complete, chunked, strict=True):
+        assert np.abs(ours - expected).max() <= ROUNDING[dtype] * np.abs(expected).max(), name
 
 
 def test_the_first_of_equal_words_is_the_best_also_across_chunks():
@@ -72,7 +72,7 @@ def test_the_first_of_equal_words_is_the_best_also_across_chunks():
 
 def test_every_word_is_in_one_chunk():
     for words, chunks in ((97, 1), (97, 4), (30522, 5), (3, 5)):
-        listed = [word for start, end in chunk_ranges(words, chunks) for word in range(start, end)]
+        listed = [word for bounds in chunk_ranges(words, chunks) for word in range(*bounds)]
         assert listed == list(range(words))
 
 

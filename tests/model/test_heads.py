@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.bert import build_blocks
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +107,6 @@ def test_micro_batches_add_up_to_the_big_batch(
         np.testing.assert_allclose(
             sum(part[2][name].numpy() for part in parts), gradient, atol=1e-6, err_msg=name
         )
-
-
-def test_the_word_table_is_one_weight_with_two_uses(tiny, blocks):
-    emb, heads = blocks[0][1], blocks[-1][1]
-    assert any(weight is emb.word.embeddings for weight in heads.weights)
-    assert named_weights([blocks[-1]])["emb/word/embeddings"] is emb.word.embeddings
-    assert [
-        weight for weight in named_weights(blocks).values() if weight is emb.word.embeddings
-    ] == [emb.word.embeddings]
 
 
 def test_scores_of_float16_are_summed_in_float32(tiny, make_examples):

@@ -8,8 +8,18 @@ from safetensors.numpy import load_file, save_file
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
-from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.hf import check_hf_config, from_hf, hf_config, hf_name, to_hf
+from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
+from bert_cli.model.hf import (
+    check_hf_config,
+    config_of,
+    fitting,
+    from_hf,
+    hf_config,
+    hf_name,
+    to_hf,
+)
+
+TEXTS = ("pool", "glue_head")
 
 
 @pytest.fixture(scope="module")
@@ -22,100 +32,84 @@ def weights(tiny):
     }
 
 
-@pytest.fixture
-def shapes(weights):
-    return {name: value.shape for name, value in weights.items()}
+def shapes_of(values):
+    return {name: value.shape for name, value in values.items()}
+
+
+def values_of(config, last_blocks, labels=2):
+    blocks = build_blocks(config, seed=1, policy="float32", last_blocks=last_blocks, labels=labels)
+    return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
 def encoder_only(tensors):
-    return {
-        name.removeprefix("bert."): value
-        for name, value in tensors.items()
-        if name.startswith("bert.")
-    }
-
-
-def test_names_are_those_of_hugging_face(tiny, weights):
-    import transformers
-
-    theirs = transformers.BertForPreTraining(transformers.BertConfig(**hf_config(tiny)))
-    ours = to_hf(weights)
-    assert set(ours) == {name for name, _ in theirs.named_parameters()}
-    assert {name: value.shape for name, value in ours.items()} == {
-        name: tuple(value.shape) for name, value in theirs.named_parameters()
-    }
+    return {n.removeprefix("bert."): value for n, value in tensors.items() if n.startswith("bert.")}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_exact_bytes_come_back(dtype, weights, shapes, tmp_path):
+def test_exact_bytes_come_back(dtype, weights, tmp_path):
     weights = {name: value.astype(dtype) for name, value in weights.items()}
     save_file(to_hf(weights), tmp_path / "model.safetensors")
-    values, missing = from_hf(load_file(tmp_path / "model.safetensors"), shapes)
-    assert missing == []
-    assert list(values) == list(weights)
+    values, missing = from_hf(load_file(tmp_path / "model.safetensors"), shapes_of(weights))
+    assert missing == [] and list(values) == list(weights)
     for name, value in weights.items():
         assert values[name].dtype == dtype
         assert values[name].tobytes() == value.tobytes()
-    save_file(to_hf(values), tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == (
-        tmp_path / "model.safetensors"
-    ).read_bytes()
 
 
-def test_an_encoder_without_prefix_or_heads_says_what_starts_new(weights, shapes):
+def test_an_encoder_without_prefix_or_heads_says_what_starts_new(weights):
     tensors = encoder_only(to_hf(weights))
     assert "embeddings.LayerNorm.weight" in tensors
-    values, missing = from_hf(tensors, shapes)
+    values, missing = from_hf(tensors, shapes_of(weights))
     assert missing == ["heads/masked_lm", "heads/next_sentence"]
     assert set(values) == {name for name in weights if not name.startswith("heads/")}
-    for name in [name for name in tensors if name.startswith("pooler")]:
-        del tensors[name]
-    assert from_hf(tensors, shapes)[1] == ["pool", "heads/masked_lm", "heads/next_sentence"]
+    bare = {name: value for name, value in tensors.items() if not name.startswith("pooler")}
+    assert from_hf(bare, shapes_of(weights))[1] == [
+        "pool",
+        "heads/masked_lm",
+        "heads/next_sentence",
+    ]
 
 
-def test_old_names_buffers_and_tied_copies_are_understood(weights, shapes):
+def test_old_names_buffers_and_tied_copies_are_understood(weights):
     tensors = to_hf(weights)
-    old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): value
-        for name, value in tensors.items()
-    }
+    leaves = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    old = {}
+    for name, value in tensors.items():
+        for new, leaf in leaves.items():
+            name = name.replace(new, leaf)
+        old[name] = value
     assert sum(name.endswith(("gamma", "beta")) for name in old) == 2 * (1 + 2 * 2 + 1)
     old["bert.embeddings.position_ids"] = np.arange(24)[None]
     old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
-    values, missing = from_hf(old, shapes)
+    values, missing = from_hf(old, shapes_of(weights))
     assert missing == []
     for name, value in weights.items():
         assert values[name].tobytes() == value.tobytes()
 
 
-def test_a_table_that_is_not_tied_is_refused(weights, shapes):
+def test_a_table_that_is_not_tied_and_a_weight_in_two_copies_are_refused(weights):
     tensors = to_hf(weights)
-    tensors["cls.predictions.decoder.weight"] = (
-        tensors["bert.embeddings.word_embeddings.weight"] + 1
-    )
-    with pytest.raises(
-        CheckpointError, match=r"cls\.predictions\.decoder\.weight \(file\): differs from bert\."
+    untied = {
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"] + 1
+    }
+    twice = {"pooler.dense.bias": tensors["bert.pooler.dense.bias"]}
+    for more, message in (
+        (untied, r"cls\.predictions\.decoder\.weight \(file\): differs from bert\."),
+        (twice, r"second tensor for bert\.pooler\.dense\.bias"),
     ):
-        from_hf(tensors, shapes, where="file")
+        with pytest.raises(CheckpointError, match=message):
+            from_hf({**tensors, **more}, shapes_of(weights), where="file")
 
 
-def test_a_weight_in_two_copies_is_refused(weights, shapes):
-    tensors = to_hf(weights)
-    with pytest.raises(CheckpointError, match=r"second tensor for bert\.pooler\.dense\.bias"):
-        from_hf({**tensors, "pooler.dense.bias": tensors["bert.pooler.dense.bias"]}, shapes)
-
-
-def test_leftovers_missing_and_other_shapes_are_named_together(weights, shapes):
+def test_leftovers_missing_and_other_shapes_are_named_together(weights):
     tensors = to_hf(weights)
     del tensors["bert.encoder.layer.1.output.dense.bias"]
     del tensors["cls.predictions.bias"]
     tensors["classifier.weight"] = np.zeros((3, 32), np.float32)
     tensors["bert.encoder.layer.0.intermediate.dense.weight"] = np.zeros((48, 32), np.float32)
     with pytest.raises(CheckpointError) as refusal:
-        from_hf(tensors, shapes, where="old/model.safetensors")
+        from_hf(tensors, shapes_of(weights), where="old/model.safetensors")
     text = str(refusal.value)
     assert text.startswith("old/model.safetensors: 1 tensors have another shape: ")
     for part in (
@@ -126,15 +120,15 @@ def test_leftovers_missing_and_other_shapes_are_named_together(weights, shapes):
         assert part in text
 
 
-def test_another_number_of_layers_is_refused(weights, shapes):
-    fewer = {name: shape for name, shape in shapes.items() if not name.startswith("hid_1/")}
-    with pytest.raises(
-        CheckpointError, match=r"16 tensors fit no weight of the model: .* and 8 more"
-    ):
-        from_hf(to_hf(weights), fewer)
-    without = {name: value for name, value in weights.items() if not name.startswith("hid_1/")}
+def test_another_number_of_layers_is_refused(weights):
+    fewer = {name: value for name, value in weights.items() if not name.startswith("hid_1/")}
+    with pytest.raises(CheckpointError, match=r"16 tensors fit no weight .* and 8 more"):
+        from_hf(to_hf(weights), shapes_of(fewer))
     with pytest.raises(CheckpointError, match="16 tensors are missing"):
-        from_hf(to_hf(without), shapes)
+        from_hf(to_hf(fewer), shapes_of(weights))
+    kept, _ = fitting(to_hf(weights), shapes_of(fewer))  # which leaves out heads alone
+    with pytest.raises(CheckpointError, match="16 tensors fit no weight"):
+        from_hf(kept, shapes_of(fewer))
 
 
 def test_a_weight_without_a_row_in_the_table_is_a_defect():
@@ -143,19 +137,69 @@ def test_a_weight_without_a_row_in_the_table_is_a_defect():
             hf_name(name)
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "left_out", "new"),
+    [
+        (PRETRAINING, ("qa_head",), ["bert.pooler", "cls.predictions", "cls.seq_relationship"], ["qa_head"]),
+        (PRETRAINING, TEXTS, ["cls.predictions", "cls.seq_relationship"], ["glue_head"]),
+        (TEXTS, ("token_head",), ["bert.pooler", "classifier"], ["token_head"]),
+        (("qa_head",), PRETRAINING, ["qa_outputs"], ["pool", "heads/masked_lm", "heads/next_sentence"]),
+        (TEXTS, TEXTS, ["classifier"], ["glue_head"]),
+    ],
+)  # fmt: skip
+def test_a_task_takes_the_encoder_and_leaves_heads_of_others_and_for_other_labels(
+    tiny, there, here, left_out, new
+):
+    # Three labels there: a head for tokens of two is another one though it has the same name.
+    values, wanted = values_of(tiny, there, labels=3), shapes_of(values_of(tiny, here))
+    kept, out = fitting(to_hf(values), wanted)
+    assert out == left_out
+    taken, missing = from_hf(kept, wanted)
+    assert missing == new
+    encoder = "hid_1/attention/query/kernel"
+    assert np.array_equal(taken[encoder], values[encoder])
+    assert fitting(to_hf(values), shapes_of(values))[1] == []
+
+
+def test_a_pooler_without_its_prefix_is_left_out_too(tiny, weights):
+    bare = encoder_only(to_hf(weights))
+    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))))[1] == ["pooler"]
+    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)))[1] == []
+
+
 def test_a_config_made_for_another_model_is_refused(tiny):
     config = hf_config(tiny)
     check_hf_config({**config, "hidden_dropout_prob": 0.0, "use_cache": True}, tiny)
     check_hf_config({}, BertConfig())
-    with pytest.raises(CheckpointError) as refusal:
-        check_hf_config(
-            {**config, "num_attention_heads": 2, "hidden_act": "gelu_new"},
-            tiny,
-            where="x/config.json",
-        )
-    assert str(refusal.value).startswith("x/config.json: describes another model: ")
+    other = {**config, "num_attention_heads": 2, "hidden_act": "gelu_new"}
+    with pytest.raises(CheckpointError, match="describes another model") as refusal:
+        check_hf_config(other, tiny, where="x/config.json")
     assert "num_attention_heads is 2 there and 4 here" in str(refusal.value)
     assert "hidden_act is 'gelu_new' there and 'gelu' here" in str(refusal.value)
+
+
+def test_the_config_names_the_class_and_the_labels(tiny):
+    described = hf_config(tiny, head="glue_head", label_names=("no", "yes"))
+    assert described["architectures"] == ["BertForSequenceClassification"]
+    assert described["id2label"] == {"0": "no", "1": "yes"}
+    assert described["label2id"] == {"no": 0, "yes": 1}
+    number = hf_config(tiny, head="glue_head")
+    assert (number["problem_type"], len(number["id2label"])) == ("regression", 1)
+    assert "id2label" not in hf_config(tiny, head="qa_head")
+
+
+def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refused(tiny):
+    assert config_of(hf_config(tiny)) == tiny
+    assert config_of({"hidden_size": 384}) == BertConfig(hidden_size=384)
+    for described, message in (
+        ({"model_type": "roberta"}, r"\(model_type roberta\): is no BERT"),
+        ({"hidden_act": "gelu_new"}, r"c\.json \(hidden_act 'gelu_new'\)"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_size": "wide"}, "hidden_size 'wide'"),
+        ({"hidden_size": 32}, r"c\.json: .*num_attention_heads 12 does not divide"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            config_of(described, where="c.json")
 
 
 def test_transformers_opens_what_is_written(tiny, tmp_path, make_examples, hidden_of):
@@ -171,16 +215,15 @@ def test_transformers_opens_what_is_written(tiny, tmp_path, make_examples, hidde
     )
     assert not any(report.values()), report
     assert type(model).__name__ == "BertForPreTraining"
-    assert model.config.vocab_size == 97
+    assert shapes_of(written) == {name: tuple(v.shape) for name, v in model.named_parameters()}
     columns = make_examples(tiny)
+    inputs = {
+        "input_ids": "input_ids",
+        "attention_mask": "input_mask",
+        "token_type_ids": "segment_ids",
+    }
     with torch.no_grad():
-        theirs = model.eval()(
-            **{
-                "input_ids": torch.tensor(columns["input_ids"]),
-                "attention_mask": torch.tensor(columns["input_mask"]),
-                "token_type_ids": torch.tensor(columns["segment_ids"]),
-            }
-        )
+        theirs = model.eval()(**{n: torch.tensor(columns[ours]) for n, ours in inputs.items()})
     mlm, nsp = blocks[-1][1].logits(hidden_of(blocks, columns))
     at = columns["masked_lm_positions"][..., None]
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""A pack gives what its sequences give alone: no place reads another sequence's, forward or backward."""
+"""A pack gives what its sequences give alone: no position reads another sequence, forward or backward."""
 
 import numpy as np
 import pytest
@@ -6,87 +6,68 @@ import tensorflow as tf
 
 from bert_cli.model.bert import build_blocks, named_weights
 
-PLACES, MOST, PREDICTED = 24, 3, 4
+LENGTH, MOST, PREDICTED = 24, 3, 4
 # Lengths of the sequences of each pack; the second is not full, the last one is alone.
 PACKS = ((9, 8, 7), (12, 9), (24,))
 
 
 @pytest.fixture(scope="module")
 def sequences(tiny):
-    """Each sequence alone: tokens, segments, masked places, label."""
+    """Each sequence alone: tokens, segments, masked positions, labels."""
     draw = np.random.default_rng(0)
     made = []
     for length in (length for pack in PACKS for length in pack):
-        places = np.sort(
-            draw.permutation(np.arange(1, length - 1))[: draw.integers(1, PREDICTED + 1)]
-        )
+        masked = draw.permutation(np.arange(1, length - 1))[: draw.integers(1, PREDICTED + 1)]
         made.append(
             {
-                "ids": draw.integers(1, tiny.vocab_size, length),
-                "segments": (np.arange(length) > length // 2).astype(int),
-                "places": places,
-                "labels": draw.integers(0, tiny.vocab_size, len(places)),
-                "next": int(draw.integers(2)),
+                "input_ids": draw.integers(1, tiny.vocab_size, length),
+                "segment_ids": (np.arange(length) > length // 2).astype(int),
+                "masked_lm_positions": np.sort(masked),
+                "masked_lm_ids": draw.integers(0, tiny.vocab_size, len(masked)),
+                "next_sentence_labels": draw.integers(2, size=1),
+                "masked_lm_weights": np.ones(len(masked)),
+                "next_sentence_weights": np.ones(1),
+                "position_ids": np.arange(length),
+                "next_sentence_positions": np.zeros(1, int),
             }
         )
     return made
 
 
-def filled(rows, width, dtype=np.int32):
-    found = np.zeros((len(rows), width), dtype)
-    for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+def columns_of(packs, sequences_of_pack):
+    """Return the columns of packs, each a list of sequences."""
+    widths = {"masked_lm": sequences_of_pack * PREDICTED, "next_sentence": sequences_of_pack}
+    rows = []
+    for pack in packs:
+        lengths = [len(sequence["input_ids"]) for sequence in pack]
+        starts = np.cumsum([0, *lengths])[:-1]
+        row = {"input_mask": np.repeat(np.arange(1, len(pack) + 1), lengths)}
+        for name in pack[0]:
+            moves = name in ("masked_lm_positions", "next_sentence_positions")
+            parts = zip(pack, starts, strict=True)
+            row[name] = np.concatenate([one[name] + start * moves for one, start in parts])
+        rows.append(row)
+    columns = {}
+    for name in rows[0]:
+        kind = next((kind for kind in widths if name.startswith(kind)), None)
+        dtype = np.float32 if name.endswith("weights") else np.int32
+        columns[name] = np.zeros((len(rows), widths.get(kind, LENGTH)), dtype)
+        for number, row in enumerate(rows):
+            columns[name][number, : len(row[name])] = row[name]
+    return columns
 
 
 def alone(sequences):
-    return {
-        "input_ids": filled([s["ids"] for s in sequences], PLACES),
-        "input_mask": filled([np.ones(len(s["ids"])) for s in sequences], PLACES),
-        "segment_ids": filled([s["segments"] for s in sequences], PLACES),
-        "masked_lm_positions": filled([s["places"] for s in sequences], PREDICTED),
-        "masked_lm_ids": filled([s["labels"] for s in sequences], PREDICTED),
-        "masked_lm_weights": filled(
-            [np.ones(len(s["places"])) for s in sequences], PREDICTED, np.float32
-        ),
-        "next_sentence_labels": np.array([s["next"] for s in sequences], np.int32),
-    }
+    columns = columns_of([[sequence] for sequence in sequences], 1)
+    for name in ("position_ids", "next_sentence_positions", "next_sentence_weights"):
+        del columns[name]
+    return {**columns, "next_sentence_labels": columns["next_sentence_labels"][:, 0]}
 
 
 def packed(sequences):
-    rest, rows = list(sequences), []
-    for lengths in PACKS:
-        parts, rest = rest[: len(lengths)], rest[len(lengths) :]
-        starts = np.cumsum([0, *lengths])[:-1]
-        rows.append((parts, starts))
-    join = lambda values: np.concatenate([np.zeros(0, int), *values])  # noqa: E731
-    of = {
-        "input_ids": [join([p["ids"] for p in parts]) for parts, _ in rows],
-        "input_mask": [
-            join([np.full(len(p["ids"]), n + 1) for n, p in enumerate(parts)]) for parts, _ in rows
-        ],
-        "segment_ids": [join([p["segments"] for p in parts]) for parts, _ in rows],
-        "position_ids": [join([np.arange(len(p["ids"])) for p in parts]) for parts, _ in rows],
-    }
-    columns = {name: filled(values, PLACES) for name, values in of.items()}
-    most = MOST * PREDICTED
-    places = [
-        join([s + p["places"] for p, s in zip(parts, starts, strict=True)])
-        for parts, starts in rows
-    ]
-    columns["masked_lm_positions"] = filled(places, most)
-    columns["masked_lm_ids"] = filled(
-        [join([p["labels"] for p in parts]) for parts, _ in rows], most
-    )
-    columns["masked_lm_weights"] = filled([np.ones(len(row)) for row in places], most, np.float32)
-    columns["next_sentence_positions"] = filled([starts for _, starts in rows], MOST)
-    columns["next_sentence_labels"] = filled(
-        [[p["next"] for p in parts] for parts, _ in rows], MOST
-    )
-    columns["next_sentence_weights"] = filled(
-        [np.ones(len(parts)) for parts, _ in rows], MOST, np.float32
-    )
-    return columns
+    ends = np.cumsum([len(lengths) for lengths in PACKS])
+    packs = [sequences[end - len(lengths) : end] for end, lengths in zip(ends, PACKS, strict=True)]
+    return columns_of(packs, MOST)
 
 
 def run(blocks, columns):
@@ -138,12 +119,12 @@ def test_the_gradients_of_a_pack_are_those_of_its_sequences(both):
     assert max(np.abs(gradient).max() for gradient in alone_gradients.values()) > 0.01
 
 
-def test_what_stands_in_another_sequence_changes_nothing(tiny, both, sequences):
+def test_the_tokens_of_another_sequence_change_nothing(tiny, both, sequences):
     blocks, _, (_, _, before, nsp_before, _) = both
     columns = packed(sequences)
     columns["input_ids"][0, 9:17] = 1 + columns["input_ids"][0, 9:17] % (tiny.vocab_size - 1)
     _, _, after, nsp_after, _ = run(blocks, columns)
-    counts = [len(s["places"]) for s in sequences]
+    counts = [len(s["masked_lm_ids"]) for s in sequences]
     own = slice(counts[0], counts[0] + counts[1])
     assert np.abs(after[own] - before[own]).max() > 1e-3
     others = np.delete(np.arange(sum(counts)), np.arange(own.start, own.stop))

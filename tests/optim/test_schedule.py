@@ -1,11 +1,18 @@
-"""Schedules: the shape of each, its ends, and refused numbers."""
+"""Schedules of the learning rate: the shape of each and its ends; the rules of static and dynamic loss scales."""
 
 import math
 
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.optim.schedule import FALLS, MINIMUM, learning_rate
+from bert_cli.optim.schedule import (
+    FALLS,
+    GROWTH_STEPS,
+    MINIMUM,
+    LossScale,
+    first_loss_scale,
+    learning_rate,
+)
 
 
 def test_every_schedule_has_its_maximum_on_the_step_after_the_warm_up():
@@ -46,17 +53,30 @@ def test_constant_stays_and_cosine_falls_along_half_a_cosine():
     assert cosine(6) == pytest.approx(1.0)
 
 
-def test_impossible_numbers_are_refused_by_name():
-    for arguments, words in (
-        (("up_dwn", 0.1, 1, 10), "did you mean 'up_down'"),
-        (("zigzag", 0.1, 1, 10), "choose one of up_down, constant, cosine"),
-        *(
-            (("up_down", rate, 1, 10), "max_learning_rate")
-            for rate in (0.0, -1.0, math.nan, math.inf)
-        ),
-        (("up_down", 0.1, 11, 10), "warmup_frac"),
-        (("up_down", 0.1, -1, 10), "warmup_frac"),
-        (("up_down", 0.1, 0, 0), "total steps"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            learning_rate(*arguments)
+def test_a_maximum_below_the_minimum_is_refused():
+    for rate in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="max_learning_rate"):
+            learning_rate("up_down", rate, 1, 10)
+
+
+def test_a_static_scale_stays_and_counts_skipped_updates():
+    scale = first_loss_scale(4096.0).after(False).after(True).after(False)
+    assert (scale.value, scale.skipped, scale.skipped_in_a_row) == (4096.0, 2, 1)
+
+
+def test_a_dynamic_scale_is_halved_by_a_gradient_that_is_not_finite_down_to_one():
+    first = scale = first_loss_scale("dynamic")
+    assert scale.after(False).value == scale.value / 2
+    for _ in range(40):
+        scale = scale.after(False)
+    assert (scale.value, scale.skipped_in_a_row) == (1.0, 40)
+    assert LossScale(**scale.as_json()) == scale
+    assert first.after(False).after(True).value == first.value / 2
+
+
+def test_a_dynamic_scale_doubles_after_its_growth_steps_and_not_before():
+    first = scale = first_loss_scale("dynamic")
+    for _ in range(GROWTH_STEPS - 1):
+        scale = scale.after(True)
+    assert scale.value == first.value
+    assert scale.after(True).value == 2 * first.value

@@ -5,15 +5,21 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import alive, wait_for
 
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
-from bert_cli.parallel.host import devices_of, remote_program
-from bert_cli.parallel.launcher import KINDS, Process, supervise
+from bert_cli.parallel.launcher import (
+    KINDS,
+    Process,
+    command_on_host,
+    cores_of,
+    gpus_of,
+    supervise,
+)
 
 SLEEP = "import time\ntime.sleep(600)"
 SAVES = """
@@ -36,49 +42,28 @@ def ready(path: Path) -> str:
     )
 
 
-def processes(*codes: str, cores: bool = False) -> list[Process]:
+def processes(*codes: str, grace: float = 5.0) -> list[Process]:
     """A rank on this host for each piece of Python."""
-    found = []
-    for rank, code in enumerate(codes):
-        devices = devices_of(rank if cores else 0, len(codes) if cores else 1, os.environ)
-        words = (sys.executable, "-u", "-c", code)
-        found.append(Process(rank, "this host", words, devices.variables, devices.cores))
-    return found
+    return [
+        Process(rank, "this host", command_on_host([sys.executable, "-u", "-c", code], 0, 1, grace))
+        for rank, code in enumerate(codes)
+    ]
 
 
-def wait_for(*paths: Path) -> list[int]:
+def numbers(*paths: Path) -> list[int]:
     """The process numbers in these files, when all are written."""
-    until = time.monotonic() + 30
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < until, f"{paths} were not written"
-        time.sleep(0.005)
+    wait_for(lambda: all(path.exists() for path in paths))
     return [int(path.read_text()) for path in paths]
 
 
-def alive(number: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def all_gone(*paths: Path) -> bool:
-    numbers, until = wait_for(*paths), time.monotonic() + 10
-    while any(map(alive, numbers)) and time.monotonic() < until:
-        time.sleep(0.01)
-    return not any(map(alive, numbers))
+def assert_gone(*paths: Path) -> None:
+    gone = numbers(*paths)
+    wait_for(lambda: not any(map(alive, gone)))
 
 
 def when_ready(*paths: Path, act: Callable[[], None]) -> threading.Thread:
     """Act from a thread once all files are written."""
-
-    def work() -> None:
-        wait_for(*paths)
-        act()
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: (numbers(*paths), act()))
     thread.start()
     return thread
 
@@ -93,25 +78,19 @@ def test_output_is_printed_with_its_rank_on_the_same_stream(capsys):
         assert f"[{rank}] err\n" in printed.err
 
 
-def test_the_error_has_the_exit_code_of_the_process(capsys):
-    for code in (1, 3, 77):
-        with pytest.raises(BertError) as error:
-            supervise(processes(f"import sys; sys.exit({code})", SLEEP), 5)
-        assert error.type is KINDS.get(code, DeviceError)
-        assert f"rank 0 (this host): ended with exit code {code}" in str(error.value)
-        assert "it wrote nothing to standard error" in capsys.readouterr().err
-
-
-def test_the_last_lines_of_the_failed_process_alone_are_shown_again(capsys):
-    fails = "import sys\nfor n in range(100): print('line', n, file=sys.stderr)\nsys.exit(3)"
+def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_again(capsys):
     talks = "import sys, time\nprint('I am fine', file=sys.stderr)\ntime.sleep(600)"
-    with pytest.raises(DataError, match="rank 1"):
-        supervise(processes(talks, fails), 5)
-    report = capsys.readouterr().err.partition("launch: rank 1 (this host) ended with exit code 3")[
-        2
-    ]
-    assert "rank 0 asked to stop; its last lines:" in report
-    assert "  line 99\n" in report and "  line 50\n" not in report and "  I am fine" not in report
+    fails = "import sys\nfor n in range(100): print('line', n, file=sys.stderr)\nsys.exit({})"
+    for code in (3, 77):
+        with pytest.raises(BertError) as error:
+            supervise(processes(talks, fails.format(code)), 5)
+        assert error.type is KINDS.get(code, DeviceError)
+        how = f"ended with exit code {code}"
+        assert f"rank 1 (this host): {how}" in str(error.value)
+        report = capsys.readouterr().err.partition(f"launch: rank 1 (this host) {how}")[2]
+        assert "rank 0 asked to stop; its last lines:" in report
+        assert "  line 99\n" in report and "  line 50\n" not in report
+        assert "  I am fine" not in report
 
 
 def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_path, capsys):
@@ -131,7 +110,7 @@ def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_
     victim = ready(tmp_path / "victim") + SLEEP
     ignores = IGNORES + ready(tmp_path / "ignores") + SLEEP
     paths = [tmp_path / name for name in ("a", "victim", "ignores")]
-    killer = when_ready(*paths, act=lambda: os.kill(wait_for(paths[1])[0], signal.SIGKILL))
+    killer = when_ready(*paths, act=lambda: os.kill(numbers(paths[1])[0], signal.SIGKILL))
     with pytest.raises(DeviceError, match=r"rank 1 \(this host\): was killed by SIGKILL"):
         supervise(processes(notices, victim, ignores), 0.5)
     killer.join()
@@ -140,7 +119,7 @@ def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_
     assert "ranks 0, 2 asked to stop" in printed
     assert "rank 2 did not end in 0.5 s: killed" in printed
     assert "launch: rank 0" not in printed
-    assert all_gone(*paths)
+    assert_gone(*paths)
 
 
 def test_a_hung_rank_is_named_when_the_ranks_that_notice_it_end_first(tmp_path):
@@ -152,15 +131,15 @@ def test_a_hung_rank_is_named_when_the_ranks_that_notice_it_end_first(tmp_path):
     assert str(error.value).endswith("The cause may be rank 1, which hung and had to be killed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_request_reaches_all_processes_and_is_no_error(number, tmp_path, capsys):
-    paths = [tmp_path / name for name in "ab"]
-    asks = when_ready(*paths, act=lambda: os.kill(os.getpid(), number))
-    supervise(processes(*[SAVES + ready(path) + SLEEP for path in paths]), 5)
-    asks.join()
-    printed = capsys.readouterr()
-    assert "[0] saved\n" in printed.out and "[1] saved\n" in printed.out
-    assert f"launch: {number.name}: all processes save and stop" in printed.err
+def test_a_stop_request_reaches_all_processes_and_is_no_error(tmp_path, capsys):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        paths = [tmp_path / f"{number}{name}" for name in "ab"]
+        asks = when_ready(*paths, act=lambda number=number: os.kill(os.getpid(), number))
+        supervise(processes(*[SAVES + ready(path) + SLEEP for path in paths]), 5)
+        asks.join()
+        printed = capsys.readouterr()
+        assert "[0] saved\n" in printed.out and "[1] saved\n" in printed.out
+        assert f"launch: {number.name}: all processes save and stop" in printed.err
 
 
 def test_a_second_request_kills(tmp_path, monkeypatch):
@@ -177,7 +156,7 @@ def test_a_second_request_kills(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         supervise(processes(*[IGNORES + ready(path) + SLEEP for path in paths]), 60)
     asks.join()
-    assert all_gone(*paths)
+    assert_gone(*paths)
 
 
 def test_a_process_stopped_before_it_can_save_is_not_blamed_but_one_that_fails_to_save_is(tmp_path):
@@ -202,7 +181,7 @@ def test_the_children_of_a_process_end_with_it(tmp_path):
     stays = parent.format(child=ready(tmp_path / "b") + SLEEP, then="time.sleep(600)")
     with pytest.raises(DataError):
         supervise(processes(fails, stays), 5)
-    assert all_gone(tmp_path / "a", tmp_path / "b")
+    assert_gone(tmp_path / "a", tmp_path / "b")
 
 
 def launcher(*codes: str) -> subprocess.Popen:
@@ -210,7 +189,7 @@ def launcher(*codes: str) -> subprocess.Popen:
     code = (
         "import sys\nfrom bert_cli.cli import main\nimport bert_cli.cli\n"
         "from bert_cli.parallel.launcher import Process, supervise\n"
-        f"bert_cli.cli.dispatch = lambda _: supervise({processes(*codes)!r}, 20.0)\n"
+        f"bert_cli.cli.dispatch = lambda _: supervise({processes(*codes, grace=0.5)!r}, 20.0)\n"
         "sys.exit(main([]))"
     )
     return subprocess.Popen(
@@ -218,13 +197,12 @@ def launcher(*codes: str) -> subprocess.Popen:
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_kill_9_of_the_launcher_ends_all_processes(tmp_path):
     paths = [tmp_path / "a", tmp_path / "ignores"]
     with launcher(SAVES + ready(paths[0]) + SLEEP, IGNORES + ready(paths[1]) + SLEEP) as process:
-        assert all(map(alive, wait_for(*paths)))
+        assert all(map(alive, numbers(*paths)))
         process.kill()
-    assert all_gone(*paths)
+    assert_gone(*paths)
 
 
 def test_a_closed_output_ends_all_without_a_traceback(tmp_path):
@@ -236,26 +214,25 @@ def test_a_closed_output_ends_all_without_a_traceback(tmp_path):
         printed = process.stderr.read()
         assert process.wait(timeout=30) == 0
     assert "Traceback" not in printed and "SIGPIPE: all processes save and stop" in printed
-    assert all_gone(tmp_path / "a")
+    assert_gone(tmp_path / "a")
 
 
 def test_a_program_that_does_not_exist_ends_those_that_started(tmp_path):
-    first = Process(0, "n1", ("sh", "-c", f"echo $$ > {tmp_path}/a; exec sleep 600"), {})
-    absent = Process(1, "n2", ("/nowhere/ssh", "n2", "true"), {})
+    absent = Process(1, "n2", ("/nowhere/ssh", "n2", "true"))
     with pytest.raises(ConfigError, match=r"/nowhere/ssh \(for rank 1 \(n2\)\): cannot be started"):
-        supervise([first, absent], 5)
-    assert not (tmp_path / "a").exists() or all_gone(tmp_path / "a")
+        supervise([*processes(ready(tmp_path / "a") + SLEEP), absent], 5)
+    assert not (tmp_path / "a").exists() or assert_gone(tmp_path / "a") is None
 
 
-def test_the_printed_command_of_another_host_runs_without_a_launcher(tmp_path):
+def test_the_printed_command_runs_without_a_launcher(tmp_path):
     exits = "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(7))\n"
-    words = remote_program((sys.executable, "-c", exits + ready(tmp_path / "a") + SLEEP), 0, 1, 5.0)
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as process:
-        wait_for(tmp_path / "a")
+    (by_hand,) = processes(exits + ready(tmp_path / "a") + SLEEP)
+    with subprocess.Popen(by_hand.words, stdin=subprocess.DEVNULL) as process:
+        numbers(tmp_path / "a")
         process.send_signal(signal.SIGINT)
     assert process.returncode == 7
-    words = remote_program(("sh", "-c", "kill -9 $$"), 0, 1, 5.0)
-    assert subprocess.run(words, stdin=subprocess.DEVNULL).returncode == 128 + signal.SIGKILL
+    (killed,) = processes("import os\nos.kill(os.getpid(), 9)")
+    assert subprocess.run(killed.words, stdin=subprocess.DEVNULL).returncode == 128 + signal.SIGKILL
 
 
 GPU_LIST = """GPU 0: NVIDIA H200 (UUID: GPU-1)
@@ -270,37 +247,35 @@ def test_gpus_are_divided_evenly(tmp_path):
     smi.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/list\n")
     smi.chmod(0o755)
     environment = {"PATH": str(tmp_path)}
-    assert [devices_of(rank, 2, environment).gpus for rank in (0, 1)] == [("0",), ("1",)]
+    assert [gpus_of(rank, 2, environment) for rank in (0, 1)] == [["0"], ["1"]]
     environment["CUDA_VISIBLE_DEVICES"] = "3,GPU-abc, 5,6"
-    devices = devices_of(1, 2, environment)
-    assert (devices.gpus, devices.variables) == (("5", "6"), {"CUDA_VISIBLE_DEVICES": "5,6"})
+    assert gpus_of(1, 2, environment) == ["5", "6"]
     # A single process uses all, as without a launcher.
-    assert devices_of(0, 1, environment).gpus == ()
+    assert gpus_of(0, 1, environment) == []
     with pytest.raises(DeviceError, match=r"GPUs \(4 on .*divided evenly among 3 processes"):
-        devices_of(0, 3, environment)
+        gpus_of(0, 3, environment)
     for hidden in ("", "-1", "-1,0"):
-        assert devices_of(0, 2, {"CUDA_VISIBLE_DEVICES": hidden}).gpus == ()
+        assert gpus_of(0, 2, {"CUDA_VISIBLE_DEVICES": hidden}) == []
     smi.write_text(f"{smi.read_text()}exit 9\n")
-    assert devices_of(0, 2, {"PATH": str(tmp_path)}).gpus == ()
+    assert gpus_of(0, 2, {"PATH": str(tmp_path)}) == []
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be divided")
-def test_without_gpus_each_process_has_its_own_cores(monkeypatch, capsys):
+def test_each_process_has_its_own_gpus_or_else_cores(monkeypatch, capsys):
     available = os.sched_getaffinity(0)
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], *os.sched_getaffinity(0))"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    supervise(processes(code, code, cores=True), 5)
-    lines = sorted(capsys.readouterr().out.splitlines())
-    sets = [{int(core) for core in line.split()[1:]} for line in lines]
-    assert not sets[0] & sets[1] and len(sets[0]) == len(sets[1]) == len(available) // 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    supervise(processes(code, code, cores=True), 5)
-    lines = sorted(capsys.readouterr().out.splitlines())
-    assert [line[:5] for line in lines] == ["[0] 4", "[1] 7"]
-    assert all({int(core) for core in line.split()[2:]} == available for line in lines)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for gpus in ("", "4,7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        program = [sys.executable, "-c", code]
+        ranks = [Process(rank, "here", command_on_host(program, rank, 2, 5.0)) for rank in (0, 1)]
+        supervise(ranks, 5)
+        lines = [line.split(" ") for line in sorted(capsys.readouterr().out.splitlines())]
+        cores = [{int(core) for core in line[2:]} for line in lines]
+        if gpus:
+            assert [line[1] for line in lines] == ["4", "7"] and cores == [available, available]
+        else:
+            assert not cores[0] & cores[1]
+            assert len(cores[0]) == len(cores[1]) == len(available) // 2
     many = len(available) + 1
-    assert (
-        devices_of(0, many, os.environ).message
-        == f"{many} processes use the same {len(available)} cores"
-    )
+    assert cores_of(0, many) == []
+    assert f"{many} processes use the same {len(available)} cores" in capsys.readouterr().err

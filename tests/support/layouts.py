@@ -20,7 +20,7 @@ KEY_BIAS = "attention/key/bias"
 MODEL = {
     "vocab_size": V,
     "hidden_size": 16,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "max_position_embeddings": S,
@@ -33,11 +33,10 @@ LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
     "1x1": (1, None, None),
     "2x1": (2, None, None),
     "4x1": (4, None, None),
-    "1x2": (1, [["emb"], ["hid*3"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
-    "2x2": (2, [["emb", "hid"], ["hid*2"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
-    "1x4": (1, [["emb"], ["hid"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0, 0]),
-    "5 stages on 4 devices": (1, [["emb"], ["hid"], ["hid"], ["hid"], ["enc_out", "pool", "heads"]], [0, 1, 2, 3, 0]),
-    "gather alone": (1, [["emb", "hid*3"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 0]),
+    "1x2": (1, [["emb"], ["hid*2"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
+    "2x2": (2, [["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
+    "5 stages on 4 devices": (1, [["emb"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]),
+    "gather alone": (1, [["emb", "hid*2"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 0]),
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def write_as_google_did(model: Path, folder: Path) -> Path:
     import tensorflow as tf
     from safetensors.numpy import load_file
 
-    from bert_cli.model.tf1 import NAMES
+    from bert_cli.model.tensorflow_names import NAMES
 
     folder.mkdir()
     shutil.copy(model / "vocab.txt", folder)

@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import alive, wait_for
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
@@ -51,11 +51,9 @@ def settings(*words: str, command: tuple[str, ...] = ("--version",)) -> LaunchSe
 
 def variables(process: Process) -> dict[str, str]:
     """The environment variables of a process, also of one that a shell's line starts."""
-    if process.variables:
-        return dict(process.variables)
-    after_env = shlex.split(process.words[-1].partition("exec env ")[2])
-    pairs = (word.partition("=") for word in after_env if "=" in word)
-    return {name: value for name, _, value in pairs}
+    _, is_remote, line = process.words[-1].partition("exec env ")
+    pairs = (word.partition("=") for word in (shlex.split(line) if is_remote else process.words))
+    return {name: value for name, equals, value in pairs if equals}
 
 
 def test_ranks_count_host_by_host():
@@ -67,7 +65,7 @@ def test_ranks_count_host_by_host():
         found = find_processes(Cluster(), variables(process))
         assert (process.rank, found.rank, found.source) == (rank, rank, "TF_CONFIG")
         assert found.workers == ("a:4000", "a:4001", "b:4000", "b:4001")
-        assert f"--local-rank {rank % 2} --count 2" in process.line
+        assert f"--local-rank {rank % 2} --count 2" in process.words[-1]
         assert variables(process)["PYTHONUNBUFFERED"] == "1"
     for words in ((), ("--hosts", "a")):
         (process,) = launch.make_processes(settings(*words), {})
@@ -81,13 +79,10 @@ def test_ports_on_this_host_are_free():
     for worker in workers:
         with socket.socket() as trial:
             trial.bind(("127.0.0.1", int(worker.removeprefix("127.0.0.1:"))))
-    with socket.socket() as used:
-        used.bind(("", 0))
-        used.listen()
+    with socket.create_server(("", 0)) as used:
         port = used.getsockname()[1]
-        first = str(port - 1 if port == 65_535 else port)
         with pytest.raises(ConfigError, match=rf"--port \({port}\): is in use"):
-            launch.make_processes(settings("--processes", "2", "--port", first), {})
+            launch.make_processes(settings("--processes", "2", "--port", str(port - 1)), {})
 
 
 def test_gpus_of_this_host_that_cannot_be_divided_are_an_error_before_the_start():
@@ -123,29 +118,31 @@ def test_wrong_settings_are_errors():
         assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "(no command): starts pretrain"),
-        (["--"], "(no command): starts pretrain"),
-        (["--", "tokenize", "a", "b"], "(tokenize): starts pretrain"),
-        (["--", "launch", "--", "pretrain"], "(launch): starts pretrain"),
-        (["pretrain", "--config", "x"], "after --"),
-        (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
-        (["--", "pretrain", *TINY, "--seed", "x"], "seed (--seed)"),
-        (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
-        (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "would be a failure"),
-        (["--processs", "2", "--", "pretrain"], "did you mean '--processes'?"),
-        (["--processes", "2", "--", "bench", "data"], "(bench data): starts pretrain"),
-        (["--processes", "2", "--", "bench", "tiny_127"], "did you mean 'tiny_128'?"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_reported_once_before_anything_starts(words, message, monkeypatch, capsys):
+MISTAKES = [
+    ([], "(no command): starts pretrain"),
+    (["--"], "(no command): starts pretrain"),
+    (["--", "tokenize", "a", "b"], "(tokenize): starts pretrain"),
+    (["--", "bench", "data"], "(bench data): starts pretrain"),
+    (["pretrain", "--config", "x"], "after --"),
+    (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
+    (["--", "pretrain", *TINY, "--seed", "x"], "seed (--seed)"),
+    (
+        ["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"],
+        "is set by bert launch",
+    ),
+    (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "would be a failure"),
+    (["--processs", "2", "--", "pretrain"], "did you mean '--processes'?"),
+    (["--processes", "2", "--", "bench", "tiny_127"], "did you mean 'tiny_128'?"),
+]
+
+
+def test_mistakes_are_reported_once_before_anything_starts(monkeypatch, capsys):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
-    assert main(["launch", *words]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and len(printed.err.splitlines()) == 1
-    assert printed.out == ""
+    for words, message in MISTAKES:
+        assert main(["launch", *words]) == 2
+        printed = capsys.readouterr()
+        assert message in printed.err and len(printed.err.splitlines()) == 1
+        assert printed.out == ""
 
 
 def test_one_of_several_processes_cannot_launch(monkeypatch, capsys):
@@ -225,24 +222,15 @@ while not os.path.exists("pid0") or not os.path.exists("pid1"): time.sleep(0.005
 """
 
 
-def numbers(folder: Path) -> list[int]:
+def numbers() -> list[int]:
     """The process numbers of both ranks, when they run."""
-    paths = [folder / "pid0", folder / "pid1"]
-    until = time.monotonic() + 30
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    paths = [Path("pid0"), Path("pid1")]
+    wait_for(lambda: all(path.exists() for path in paths))
     return [int(path.read_text()) for path in paths]
 
 
-def all_gone(process_numbers: list[int]) -> bool:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        files = [Path(f"/proc/{number}/cmdline") for number in process_numbers]
-        if not any(file.exists() and file.read_bytes() for file in files):  # a zombie's is empty
-            return True
-        time.sleep(0.01)
-    return False
+def assert_gone(process_numbers: list[int]) -> None:
+    wait_for(lambda: not any(map(alive, process_numbers)))
 
 
 def test_a_process_on_a_host_runs_in_the_same_folder_with_the_same_words_and_stops_with_one_save(
@@ -263,7 +251,7 @@ def test_a_process_killed_on_a_host_is_named_with_its_host(remote, monkeypatch):
     dies = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(DeviceError, match=r"rank 1 \(b\): was killed by SIGKILL"):
         supervise(on_hosts(monkeypatch, READY + dies, *remote), 5)
-    assert all_gone(numbers(Path.cwd()))
+    assert_gone(numbers())
 
 
 def test_no_process_stays_on_a_host_when_the_launcher_is_killed(remote, monkeypatch):
@@ -274,9 +262,9 @@ def test_no_process_stays_on_a_host_when_the_launcher_is_killed(remote, monkeypa
         f"from bert_cli.parallel.launcher import Process, supervise\nsupervise({processes!r}, 0.5)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as launcher:
-        found = numbers(Path.cwd())
+        found = numbers()
         launcher.kill()
-    assert all_gone(found)
+    assert_gone(found)
 
 
 def test_no_process_stays_on_a_host_when_its_connection_ends(remote, monkeypatch):
@@ -285,7 +273,7 @@ def test_no_process_stays_on_a_host_when_its_connection_ends(remote, monkeypatch
     cut += "if rank == 1: os.kill(int(shell), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(BertError, match=r"rank 1 \(b\)"):
         supervise(on_hosts(monkeypatch, READY + cut, *remote), 5)
-    assert all_gone(numbers(Path.cwd()))
+    assert_gone(numbers())
 
 
 def test_two_processes_train_and_a_request_to_stop_saves_once(tmp_path):

@@ -23,7 +23,7 @@ from bert_cli.data.records.vocab import write_vocabulary
 from bert_cli.data.records.wordpiece import Encoder
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
-from bert_cli.optim.loss_scale import LossScale, first_loss_scale
+from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from bert_cli.optim.loss_scale import first_loss_scale
+from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
 from bert_cli.train import loop
 from bert_cli.train.loop import Every, State, StopRequest, train

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.optim.loss_scale import first_loss_scale
+from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.train.loop import BackgroundWriter, State, copy_state
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Rule
-from bert_cli.optim.loss_scale import first_loss_scale
+from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh, StoppedBetweenMicroBatchesError, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine

@@ -9,11 +9,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
@@ -22,6 +24,7 @@ from bert_cli.parallel.engine import (
     Batch,
     Engine,
     Mesh,
+    ProcessGroup,
     StoppedBetweenMicroBatchesError,
     UpdateRequest,
     UpdateResult,
@@ -29,17 +32,83 @@ from bert_cli.parallel.engine import (
     count,
     scaled_for_accumulation,
 )
-from bert_cli.parallel.tensorflow import runtime
-from bert_cli.parallel.tensorflow.collectives import TensorFlowProcessGroup, device_group
-from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWorker
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES, Work
+from bert_cli.parallel.tensorflow.mesh import (
+    TensorFlowProcessGroup,
+    abort_collectives,
+    device_group,
+)
+from bert_cli.parallel.tensorflow.pipeline import (
+    SCHEDULES,
+    Channel,
+    MicroBatches,
+    StageWorker,
+    Trace,
+    Work,
+)
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.trace import Trace
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, UpdateOptions
-from bert_cli.parallel.tensorflow.variables import ReplicatedVariable, ShardedVariable
 
 AGREE_SECONDS = 1.0
 """How often the processes ask one another during a step whether to stop."""
+
+
+class ReplicatedVariable:
+    """Equal variables, one on each replica of this process."""
+
+    is_sharded = False
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = list(variables)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return tuple(self.variables[0].shape)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the value."""
+        variable = self.variables[0]
+        return np.asarray(variable.value if hasattr(variable, "path") else variable)
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Set the value on every replica."""
+        for variable in self.variables:
+            variable.assign(value)
+
+
+class ShardedVariable:
+    """Flat variables that hold one shard each: shard k of n belongs to replica k of the run.
+
+    All shards have the same length. Elements beyond the end of the value stay zero.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        shape: tuple[int, ...],
+        mesh: Mesh,
+        group: ProcessGroup,
+    ) -> None:
+        self.variables, self.shape, self.group = list(variables), shape, group
+        self.first, self.shards = mesh.first_replica, mesh.replicas
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the complete value. All processes must call this in the same order."""
+        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
+        for number, variable in enumerate(self.variables, self.first):
+            flat[number] = variable.numpy()
+        # Every element is non-zero in one process only, so the sum is exact.
+        complete = self.group.all_reduce(flat).astype(np.float32)
+        return complete.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Set the shards of this process."""
+        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
+        flat.reshape(-1)[: value.size] = value.reshape(-1)
+        for number, variable in enumerate(self.variables, self.first):
+            variable.assign(flat[number])
 
 
 class TensorFlowEngine(Engine):
@@ -64,19 +133,15 @@ class TensorFlowEngine(Engine):
         self.trace = Trace(traced_steps)
         self.head: Any = replicas[0][-1].head
         self.weights = replicated_weights(replicas)
-        self.updates: list[list[DeviceUpdate]] = []
-        for replica, devices in enumerate(mesh.devices):
-            if optimizer is None:
-                break
-            row = []
-            for device in range(len(devices)):
+        self.updates: list[list[DeviceUpdate]] = [[] for _ in replicas]
+        for replica, row in enumerate(self.updates):
+            for device in range(len(mesh.devices[replica])):
                 pairs = zip(replicas[replica], device_mapping, strict=True)
                 stages = [stage for stage, on in pairs if on == device]
                 # A device may have only the gather of the masked positions, which has no weights.
-                if any(stage.weights for stage in stages):
+                if optimizer is not None and any(stage.weights for stage in stages):
                     group = device_group(mesh, replica, device)
                     row.append(DeviceUpdate(stages, group, optimizer, options or UpdateOptions()))
-            self.updates.append(row)
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[int, ...]] = set()
@@ -86,15 +151,14 @@ class TensorFlowEngine(Engine):
     @property
     def moments(self) -> dict[str, tuple[Value, Value]]:
         """The optimizer's two moments of each weight."""
-        return {name: self._moments_of(name) for name in self.weights}
+        return {name: (self._moment(name, 0), self._moment(name, 1)) for name in self.weights}
 
-    def _moments_of(self, name: str) -> tuple[Value, Value]:
+    def _moment(self, name: str, order: int) -> Value:
         owners = [next(update for update in row if name in update.moments) for row in self.updates]
-        first, second = ([owner.moments[name][which] for owner in owners] for which in (0, 1))
+        variables = [owner.moments[name][order] for owner in owners]
         if not owners[0].sharded:
-            return ReplicatedVariable(first), ReplicatedVariable(second)
-        where = self.weights[name].shape, self.mesh.first_replica, self.mesh.replicas, self.group
-        return ShardedVariable(first, *where), ShardedVariable(second, *where)
+            return ReplicatedVariable(variables)
+        return ShardedVariable(variables, self.weights[name].shape, self.mesh, self.group)
 
     @property
     def sum_names(self) -> list[str]:
@@ -199,7 +263,12 @@ class TensorFlowEngine(Engine):
         stages = range(len(workers[0]))
         self.max_in_flight = [max(row[stage].max_in_flight for row in workers) for stage in stages]
         self.trace.steps -= 1
-        return _total_sums(workers, self.sum_names)
+        # Rounded once: the same sums in every layout.
+        rows = [row for replica in workers for row in tf.stack(replica[-1].sums).numpy()]
+        return {
+            name: math.fsum(float(row[index]) for row in rows)
+            for index, name in enumerate(self.sum_names)
+        }
 
     def all_reduce_gradients(self, shrink: float) -> float:
         """Sum the gradients over stages and replicas; return the squared norm of the complete gradient.
@@ -261,9 +330,9 @@ class TensorFlowEngine(Engine):
             workers.append(
                 [
                     StageWorker(
-                        stage, micro_batches, before, after, partial(self._span, replica, number)
+                        stage, micro_batches, before, after, partial(self.trace.span, replica, n)
                     )
-                    for number, (stage, before, after) in enumerate(
+                    for n, (stage, before, after) in enumerate(
                         zip(stages, [None, *channels], [*channels, None], strict=True)
                     )
                 ]
@@ -287,7 +356,9 @@ class TensorFlowEngine(Engine):
                 done, running = wait(futures, AGREE_SECONDS, FIRST_EXCEPTION)
                 if any(future.exception() is not None for future in done):
                     wait(futures)
-                    raise _cause(futures)
+                    errors = [error for future in futures if (error := future.exception())]
+                    # The others end because of the first one's.
+                    raise min(errors, key=lambda e: isinstance(e, StoppedBetweenMicroBatchesError))
                 stops, ready = self.group.all_reduce([stop_requested(), not running])
                 if stops:
                     raise StoppedBetweenMicroBatchesError
@@ -299,13 +370,6 @@ class TensorFlowEngine(Engine):
             wait(futures)
             raise
 
-    def _span(
-        self, replica: int, stage: int, kind: str, micro_batch: int
-    ) -> AbstractContextManager[None]:
-        if self.trace.steps <= 0:
-            return nullcontext()
-        return self.trace.span(replica, stage, kind, micro_batch)
-
     def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
         """Call a function for all devices at once, because its collectives wait for one another."""
         flat = [update for row in self.updates for update in row]
@@ -314,12 +378,11 @@ class TensorFlowEngine(Engine):
                 return [function(flat[0])]
             futures = [self._pool.submit(function, update) for update in flat]
             try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                     future.result()
             except BaseException:
                 # The other devices are blocked in the all-reduce; abort it.
-                runtime.abort_collectives()
+                abort_collectives()
                 wait(futures)
                 raise
             return [future.result() for future in futures]
@@ -356,19 +419,3 @@ def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) 
         # The neighbouring stages wait for tensors that will not come.
         abandoned.set()
         raise
-
-
-def _cause(futures: Sequence[Future[None]]) -> BaseException:
-    """Return the first error that is not a worker's end because of another's error."""
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
-    causes = [e for e in errors if not isinstance(e, StoppedBetweenMicroBatchesError)]
-    return (causes or errors)[0]
-
-
-def _total_sums(workers: Sequence[Sequence[StageWorker]], names: Sequence[str]) -> dict[str, float]:
-    """Return the head's sums over all micro-batches, rounded once: the same in every layout."""
-    rows = [tf.stack(row[-1].sums).numpy() for row in workers]
-    return {
-        name: math.fsum(float(value) for row in rows for value in row[:, index])
-        for index, name in enumerate(names)
-    }

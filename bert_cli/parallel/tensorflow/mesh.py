@@ -1,24 +1,186 @@
-"""Opens the mesh of devices, replicas x stages, and joins the processes of a run.
+"""TensorFlow's runtime: the devices of a mesh, replicas x stages, the processes of a run, and their collectives.
 
 The devices are GPUs if there are any, else as many logical CPU devices as the layout needs, so that any layout can be
-tried on a laptop. A replica belongs to one process, and all processes hold the same number of replicas.
+tried on a laptop. Every all-reduce and all-gather is TensorFlow's own operation (ring on CPUs, NCCL on GPUs), one to a
+tf.function, so that all devices issue them in one order. What is imported from `tensorflow.python` or
+`tensorflow.compiler` has no public counterpart in TensorFlow 2.21.
 """
 
+import ctypes
 import itertools
 import os
-from collections.abc import Callable, Sequence
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
 
 from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Mesh
-from bert_cli.parallel.rendezvous import bind_to_interface, find_interface, wait_for_processes
-from bert_cli.parallel.tensorflow import runtime
+from bert_cli.parallel.cluster import (
+    REGISTER_SECONDS,
+    Processes,
+    bind_to_interface,
+    find_interface,
+    wait_for_processes,
+)
+from bert_cli.parallel.engine import Mesh, ProcessGroup
+
+LEAVE_SECONDS = 20
+"""How long a process that has finished waits for the others before it leaves."""
+# Options of glibc's mallopt(3).
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"
+"""An option of XLA that has no flag."""
+# TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
+# count up from 1. Each mesh has a million keys, each device 10,000 of those.
+KEYS_OF_MESH = 1_000_000
+KEYS_OF_DEVICE = 10_000
+FRAMES = (64, 1_000_000)
+"""Lengths of the vectors that processes add up: a few numbers, or a part of an array (8 MB)."""
+SIGNS_OF_LOSS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+"""Errors of a collective that lacks a process."""
 
 _numbers = itertools.count(1)
+
+
+def traced(method: Callable[..., Any], compiled: bool = False, any_length: bool = False) -> Any:
+    """Return a tf.function of a method, compiled by XLA or not.
+
+    The partial is a new object each time: TensorFlow would take the methods of two objects for one function and
+    warn about retracing. With `any_length` one trace serves arguments of all lengths, else each has its own.
+    """
+    return tf.function(
+        partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
+    )
+
+
+def optimization_barrier(*tensors: Any) -> list[Any]:
+    """Return the tensors so that XLA computes again what it has computed from them before."""
+    return list(xla.optimization_barrier(*tensors))
+
+
+def abort_collectives() -> None:
+    """Make every collective of this process fail, because one of its devices will not enter it."""
+    context.context().abort_collective_ops(tf.errors.CANCELLED, "one of the devices failed")
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """The same device of all replicas, which exchange gradients, and the rank of one replica among them.
+
+    Methods take a `number` that identifies the collective among those of the device.
+    """
+
+    key: int
+    size: int
+    rank: int
+    device: str
+
+    def all_reduce(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+        """Return the sum of the tensors of all replicas."""
+        operation = tf.raw_ops.CollectiveReduceV2
+        return self._collective(operation, tensor, number, merge_op="Add", final_op="Id")
+
+    def all_gather(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+        """Return the tensors of all replicas, concatenated along the first axis."""
+        return self._collective(tf.raw_ops.CollectiveGatherV2, tensor, number)
+
+    def _collective(
+        self, operation: Any, tensor: tf.Tensor, number: int, **options: str
+    ) -> tf.Tensor:
+        if self.size == 1:
+            return tensor
+        with tf.device(self.device):
+            return operation(
+                input=tensor,
+                group_size=self.size,
+                group_key=self.key,
+                instance_key=self.key + 1 + number,
+                ordering_token=[],
+                communication_hint="nccl" if ":GPU:" in self.device.upper() else "ring",
+                **options,
+            )
+
+
+def device_group(mesh: Mesh, replica: int, device: int) -> DeviceGroup:
+    """Return the group of one device of a local replica."""
+    key = (mesh.number + 1) * KEYS_OF_MESH + (device + 1) * KEYS_OF_DEVICE
+    rank = mesh.first_replica + replica
+    return DeviceGroup(key, mesh.replicas, rank, mesh.devices[replica][device])
+
+
+class TensorFlowProcessGroup(ProcessGroup):
+    """The processes of a mesh, which exchange the few numbers that all must agree on."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh.processes.rank, mesh.processes.count)
+        key = (mesh.number + 1) * KEYS_OF_MESH
+        group = DeviceGroup(key, self.world_size, self.rank, mesh.host)
+        self._functions = [
+            traced(lambda tensor, number=number: group.all_reduce(tensor, number))
+            for number in range(len(FRAMES))
+        ]
+
+    def publish(self, text: str) -> None:
+        """Store a text in the cluster's coordination service."""
+        service, key = context.context(), f"bert_rank_{self.rank}"
+        service.delete_config_key_value(key)  # a value cannot be overwritten
+        service.set_config_key_value(key, text)
+
+    def published_by(self, rank: int) -> str:
+        """Return the last text of a rank, or an empty one."""
+        try:
+            # The timeout in milliseconds bridges the moment between deleting and setting.
+            return str(context.context().get_config_key_value(f"bert_rank_{rank}", 1000))
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return ""
+
+    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        which = int(numbers.size > FRAMES[0])
+        sums = [np.zeros(0)]
+        for start in range(0, numbers.size, FRAMES[which]):
+            part = numbers[start : start + FRAMES[which]]
+            frame = np.zeros(FRAMES[which])
+            frame[: part.size] = part
+            sums.append(self._functions[which](tf.constant(frame)).numpy()[: part.size])
+        return np.concatenate(sums)
+
+    @contextmanager
+    def _naming_lost_process(self) -> Iterator[None]:
+        try:
+            yield
+        except SIGNS_OF_LOSS as error:
+            raise lost_process(str(error), self.rank) from error
+
+
+def lost_process(message: str, rank: int) -> DeviceError:
+    """Return the error of process `rank` for TensorFlow's message about a lost one."""
+    # The first one named is where it began; the others passed the error on.
+    ranks = [name for name in re.findall(r"task:(\d+)", message) if int(name) != rank]
+    which = f"rank {ranks[0]}" if ranks else "another process"
+    return DeviceError(
+        "cluster",
+        f"{which} is gone, so this process ends too",
+        "read its last message, then start the same command again to continue from the last checkpoint",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +198,9 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
 
     Without a GPU the processes of a host divide its memory as one device each.
     """
-    gpus = runtime.gpus_of(processes)
+    gpus = gpus_of(processes)
     if gpus:
-        return "GPU", len(gpus), runtime.gpu_memory()
+        return "GPU", len(gpus), _gpu_memory()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return "CPU", 1, memory // processes.local_processes
 
@@ -52,9 +214,10 @@ def open_mesh(
 ) -> Mesh:
     """Take the devices of a layout and join the other processes; `device_mapping` has a device for each stage.
 
-    Raises StoppedWhileJoiningError when a stop is requested before all processes have joined, ConfigError when the
-    replicas cannot be divided among the processes, DeviceError when this machine has too few devices or TensorFlow has
-    been started before with fewer.
+    A replica belongs to one process, and all processes hold the same number of replicas. Raises
+    StoppedWhileJoiningError when a stop is requested before all processes have joined, ConfigError when the replicas
+    cannot be divided among the processes, DeviceError when this machine has too few devices or TensorFlow has been
+    started before with fewer.
     """
     if replicas % processes.count:
         raise ConfigError(
@@ -64,13 +227,10 @@ def open_mesh(
         )
     local, stages = replicas // processes.count, max(device_mapping) + 1
     needed = local * stages
-    gpus = runtime.gpus_of(processes)
+    gpus = gpus_of(processes)
     if gpus and options.reduce_precision == "bfloat16":
-        raise ConfigError(
-            "parallel.reduce_precision (bfloat16)",
-            "NCCL's sums in TensorFlow are not known to support it",
-            "give float16",
-        )
+        problem = "NCCL's sums in TensorFlow are not known to support it"
+        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
     if gpus and len(gpus) < needed:
         raise DeviceError(
             f"layout ({local} replicas x {stages} devices in this process)",
@@ -78,34 +238,20 @@ def open_mesh(
             "give --parallel.layout auto to choose one that fits, with the same numbers",
         )
     try:
-        runtime.take_devices(gpus[:needed], 1 if gpus else needed)
-        runtime.keep_freed_memory()
-        runtime.fuse_results()
+        _take_devices(gpus[:needed], 1 if gpus else needed)
+        keep_freed_memory()
+        fuse_results()
         threads = 2 + local * len(device_mapping)
-        runtime.configure(options.precision, options.deterministic, bool(gpus), threads)
+        _configure(options, bool(gpus), threads)
         if processes.count > 1:
             processes = _join(processes, options.cluster, stop_requested)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
-            raise DeviceError(
-                "devices",
-                f"TensorFlow was started before they were set ({error})",
-                "start a new process",
-            ) from error
+            problem = f"TensorFlow was started before they were set ({error})"
+            raise DeviceError("devices", problem, "start a new process") from error
     names = _names("GPU" if gpus else "CPU", processes)
     rows = tuple(tuple(names[r * stages : (r + 1) * stages]) for r in range(local))
     return Mesh(replicas, rows, _names("CPU", processes)[0], processes, next(_numbers))
-
-
-def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
-    """Join the other processes; return them with the addresses of their rendezvous."""
-    processes, interface = find_interface(processes, cluster.bind_address)
-    wait_for_processes(processes, cluster.report_waiting_after_seconds, stop_requested, interface)
-    runtime.join_cluster(processes, cluster)
-    if interface is not None:
-        port = int(processes.workers[processes.rank].rpartition(":")[2])
-        bind_to_interface(interface, port, is_required=cluster.bind_address is not None)
-    return processes
 
 
 def _names(kind: str, processes: Processes) -> list[str]:
@@ -114,3 +260,133 @@ def _names(kind: str, processes: Processes) -> list[str]:
     if processes.count == 1:
         return names
     return [name for name in names if f"/task:{processes.rank}/" in name]
+
+
+def gpus_of(processes: Processes) -> list[Any]:
+    """Return the GPUs that this process may use: all visible ones, or a part where its host's processes see all."""
+    gpus = list(tf.config.list_physical_devices("GPU"))
+    count, variables = processes.local_processes, os.environ
+    # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
+    slurm_shows_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus))
+    sees_all = "CUDA_VISIBLE_DEVICES" not in variables or (
+        "SLURM_PROCID" in variables and slurm_shows_all
+    )
+    if count == 1 or not gpus or not sees_all:
+        return gpus
+    if len(gpus) % count:
+        raise DeviceError(
+            f"cluster ({count} processes on this host)",
+            f"{len(gpus)} GPUs cannot be divided among them",
+            "choose a number that divides",
+        )
+    each = len(gpus) // count
+    return gpus[processes.local_rank * each : (processes.local_rank + 1) * each]
+
+
+def _gpu_memory() -> int:
+    """Return the bytes of the smallest visible GPU, from its driver."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return min(int(line) for line in done.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        problem = f"does not report the memory of the GPUs ({error})"
+        remedy = "give pipeline_stages instead of parallel.layout auto"
+        raise DeviceError("nvidia-smi", problem, remedy) from error
+
+
+def _take_devices(gpus: Sequence[Any], logical: int) -> None:
+    """Make GPUs visible with growing memory, and divide the CPU into logical devices."""
+    if gpus:
+        tf.config.set_visible_devices(gpus, "GPU")
+        for device in gpus:
+            tf.config.experimental.set_memory_growth(device, True)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if logical > len(tf.config.get_logical_device_configuration(cpu) or [None]):
+        one = tf.config.LogicalDeviceConfiguration()
+        tf.config.set_logical_device_configuration(cpu, [one] * logical)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory instead of returning it to the kernel each time.
+
+    A step allocates and frees temporaries of megabytes by the thousand, and the kernel zeroes each new page: 5 % of a
+    step of BERT-base on a CPU, a third of the optimizer's update. The process stays as large as it ever was.
+    """
+    c_library = ctypes.CDLL(None)
+    if hasattr(c_library, "gnu_get_libc_version"):
+        c_library.mallopt(M_MMAP_MAX, 0)  # allocate large blocks on the heap too
+        c_library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # do not return free memory at its end
+        c_library.mallopt(M_ARENA_MAX, 1)  # one heap, so that threads reuse one another's memory
+
+
+def fuse_results() -> None:
+    """Have XLA compute several results in one loop on a CPU, as it does by default on GPUs alone.
+
+    The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
+    when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if not are_results_fused() and flags[:1] in ("", "-"):
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={FUSES_RESULTS}".strip()
+
+
+def are_results_fused() -> bool:
+    """Return whether XLA has the option of `fuse_results`."""
+    return FUSES_RESULTS in os.environ.get("XLA_FLAGS", "")
+
+
+def _configure(options: RuntimeOptions, has_gpu: bool, threads: int) -> None:
+    """Set determinism, the graph optimizer's options, and at least so many threads for operations."""
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if options.precision == "float16" or (options.precision == "mixed_float16" and not has_gpu):
+        # Grappler fuses a float16 product and its bias into an operation that takes 40 ms a row on a CPU.
+        tf.config.optimizer.set_experimental_options({"remapping": False})
+    # Stages without a thread each run one after another. The default is one thread per core.
+    threads = max(threads, os.cpu_count() or 1)
+    if tf.config.threading.get_inter_op_parallelism_threads() < threads:
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
+    """Join the other processes; return them with the addresses of their rendezvous.
+
+    MultiWorkerMirroredStrategy starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs) and
+    its service that knows which processes are alive; it serves no other purpose here.
+    """
+    processes, interface = find_interface(processes, cluster.bind_address)
+    wait_for_processes(processes, cluster.report_waiting_after_seconds, stop_requested, interface)
+    context.context().configure_coordination_service(
+        "standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=1000 * cluster.lost_after_seconds,
+        cluster_register_timeout_in_ms=1000 * REGISTER_SECONDS,
+        shutdown_barrier_timeout_in_ms=1000 * LEAVE_SECONDS,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=processes.count)
+        ],
+    )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(processes.workers)}),
+        task_type="worker",
+        task_id=processes.rank,
+        rpc_layer="grpc",
+    )
+    # A proxy is for connections to the internet, not to the next host.
+    hosts = ",".join(worker.rpartition(":")[0] for worker in processes.workers)
+    os.environ.setdefault("no_grpc_proxy", hosts)
+    try:
+        tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    except tf.errors.OpError as error:
+        raise DeviceError(
+            f"cluster (rank {processes.rank} of {', '.join(processes.workers)})",
+            f"the processes did not connect ({error.message.splitlines()[0]})",
+            "check that all are started and the ports are free",
+        ) from error
+    if interface is not None:
+        port = int(processes.workers[processes.rank].rpartition(":")[2])
+        bind_to_interface(interface, port, is_required=cluster.bind_address is not None)
+    return processes

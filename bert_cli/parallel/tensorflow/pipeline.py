@@ -1,23 +1,104 @@
-"""The stage workers of a pipeline: each runs its schedule and sends tensors to its neighbours through channels.
+"""Pipelines: the order of work in each stage, and the workers that do it.
 
-No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
+A stage goes through its list of forward and backward passes in order. A forward pass waits for the hidden values from
+the stage before, a backward pass for the gradient from the stage after. The last stage runs forward and backward of a
+micro-batch in one. No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
 """
 
+import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
-from bert_cli.parallel.tensorflow.schedule import Work
 from bert_cli.parallel.tensorflow.stage import Stage, Tensors
 
 POLL_SECONDS = 0.2
 """How often a waiting stage worker checks whether the step was abandoned."""
+
+
+class Work(NamedTuple):
+    """One pass of a micro-batch through a stage."""
+
+    kind: Literal["forward", "backward", "forward-backward"]
+    micro_batch: int
+    """Number of the micro-batch among those of the replica's step."""
+
+
+Schedule = Callable[[int, int, int], list[Work]]
+"""(stage, stages, micro-batches) -> the work of the stage."""
+
+
+def gpipe(stage: int, stages: int, micro_batches: int) -> list[Work]:
+    """Return all forwards, then all backwards (Huang et al. 2019, GPipe, figure 2c).
+
+    Every stage but the last saves activations of every micro-batch of the step.
+    """
+    return _alternating(stage, stages, micro_batches, ahead=micro_batches)
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Work]:
+    """Return a filled pipeline that alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush).
+
+    Stage k of p saves activations of at most p - k micro-batches, however many the step has.
+    """
+    return _alternating(stage, stages, micro_batches, min(stages - stage - 1, micro_batches))
+
+
+def _alternating(stage: int, stages: int, micro_batches: int, ahead: int) -> list[Work]:
+    if stage == stages - 1:
+        return [Work("forward-backward", number) for number in range(micro_batches)]
+    work = [Work("forward", number) for number in range(ahead)]
+    for number in range(micro_batches - ahead):
+        work += [Work("forward", ahead + number), Work("backward", number)]
+    return work + [Work("backward", n) for n in range(micro_batches - ahead, micro_batches)]
+
+
+SCHEDULES: dict[str, Schedule] = {"1F1B": one_forward_one_backward, "GPipe": gpipe}
+
+
+class Trace:
+    """Records when each stage worked on which micro-batch in the first steps, for chrome://tracing or Perfetto.
+
+    A row is a stage of a replica, a bar one pass of a micro-batch. On a CPU a bar is as long as the work; on a GPU it
+    is as long as its submission, since the host does not wait.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        """Steps that are still to be recorded."""
+        self.events: list[dict[str, Any]] = []
+        self.began = time.perf_counter()
+
+    @contextmanager
+    def span(self, replica: int, stage: int, kind: str, micro_batch: int) -> Iterator[None]:
+        """Record what is done inside the `with`, unless all steps are recorded."""
+        start = time.perf_counter()
+        yield
+        if self.steps > 0:
+            times = {"ts": start - self.began, "dur": time.perf_counter() - start}
+            event: dict[str, Any] = {"name": f"{kind} {micro_batch}", "cat": kind, "ph": "X"}
+            event |= {name: round(1e6 * seconds, 1) for name, seconds in times.items()}
+            self.events.append({**event, "tid": f"replica {replica} stage {stage}"})
+
+    def write(self, path: Path, rank: int) -> None:
+        """Write the bars in Chrome's trace format. Raises ConfigError where the file cannot be written."""
+        events = [{**event, "pid": f"rank {rank}"} for event in self.events]
+        events.sort(key=lambda event: event["ts"])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise ConfigError(f"parallel.trace ({path})", problem, "choose another file") from error
 
 
 class MicroBatches:

@@ -8,30 +8,16 @@ stage, from which the others are computed again.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence, Set
-from functools import partial
 from typing import Any, Literal
 
 import tensorflow as tf
 
-from bert_cli.model.dropout import shifted_key
+from bert_cli.model.fused import shifted_key
 from bert_cli.parallel.engine import Batch
-from bert_cli.parallel.tensorflow.runtime import traced
+from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
 SavedActivations = Literal["all", "layer", "stage"]
-
-
-def split_blocks(stages: Sequence[Sequence[str]], blocks: Sequence[str]) -> list[list[str]]:
-    """Return the names of the model's blocks by stage: `hid` becomes hid_0, hid_1 and so on, in order.
-
-    `blocks` are all names of the model in running order. Raises ValueError when the stages do not list them all.
-    """
-    rest = iter(blocks)
-    split = [[next(rest, "") for _ in stage] for stage in stages]
-    listed = [name for stage in stages for name in stage]
-    if ["hid" if name.startswith("hid_") else name for name in blocks] != listed:
-        raise ValueError(f"stages ({stages}): do not list the blocks {', '.join(blocks)} in order")
-    return split
 
 
 class SharedTraces:
@@ -60,21 +46,16 @@ class SharedTraces:
         read = {name: columns[name] for name in block.READS if name in columns}
         function = _kind(block), *hidden.shape
         if function not in self.functions:
-            self.functions[function] = traced(partial(_call_with, first))
+            self.functions[function] = traced(first.stateless_call)
         weights = [weight.value for weight in block.weights]
         # The first block's dropout ids with a shifted key draw the masks of this block.
         key = shifted_key(key, block.dropout_id - first.dropout_id)
-        return self.functions[function](weights, hidden, read, key)
+        output, _ = self.functions[function](weights, [], hidden, read, key)
+        return output
 
 
 def _kind(block: Any) -> Hashable:
     return getattr(block, "kind", id(block))
-
-
-def _call_with(block: Any, weights: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
-    """Return the block's output with other weights."""
-    output, _ = block.stateless_call(weights, [], hidden, columns, key)
-    return output
 
 
 class Stage:
@@ -95,7 +76,12 @@ class Stage:
         compiled: bool = False,
     ) -> None:
         self.body, self.head, self.device = list(body), head, device
-        self.weights = {name: _tensorflow_variable(weight) for name, weight in weights.items()}
+        self.weights = {
+            name: weight.value
+            if hasattr(weight, "path")
+            else weight  # Keras' is around TensorFlow's
+            for name, weight in weights.items()
+        }
         blocks = [*body, head] if head is not None else list(body)
         self.reads = sorted({column for block in blocks for column in block.READS})
         with tf.device(device):
@@ -325,11 +311,6 @@ class Stage:
         """Zero the accumulators of weights without a gradient, where LAMB may have left its direction."""
         for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
-
-
-def _tensorflow_variable(weight: Any) -> tf.Variable:
-    """Return the variable of TensorFlow inside one of Keras."""
-    return weight.value if hasattr(weight, "path") else weight
 
 
 def _on_this_device(tensor: Any) -> Any:

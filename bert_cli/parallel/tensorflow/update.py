@@ -10,13 +10,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from bert_cli.optim.adam import Optimizer, Rule
-from bert_cli.parallel.tensorflow.collectives import DeviceGroup
-from bert_cli.parallel.tensorflow.runtime import are_results_fused, optimization_barrier, traced
+from bert_cli.parallel.tensorflow.mesh import (
+    DeviceGroup,
+    are_results_fused,
+    optimization_barrier,
+    traced,
+)
 from bert_cli.parallel.tensorflow.stage import Stage
 
 UPDATES_WORTH_COMPILING = 2**23
@@ -35,15 +39,6 @@ class UpdateOptions:
     reduce_precision: str = "float32"
     bucket_bytes: int = 64_000_000
     compiled: bool = True
-
-
-class WeightState(NamedTuple):
-    """The variables of one weight, all of one shape."""
-
-    weight: Any
-    gradient: Any
-    first: Any
-    second: Any
 
 
 class WeightUpdater:
@@ -65,21 +60,19 @@ class WeightUpdater:
         self.functions: dict[Any, Any] = {}
 
     def update(
-        self,
-        rule: Rule,
-        state: WeightState,
-        weight_id: tf.Tensor,
-        factor: tf.Tensor,
-        rate: tf.Tensor,
-        updates: tf.Tensor,
-        step: tf.Tensor,
+        self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Update a weight and its moments with `factor` times the gradient; return the new weight's squared norm."""
+        """Update a weight and its moments; return the new weight's squared norm.
+
+        `state` are the weight, its gradient and its two moments, `numbers` the factor of the gradient, learning rate,
+        updates and step.
+        """
         weight, gradient, *moments = state
+        factor, rate, updates, step = numbers
         with tf.device(self.device):
             key = self.optimizer.key(weight_id, step)
             # Copied to the device that computes, if the weight is on another one.
-            inputs = state[:2] if self.is_local else (tf.identity(weight), tf.identity(gradient))
+            inputs = state[:2] if self.is_local else list(map(tf.identity, state[:2]))
             if rule.adapts:
                 function = self.function(self.update_moments, rule, weight)
                 result = function(*inputs, *moments, factor, updates)
@@ -96,7 +89,7 @@ class WeightUpdater:
 
     def function(self, method: Callable[..., Any], rule: Rule, weight: Any, *constants: int) -> Any:
         """Return the tf.function of one of the three methods below for weights of this size."""
-        compiled = self.compiled and size_of(weight) >= LARGE
+        compiled = self.compiled and weight.shape.num_elements() >= LARGE
         key = method, rule, compiled, *constants
         if key not in self.functions:
             self.functions[key] = traced(partial(method, compiled, rule, *constants), compiled)
@@ -105,7 +98,7 @@ class WeightUpdater:
     def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
         """Update a weight whose rule needs no norms, and its moments, in one pass over memory.
 
-        The inputs are the four of `WeightState`, factor, learning rate, updates and key.
+        The inputs are weight, gradient, moments, factor, learning rate, updates and key.
         """
         results = self._compute(compiled, partial(self.optimizer.update, rule), *inputs)
         return _assign((inputs[0], *inputs[2:4]), results)
@@ -113,7 +106,7 @@ class WeightUpdater:
     def update_moments(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
         """Update the moments; assign the update direction to the gradient, or return it if that is a tensor.
 
-        The inputs are the four of `WeightState`, factor and updates.
+        The inputs are weight, gradient, moments, factor and updates.
         """
         results = self._compute(compiled, partial(self.optimizer.update_direction, rule), *inputs)
         return _assign(inputs[1:4], results)
@@ -168,20 +161,21 @@ class DeviceUpdate:
             for name, accumulator in stage.accumulators.items():
                 self.accumulators.setdefault(name, []).append(accumulator)
         self.sharded = options.sharded and group.size > 1
+        self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
         moment_device = options.host if options.offloaded else self.device
+        self.moments: dict[str, list[tf.Variable]] = {}
         with tf.device(moment_device):
-            self.moments = {
-                name: (_zeros(self._moment_shape(name)), _zeros(self._moment_shape(name)))
-                for name in self.weights
-            }
-        elements = sum(map(size_of, self.weights.values()))
+            for name, weight in self.weights.items():
+                shape = [self._shard_length(name)] if self.sharded else weight.shape
+                zeros = tf.zeros(shape, tf.float32)
+                self.moments[name] = [tf.Variable(zeros, trainable=False) for _ in range(2)]
         self.updater = WeightUpdater(
             optimizer,
             device=moment_device,
             is_local=not options.offloaded,
-            compiled=options.compiled and elements >= UPDATES_WORTH_COMPILING,
+            compiled=options.compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING,
         )
-        sizes = {name: 4 * size_of(weight) for name, weight in self.weights.items()}
+        sizes = {name: 4 * size for name, size in self.sizes.items()}
         self.make_functions(buckets(sizes, options.bucket_bytes))
 
     def make_functions(self, buckets: Sequence[Sequence[str]]) -> None:
@@ -198,12 +192,13 @@ class DeviceUpdate:
         ]
         self._directions = traced(partial(self._shard_directions, 2 * len(buckets)))
         self._add_duplicates = traced(self._add_duplicate_gradients)
-        self._gradient_squared = traced(self._squared_norm_of_gradients)
+        gradients = {name: first for name, (first, *_) in self.accumulators.items()}
+        self._gradient_squared = traced(lambda: self._squared_norm_of(gradients))
         self._weight_squared = traced(lambda: self._squared_norm_of(self.weights))
         self._update_all = traced(self._update_all_weights)
         self._block_functions: dict[Any, Any] = {}
         self._block_shard = traced(self._shard)
-        self._block_squared = traced(_squared_norm_of_variables)
+        self._block_squared = traced(lambda block: squared_norm([v.read_value() for v in block]))
 
     def compile(self) -> None:
         """Trace all functions; nothing is computed or exchanged."""
@@ -246,14 +241,14 @@ class DeviceUpdate:
         LAMB leaves its directions in the accumulators.
         """
         with tf.device(self.device):
-            gradient_factor = tf.constant(factor, tf.float32)
-            rate = tf.constant(learning_rate, tf.float32)
-            updates_before, now = tf.constant(updates, tf.int32), tf.constant(step, tf.int32)
+            floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
+            integers = [tf.constant(number, tf.int32) for number in (updates, step)]
             if not self.sharded:
-                return self._update_all(gradient_factor, rate, updates_before, now)
-            directions, squares = self._directions(gradient_factor, updates_before)
+                return self._update_all(*floats, *integers)
+            directions, squares = self._directions(floats[0], integers[0])
             for names, update in zip(self.buckets, self._update_buckets, strict=True):
-                update({name: directions[name] for name in names}, squares, rate, now)
+                shards = {name: directions[name] for name in names}
+                update(shards, squares, floats[1], integers[1])
             return self._weight_squared()
 
     def weight_squared(self) -> tf.Tensor:
@@ -275,14 +270,9 @@ class DeviceUpdate:
         flat = self.group.all_reduce(flat, number)
         if self.options.reduce_precision != "float32":
             flat = tf.cast(flat, tf.float32) / shrink
-        parts = tf.split(flat, [size_of(gradient) for gradient in accumulators])
+        parts = tf.split(flat, [self.sizes[name] for name in names])
         for accumulator, part in zip(accumulators, parts, strict=True):
             accumulator.assign(tf.reshape(part, accumulator.shape))
-
-    def _squared_norm_of_gradients(self) -> tf.Tensor:
-        return self._squared_norm_of(
-            {name: first for name, (first, *_) in self.accumulators.items()}
-        )
 
     def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
         blocks = [[variables[name] for name in names] for names in self._blocks()]
@@ -299,12 +289,12 @@ class DeviceUpdate:
         squares: list[tf.Tensor] = []
         for names in self._blocks():
             states = [
-                WeightState(self.weights[name], self.accumulators[name][0], *self.moments[name])
+                [self.weights[name], self.accumulators[name][0], *self.moments[name]]
                 for name in names
             ]
             rules = tuple(self.optimizer.rules[name] for name in names)
             # The encoder layers of BERT-base, twelve of its fifteen blocks, share one trace.
-            key = rules, *(tuple(state.weight.shape) for state in states)
+            key = rules, *(tuple(weight.shape) for weight, *_ in states)
             if key not in self._block_functions:
                 self._block_functions[key] = traced(partial(self._update_block, rules))
             weight_ids = tf.constant([self.optimizer.weight_id(name) for name in names])
@@ -315,7 +305,7 @@ class DeviceUpdate:
     def _update_block(
         self,
         rules: Sequence[Rule],
-        states: Sequence[WeightState],
+        states: Sequence[Sequence[Any]],
         weight_ids: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> tf.Tensor:
@@ -323,7 +313,7 @@ class DeviceUpdate:
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would hold several copies of the model.
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self.updater.update(rule, state, weight_ids[index], *numbers))
+                squares.append(self.updater.update(rule, state, weight_ids[index], numbers))
         return tf.add_n(squares)
 
     def _shard_directions(
@@ -373,21 +363,18 @@ class DeviceUpdate:
         parts = tf.split(tf.reshape(gathered, [self.group.size, sum(lengths)]), lengths, axis=1)
         for name, part in zip(names, parts, strict=True):
             weight = self.weights[name]
-            weight.assign(tf.reshape(tf.reshape(part, [-1])[: size_of(weight)], weight.shape))
+            weight.assign(tf.reshape(tf.reshape(part, [-1])[: self.sizes[name]], weight.shape))
 
     def _shard(self, value: tf.Tensor) -> tf.Tensor:
         """Return this replica's shard of a weight or gradient, flat, with zeros beyond the last element."""
-        size = size_of(value)
+        size = value.shape.num_elements()
         length = math.ceil(size / self.group.size)
         start, end = (min(rank * length, size) for rank in (self.group.rank, self.group.rank + 1))
         part = tf.reshape(value, [-1])[start:end]
         return tf.reshape(tf.pad(part, [[0, length - (end - start)]]), [length])
 
     def _shard_length(self, name: str) -> int:
-        return math.ceil(size_of(self.weights[name]) / self.group.size)
-
-    def _moment_shape(self, name: str) -> list[int]:
-        return [self._shard_length(name)] if self.sharded else list(self.weights[name].shape)
+        return math.ceil(self.sizes[name] / self.group.size)
 
 
 def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -403,17 +390,11 @@ def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return filled
 
 
-def size_of(variable: Any) -> int:
-    """Return the number of elements of a variable or tensor."""
-    return int(math.prod(variable.shape))
-
-
 def squared_norm(tensors: Iterable[Any]) -> tf.Tensor:
     """Return the float32 sum of squares of all elements.
 
-    TensorFlow's kernel passes over memory once, where a sum of products does so three times and XLA's sums of rows are
-    six times slower on a CPU. Its partial sums keep the result exact to a few float32 roundings: 3e-8 for 23 million
-    elements, where a dot product is off by 2e-3.
+    TensorFlow's kernel passes over memory once, and its partial sums keep the result exact to a few float32 roundings:
+    3e-8 for 23 million elements, where a dot product is off by 2e-3.
     """
     halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
@@ -430,11 +411,3 @@ def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
         [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
     return tf.reshape(bits[start:], shape)
-
-
-def _squared_norm_of_variables(variables: Sequence[tf.Variable]) -> tf.Tensor:
-    return squared_norm([variable.read_value() for variable in variables])
-
-
-def _zeros(shape: Sequence[int]) -> tf.Variable:
-    return tf.Variable(tf.zeros(shape, tf.float32), trainable=False)

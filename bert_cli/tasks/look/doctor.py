@@ -27,7 +27,7 @@ from bert_cli.tasks.run import corpora
 try:
     import tensorflow as tf
 
-    from bert_cli.optim.loss_scale import first_loss_scale
+    from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Mesh, count
     from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
     from bert_cli.parallel.tensorflow.mesh import devices_here

@@ -14,15 +14,17 @@ from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_fused
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
-from bert_cli.optim.loss_scale import first_loss_scale
-from bert_cli.optim.schedule import learning_rate
+from bert_cli.optim.schedule import first_loss_scale, learning_rate
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
 from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
-from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
-from bert_cli.parallel.tensorflow.stage import Stage, split_blocks
+from bert_cli.parallel.tensorflow.engine import (
+    ReplicatedVariable,
+    TensorFlowEngine,
+    replicated_weights,
+)
+from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
-from bert_cli.parallel.tensorflow.variables import ReplicatedVariable
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
 
@@ -159,8 +161,8 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
     names = block_names(config, settings.LAST_BLOCKS)
-    single = [["hid" if name.startswith("hid_") else name for name in names]]
-    stages = split_blocks(parallel.pipeline_stages or single, names)
+    rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
+    stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
     built: list[Stage] = []
     table: Any = None
     for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):

@@ -25,7 +25,7 @@ from bert_cli.config.training import TrainSettings
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
 from bert_cli.errors import CheckpointError, nearest, needs_extra
 from bert_cli.files import read_json
-from bert_cli.model import hf, tf1, tf2
+from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.build import Model
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
@@ -107,9 +107,12 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
         config = folder / "config.json"
         return Source(folder, _read_config(config), str(config), weights or folder / FILES[0])
     shapes = _open(prefix).get_variable_to_shape_map()
-    if not tf2.is_object_based(shapes):
+    if not tensorflow_names.is_object_based(shapes):
         config = prefix.parent / TF1_CONFIG
-        described = {**tf1.config_of(_read_config(config)), **tf1.architecture_of(shapes)}
+        described = {
+            **tensorflow_names.config_of(_read_config(config)),
+            **tensorflow_names.architecture_of(shapes),
+        }
         return Source(prefix.parent, described, str(config), prefix)
     config = prefix.parent / "config.json"
     if not config.is_file():
@@ -403,23 +406,23 @@ def _read_tensorflow(prefix: Path) -> Tensors:
     reader = _open(prefix)
     names = reader.get_variable_to_shape_map()
     try:
-        if tf2.is_object_based(names):
-            graph = TrackableObjectGraph.FromString(reader.get_tensor(tf2.GRAPH))
-            return tf2.to_hf_names(_nodes(graph), reader.get_tensor, where=str(prefix))
+        if tensorflow_names.is_object_based(names):
+            graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
+            return tensorflow_names.from_tf2(_nodes(graph), reader.get_tensor, where=str(prefix))
         # Moments are twice the size of the weights. Variables of other models are read and then refused.
         tensors = {
             name: np.asarray(reader.get_tensor(name))
             for name in names
-            if not tf1.TRAINING.fullmatch(name)
+            if not tensorflow_names.TRAINING.fullmatch(name)
         }
     except TENSORFLOW_ERRORS as error:
         raise _unreadable(prefix, error) from error
-    return tf1.to_hf_names(tensors, where=str(prefix))
+    return tensorflow_names.from_tf1(tensors, where=str(prefix))
 
 
-def _nodes(graph: TrackableObjectGraph) -> list[tf2.Node]:
+def _nodes(graph: TrackableObjectGraph) -> list[tensorflow_names.Node]:
     return [
-        tf2.Node(
+        tensorflow_names.Node(
             {child.local_name: child.node_id for child in node.children},
             next((attribute.checkpoint_key for attribute in node.attributes), None),
             next((attribute.full_name for attribute in node.attributes), ""),

@@ -24,11 +24,9 @@ from bert_cli.config.training import TrainSettings, describe
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
-from bert_cli.parallel.cluster import find_processes
-from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup
-from bert_cli.parallel.rendezvous import StoppedWhileJoiningError
+from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
+from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, Watchdog
 from bert_cli.parallel.tensorflow.mesh import devices_here
-from bert_cli.parallel.watchdog import Watchdog
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec
 from bert_cli.train import checkpoint, metrics

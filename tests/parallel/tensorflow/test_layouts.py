@@ -1,11 +1,16 @@
-"""The numbers do not depend on the layout: replicas, stages, schedules, recomputation, precision of all-reduces."""
+"""The numbers do not depend on the layout: replicas, stages, schedules, recomputation, all-reduces, updates."""
 
 import json
-from typing import Any
+import math
+import subprocess
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from support.layouts import (
+    KEY_BIAS,
     LAYOUTS,
     SHALLOW,
     accumulate,
@@ -13,20 +18,32 @@ from support.layouts import (
     assert_weights_close,
     built,
     engine_of,
+    gradients,
     settings_of,
 )
 
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES
+from bert_cli.parallel.engine import count
+from bert_cli.parallel.tensorflow import update
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import checkpoint_name
-from bert_cli.train.loop import State
+from bert_cli.train.loop import State, Step
 
 BY_LAYER = {"recompute": True}
 BY_STAGE = {"recompute": True, "recompute_by": "stage"}
 SHARDED = {"replicated_tensor_sharding": True}
-RUNS: dict[str, tuple[dict[str, Any], list[dict[str, float]], State]] = {}
-# Ten steps at the learning rate of the tests, in both directions.
-WANDER = 2 * 10 * 0.01
+LAMB = {"model": SHALLOW}
+RUNS: dict[str, "Run"] = {}
+STEPS = 4
+# At the learning rate of the tests, in both directions.
+WANDER = 2 * STEPS * 0.01
+
+
+def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in b.items():
+        np.testing.assert_array_equal(a[name], value, err_msg=name)
 
 
 def first_step(engine, reader, micro_batches: int, first_index: int = 0):
@@ -63,14 +80,13 @@ def test_loss_and_gradients_are_those_of_one_device(layout, parallel, one_device
 
 
 def test_the_schedule_changes_no_bit_and_saves_activations_as_promised(one_device):
-    saved, gradients = {}, {}
+    saved, found = {}, {}
     for schedule in SCHEDULES:
         engine, reader = engine_of("5 stages on 4 devices", parallel={"schedule": schedule})
-        _, gradients[schedule] = first_step(engine, reader, 4)
+        _, found[schedule] = first_step(engine, reader, 4)
         saved[schedule] = engine.max_in_flight
-    for name, gradient in gradients["1F1B"].items():
-        np.testing.assert_array_equal(gradients["GPipe"][name], gradient, err_msg=name)
-    assert_close(gradients["1F1B"], one_device[4][1], 1e-6)
+    assert_equal(found["GPipe"], found["1F1B"])
+    assert_close(found["1F1B"], one_device[4][1], 1e-6)
     # Stage k of 5 saves those of at most 5 - k micro-batches, and there are 4.
     assert all(most <= 5 - stage for stage, most in enumerate(saved["1F1B"]))
     assert saved["GPipe"] == [4, 4, 4, 4, 1]
@@ -83,27 +99,47 @@ def test_another_dropout_would_be_seen(one_device):
         assert_close(gradient, one_device[1][1], 1e-3)
 
 
-def ten_steps(layout: str, **changes):
-    """Return the weights after ten steps, the metrics of each, and the state; each run is made once."""
+class Run(NamedTuple):
+    """What some steps leave behind."""
+
+    weights: dict[str, np.ndarray]
+    moments: dict[str, np.ndarray]
+    metrics: list[dict[str, float]]
+    engine: TensorFlowEngine
+    state: State
+    step: Step
+    reader: Any
+
+
+def run_of(layout: str, **changes) -> Run:
+    """Return a run of STEPS steps, made once."""
     described = json.dumps([layout, changes], sort_keys=True)
     if described not in RUNS:
-        _, state, step, reader = built(settings_of(layout, 4, **changes))
-        metrics = [step(reader[number]) for number in range(10)]
-        weights = {name: weight.numpy() for name, weight in state.weights.items()}
-        RUNS[described] = weights, metrics, state
+        RUNS[described] = make_run(layout, **changes)
     return RUNS[described]
 
 
-def test_weights_after_ten_lamb_steps_are_those_of_one_device():
-    weights, metrics, state = ten_steps("2x2")
-    expected, expected_metrics, _ = ten_steps("1x1")
-    # Ten steps of rounding; the first steps of LAMB divide by the root of tiny second moments.
-    assert_weights_close(weights, expected, 1e-5, WANDER)
-    for ours, other in zip(metrics, expected_metrics, strict=True):
+def make_run(layout: str, **changes) -> Run:
+    engine, state, step, reader = built(settings_of(layout, 4, **changes))
+    metrics = [step(reader[number]) for number in range(STEPS)]
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
+    moments = {
+        f"{name} {order}": moment.numpy()
+        for name, pair in state.moments.items()
+        for order, moment in enumerate(pair)
+    }
+    return Run(weights, moments, metrics, engine, state, step, reader)
+
+
+def test_weights_after_some_lamb_steps_are_those_of_one_device():
+    run, expected = run_of("2x2"), run_of("1x1")
+    # Rounding; the first steps of LAMB divide by the root of tiny second moments.
+    assert_weights_close(run.weights, expected.weights, 1e-5, WANDER)
+    for ours, other in zip(run.metrics, expected.metrics, strict=True):
         assert ours["mlm_loss"] == pytest.approx(other["mlm_loss"], rel=1e-5)
         assert ours["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-4)
         assert ours["weight_norm"] == pytest.approx(other["weight_norm"], rel=1e-6)
-    for name, weight in state.weights.items():
+    for name, weight in run.state.weights.items():
         for replica in weight.variables[1:]:
             np.testing.assert_array_equal(replica.numpy(), weight.numpy(), err_msg=name)
 
@@ -113,29 +149,55 @@ CLIPPED = {"optimizer": {"name": "AdamW", "max_gradient_norm": 0.5}, "model": SH
 
 @pytest.mark.parametrize(("layout", "options"), [("2x2", {}), ("2x1", CLIPPED)])
 def test_sharded_moments_give_the_same_weights(layout, options):
-    expected, _, state = ten_steps(layout, **options)
-    weights, _, sharded = ten_steps(layout, **options, parallel=SHARDED)
+    expected = run_of(layout, **options)
+    sharded = run_of(layout, **options, parallel=SHARDED)
     if options == CLIPPED:
-        for name, weight in expected.items():
-            np.testing.assert_array_equal(weights[name], weight, err_msg=name)
+        assert_equal(sharded.weights, expected.weights)
     else:
         # The norm of a complete weight adds up in another order than those of its shards: of the weights after ten
         # LAMB steps the worst, a bias, differs by 1.04e-6 of its norm, a tenth of what layouts may differ by.
-        assert_weights_close(weights, expected, 2e-6, WANDER)
-    for name, pair in state.moments.items():
-        for moment, shard in zip(pair, sharded.moments[name], strict=True):
-            np.testing.assert_allclose(shard.numpy(), moment.numpy(), rtol=1e-4, atol=1e-8)
-            assert shard.variables[0].shape[0] == -(-moment.numpy().size // 2)
+        assert_weights_close(sharded.weights, expected.weights, 2e-6, WANDER)
+    for name, moment in expected.moments.items():
+        np.testing.assert_allclose(sharded.moments[name], moment, rtol=1e-4, atol=1e-8)
+    for pair in sharded.state.moments.values():
+        for shard in pair:
+            assert shard.variables[0].shape[0] == -(-math.prod(shard.shape) // 2)
 
 
-@pytest.mark.parametrize(("layout", "parallel"), [("1x1", {}), ("2x2", SHARDED)])
-def test_offloaded_moments_give_the_same_bits(layout, parallel):
-    expected, _, _ = ten_steps(layout, **({"parallel": parallel} if parallel else {}))
-    weights, _, state = ten_steps(layout, parallel={**parallel, "optimizer_state_offload": True})
-    for name, weight in expected.items():
-        np.testing.assert_array_equal(weights[name], weight, err_msg=name)
-    devices = {v.device for pair in state.moments.values() for m in pair for v in m.variables}
+@pytest.mark.parametrize(
+    ("layout", "options"), [("1x1", LAMB), ("2x1", {**CLIPPED, "parallel": SHARDED})]
+)
+def test_offloaded_moments_give_the_same_bits(layout, options):
+    parallel = {**options.get("parallel", {}), "optimizer_state_offload": True}
+    run = run_of(layout, **{**options, "parallel": parallel})
+    assert_equal(run.weights, run_of(layout, **options).weights)
+    moments = [moment for pair in run.state.moments.values() for moment in pair]
+    devices = {variable.device for moment in moments for variable in moment.variables}
     assert len(devices) == 1 and devices.pop().endswith("CPU:0")
+
+
+# In place, on another device than the weights, and on shards: each assigns other results.
+@pytest.mark.parametrize(
+    ("layout", "parallel"),
+    [("1x1", {}), ("1x1", {"optimizer_state_offload": True}), ("2x1", SHARDED)],
+)
+def test_compiled_updates_are_the_plain_ones(monkeypatch, layout, parallel):
+    options = {**LAMB, **({"parallel": parallel} if parallel else {})}
+    plain = run_of(layout, **options)
+    monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", 0)
+    monkeypatch.setattr(
+        update, "LARGE", 600
+    )  # of the word table alone: every compilation takes a second
+    compiled = make_run(layout, **options)
+    devices = [device for replica in compiled.engine.updates for device in replica]
+    assert all(any(key[2] for key in device.updater.functions) for device in devices)
+    assert_weights_close(compiled.weights, plain.weights, 1e-5, WANDER)
+    for name, moment in compiled.moments.items():
+        if KEY_BIAS not in name:  # whose gradient is nothing but rounding
+            largest = np.abs(plain.moments[name]).max()
+            np.testing.assert_allclose(
+                moment, plain.moments[name], rtol=1e-4, atol=1e-6 * largest, err_msg=name
+            )
 
 
 def test_random_rounding_of_shards_is_that_of_the_complete_weight():
@@ -144,11 +206,9 @@ def test_random_rounding_of_shards_is_that_of_the_complete_weight():
         "optimizer": {"name": "AdamW", "stochastic_rounding": True, "loss_scaling": 64.0},
         "model": SHALLOW,
     }
-    expected, _, _ = ten_steps("2x1", **options)
-    weights, _, _ = ten_steps("2x1", **options, parallel=SHARDED)
-    for name, weight in expected.items():
-        assert weight.dtype == np.float16
-        np.testing.assert_array_equal(weights[name], weight, err_msg=name)
+    expected = run_of("2x1", **options).weights
+    assert {weight.dtype for weight in expected.values()} == {np.dtype(np.float16)}
+    assert_equal(run_of("2x1", **options, parallel=SHARDED).weights, expected)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float16", 2e-3), ("bfloat16", 1e-2)])
@@ -165,16 +225,14 @@ def test_small_buckets_add_up_to_the_same_bits():
     assert len(expected_engine.updates[0][0].buckets) == 1
     _, expected = first_step(expected_engine, reader, 4)
     engine, _, _, _ = built(settings_of("2x1", model=SHALLOW), updates=False)
-    for row in engine.updates:
-        for update in row:
-            update.make_functions([[name] for name in update.weights])
+    for device in (device for row in engine.updates for device in row):
+        device.make_functions([[name] for name in device.weights])
     _, gradient = first_step(engine, reader, 4)
-    for name, value in gradient.items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert_equal(gradient, expected)
 
 
 def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(monkeypatch):
-    engine, state, step, reader = built(settings_of("2x1", 4, model=SHALLOW))
+    *_, engine, state, step, reader = run_of("2x1", **CLIPPED)
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
     # Of the second replica alone, whose micro-batches the first one does not have.
     poisoned = engine.replicas[1][0].accumulators["hid_0/attention/query/kernel"]
@@ -207,24 +265,96 @@ def test_clipping_is_of_the_complete_gradient_of_all_stages_and_replicas():
 
 
 def test_a_checkpoint_passes_through_layouts_with_other_shards(tmp_path):
-    """Sharded over two, then over four and offloaded, then complete: another layout after each two steps."""
-    _, state, step, reader = built(settings_of("1x1", model=SHALLOW))
-    for number in range(6):
-        step(reader[number])
-    expected = {name: weight.numpy() for name, weight in state.weights.items()}
+    """Sharded over two, then over four and offloaded, then complete."""
     layouts = [
-        ("2x1", SHARDED),
-        ("4x1", {**SHARDED, "optimizer_state_offload": True}),
-        ("1x1", {}),
+        ("2x1", SHARDED, 2),
+        ("4x1", {**SHARDED, "optimizer_state_offload": True}, 3),
+        ("1x1", {}, 4),
     ]
-    for number, (layout, parallel) in enumerate(layouts):
+    for layout, parallel, until in layouts:
         _, state, step, reader = built(settings_of(layout, parallel=parallel, model=SHALLOW))
         form = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
-        if number:
-            checkpoint.resume(tmp_path / checkpoint_name(2 * number), state, form, {})
-        assert state.step == 2 * number
-        for _ in range(2):
+        if layout != "2x1":
+            checkpoint.resume(tmp_path / checkpoint_name(until - 1), state, form, {})
+            assert state.step == until - 1
+        while state.step < until:
             step(reader[state.step])
         checkpoint.save(tmp_path, state, form, fixed={}, settings={}, versions={})
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    assert_weights_close(weights, expected, 1e-5, WANDER)
+    assert_weights_close(weights, run_of("1x1", **LAMB).weights, 1e-5, WANDER)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
+def test_each_moment_is_that_of_its_gradient_and_functions_are_traced_once_for_each_shape(
+    optimizer,
+):
+    settings = settings_of("1x1", 1, optimizer={"name": optimizer}, model=SHALLOW)
+    engine, state, _, reader = built(settings, updates=False)
+    batch = reader[0]
+    engine.accumulate(batch, 0, count(batch, engine.head.COUNTS), 1.0)
+    engine.all_reduce_gradients(1.0)
+    expected = gradients(engine)
+    engine.apply_update(1.0, 0.01, 0, 0)
+    for name, (first, second) in state.moments.items():
+        np.testing.assert_allclose(first.numpy(), 0.1 * expected[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            second.numpy(), 0.001 * expected[name] ** 2, rtol=1e-4, atol=1e-30, err_msg=name
+        )
+    (device,) = engine.updates[0]
+    for (_, rule, *_), function in device.updater.functions.items():
+        shapes = {
+            tuple(weight.shape)
+            for name, weight in device.weights.items()
+            if device.optimizer.rules[name] == rule
+        }
+        assert function.experimental_get_tracing_count() == len(shapes)
+
+
+# XLA reads its options when it first compiles something, so this needs a process of its own.
+COUNT_LOOPS = """
+import json
+import tensorflow as tf
+from bert_cli.optim.adam import Hyperparameters, Optimizer, Rule
+from bert_cli.parallel.tensorflow.mesh import fuse_results
+from bert_cli.parallel.tensorflow.update import LARGE, WeightUpdater
+
+fuse_results()
+loops = {}
+for name, adapts in (("update_element_wise", False), ("update_moments", True)):
+    rule = Rule(decays=True, adapts=adapts)
+    optimizer = Optimizer(hyperparameters=Hyperparameters(), rules={"a/kernel": rule}, seed=1)
+    updater = WeightUpdater(optimizer, device="CPU:0", is_local=True, compiled=True)
+    variables = [tf.Variable(tf.ones([LARGE // 512, 512])) for _ in range(4)]
+    numbers = [tf.constant(1.0), tf.constant(0)]
+    if not adapts:
+        numbers = [tf.constant(1.0), tf.constant(1e-3), tf.constant(0), optimizer.key(1, 2)]
+    function = updater.function(getattr(updater, name), rule, variables[0])
+    text = function.experimental_get_compiler_ir(*variables, *numbers)(stage="optimized_hlo")
+    entry = text[text.index("ENTRY"):].splitlines()
+    shape = f"f32[{LARGE // 512},512]"
+    fusions = [line.partition(" fusion(")[0] for line in entry if " fusion(" in line]
+    loops[name] = [results.count(shape) for results in fusions if shape in results]
+print(json.dumps(loops))
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_compiled_update_is_one_loop_with_three_results():
+    command = [sys.executable, "-c", COUNT_LOOPS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loops = json.loads(done.stdout.splitlines()[-1])
+    assert loops == {"update_element_wise": [3], "update_moments": [3]}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_squared_norm_of_millions_of_elements_is_exact_to_float32(dtype):
+    tensor = tf.cast(tf.random.stateless_normal([3000, 768], [1, 2]) + 1.0, dtype)
+    exact = np.sum(tensor.numpy().astype(np.float64) ** 2)
+    assert float(update.squared_norm([tensor, tensor])) == pytest.approx(2 * exact, rel=3e-7)
+    assert float(update.squared_norm([])) == 0.0
+
+
+def test_buckets_have_at_most_their_size_or_one_weight():
+    sizes = {"a": 3, "b": 4, "c": 30, "d": 1, "e": 9, "f": 1}
+    assert update.buckets(sizes, 10) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+    assert update.buckets({}, 10) == []

@@ -10,8 +10,8 @@ from support.layouts import settings_of
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh
-from bert_cli.parallel.tensorflow import runtime
-from bert_cli.parallel.tensorflow.collectives import (
+from bert_cli.parallel.tensorflow import mesh as runtime
+from bert_cli.parallel.tensorflow.mesh import (
     KEYS_OF_MESH,
     TensorFlowProcessGroup,
     device_group,
@@ -42,7 +42,7 @@ def test_a_layout_that_does_not_fit_processes_gpus_or_devices_is_rejected(monkey
         build.open_mesh(settings_of("2x1"), Processes(WORKERS))
     # The tests divide the CPU into eight devices, which TensorFlow allows only once.
     assert len(tf.config.list_logical_devices("CPU")) == 8
-    settings = settings_of("1x4", 16)
+    settings = settings_of("5 stages on 4 devices", 16)
     batch = settings.global_batch.model_copy(
         update={"replicas": 4, "grad_acc_steps_per_replica": 4}
     )
@@ -76,15 +76,6 @@ def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
         runtime.gpus_of(Processes(("a:1", "a:2", "a:3"), 0))
 
 
-def test_a_single_process_has_the_sums_without_a_collective():
-    group = TensorFlowProcessGroup(mesh_of("1x1"))
-    assert group.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
-    assert group.all_gather(7.0) == [7.0]
-    assert group.broadcast([float("inf")]) == [float("inf")]
-    group.barrier()
-    assert group.collectives == 0
-
-
 class TwoProcesses(TensorFlowProcessGroup):
     """Rank 1 of two, whose other process adds the same numbers."""
 
@@ -96,6 +87,14 @@ class TwoProcesses(TensorFlowProcessGroup):
     def _sum(self, numbers):
         self.seen.append((self.collectives, self.is_waiting.is_set()))
         return 2 * numbers
+
+
+def test_a_single_process_has_the_sums_without_a_collective():
+    group = TensorFlowProcessGroup(mesh_of("1x1"))
+    assert group.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
+    assert (group.all_gather(7.0), group.broadcast([float("inf")])) == ([7.0], [float("inf")])
+    group.barrier()
+    assert group.collectives == 0
 
 
 def test_a_collective_is_counted_and_flagged_while_it_runs_and_names_a_lost_process():

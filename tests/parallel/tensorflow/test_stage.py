@@ -1,19 +1,14 @@
-"""Stages: blocks in order, shared traces that change no bit, gradients of unused weights; traces of their work."""
-
-import json
+"""Stages: shared traces that change no bit, and gradients of unused weights."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.errors import ConfigError
-from bert_cli.model.bert import block_names, build_block
-from bert_cli.parallel.tensorflow.runtime import traced
-from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage, split_blocks
-from bert_cli.parallel.tensorflow.trace import Trace
+from bert_cli.model.bert import build_block
+from bert_cli.parallel.tensorflow.mesh import traced
+from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage
 
-NAMES = block_names(BertConfig(num_hidden_layers=3))
 B, S = 3, 16
 CONFIG = BertConfig(
     vocab_size=50,
@@ -25,22 +20,6 @@ CONFIG = BertConfig(
     initializer_range=0.5,
 )
 KEY = np.array([7, 3], np.int32)
-
-
-def test_hid_stands_for_the_next_layer():
-    stages = [["emb", "hid"], ["hid", "hid", "enc_out"], ["pool", "heads"]]
-    expected = [["emb", "hid_0"], ["hid_1", "hid_2", "enc_out"], ["pool", "heads"]]
-    assert split_blocks(stages, NAMES) == expected
-
-
-def test_stages_that_do_not_list_the_blocks_in_order_are_rejected():
-    for stages in (
-        [["emb", "hid", "hid", "enc_out", "pool", "heads"]],
-        [["emb", "hid", "hid", "hid", "hid", "enc_out", "pool", "heads"]],
-        [["emb"], ["hid", "hid", "hid"], ["pool", "enc_out", "heads"]],
-    ):
-        with pytest.raises(ValueError, match="do not list the blocks"):
-            split_blocks(stages, NAMES)
 
 
 def layers(policy: str = "float32"):
@@ -152,15 +131,3 @@ def test_a_weight_without_a_part_in_the_loss_has_a_gradient_of_zero():
         stage.forward_backward(None, {}, KEY, {}, tf.constant(1.0))
     np.testing.assert_array_equal(stage.accumulators["used"], [4.0, 8.0])
     np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
-
-
-def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
-    trace = Trace(1)
-    with trace.span(0, 2, "backward", 7):
-        pass
-    trace.write(tmp_path / "deep" / "trace.json", rank=3)
-    (event,) = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
-    assert event["name"] == "backward 7" and event["ph"] == "X" and event["dur"] >= 0
-    assert (event["pid"], event["tid"]) == ("rank 3", "replica 0 stage 2")
-    with pytest.raises(ConfigError, match=r"parallel\.trace"):
-        trace.write(tmp_path / "deep" / "trace.json" / "trace.json", rank=0)

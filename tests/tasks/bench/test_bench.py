@@ -11,7 +11,7 @@ from support.bert import run_bert, start_bert
 from support.tiny_models import OTHERS, PIECES, write_model, write_questions
 
 from bert_cli.cli import main
-from bert_cli.optim.loss_scale import LossScale
+from bert_cli.optim.schedule import LossScale
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.bench.timing import PARTS
 from bert_cli.train.loop import SavedValue, State

@@ -1,8 +1,11 @@
-"""The schedules of a pipeline: complete, free of deadlock, with no more saved activations than promised."""
+"""The schedules of a pipeline: complete, free of deadlock, with no more saved activations than promised; traces."""
+
+import json
 
 import pytest
 
-from bert_cli.parallel.tensorflow.schedule import SCHEDULES, Work
+from bert_cli.errors import ConfigError
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Trace, Work
 
 SIZES = [(p, m) for p in (1, 2, 3, 5, 8) for m in (1, 2, 4, 7, 32)]
 
@@ -74,3 +77,15 @@ def test_the_order_of_a_middle_stage_is_that_of_the_papers():
     order = [(f, 0), (f, 1), (f, 2), (b, 0), (f, 3), (b, 1), (b, 2), (b, 3)]
     assert SCHEDULES["1F1B"](1, 4, 4) == order
     assert SCHEDULES["GPipe"](1, 4, 2) == [(f, 0), (f, 1), (b, 0), (b, 1)]
+
+
+def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
+    trace = Trace(1)
+    with trace.span(0, 2, "backward", 7):
+        pass
+    trace.write(tmp_path / "deep" / "trace.json", rank=3)
+    (event,) = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
+    assert event["name"] == "backward 7" and event["ph"] == "X" and event["dur"] >= 0
+    assert (event["pid"], event["tid"]) == ("rank 3", "replica 0 stage 2")
+    with pytest.raises(ConfigError, match=r"parallel\.trace"):
+        trace.write(tmp_path / "deep" / "trace.json" / "trace.json", rank=0)
