@@ -101,7 +101,7 @@ _ROWS = {
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
     "compare": (
-        "tasks.look.compare",
+        "tasks.look.runs",
         "tools.Compare",
         "compare the settings and results of two runs",
     ),

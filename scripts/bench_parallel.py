@@ -81,7 +81,7 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.settings import Cluster
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.tasks.bench.timing import resident_bytes
+    from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
 
     run = PretrainSettings.model_validate(settings)

@@ -252,7 +252,7 @@ def growth_by_scores(options: argparse.Namespace) -> int:
 
     from bert_cli.model.fused import compile_fused
     from bert_cli.model.heads import chunked_loss, loss_sums
-    from bert_cli.tasks.bench.timing import resident_bytes
+    from bert_cli.tasks.look.machine import resident_bytes
 
     compile_fused(options.compile != "nothing")
     masked, width, vocab_size = options.examples * masked_positions(options.places), 768, 30522

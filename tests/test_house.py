@@ -27,8 +27,8 @@ HEAVY = {"tensorflow", "keras", "torch", "transformers"}
 LIGHT = [
     "errors", "files", "processes", "cli", "config", "data", "optim/schedule", "commands",
     "parallel/cluster", "parallel/engine", "parallel/launcher", "train",
-    *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "compare", "machine")),
-    *(f"tasks/bench/{name}" for name in ("sweep", "flops", "run", "data")), "tasks/launch",
+    *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
+    *(f"tasks/bench/{name}" for name in ("flops", "run", "data")), "tasks/launch",
 ]  # fmt: skip
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 60

@@ -7,7 +7,6 @@ random letters, so that a vocabulary can be trained on it.
 
 import contextlib
 import io
-import itertools
 import sys
 import tempfile
 import time
@@ -28,10 +27,9 @@ from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
-from bert_cli.tasks.bench.timing import format_seconds
+from bert_cli.tasks.bench.run import format_seconds
 from bert_cli.tasks.look import machine
 
-VERSIONS = ("numpy", "tokenizers")
 WORDS = 20_000
 LETTERS = "etaoinshrdlucmfwypvbgk"
 SENTENCES_PER_DOCUMENT = 40
@@ -47,23 +45,14 @@ def run(settings: BenchDataSettings) -> None:
 
     Raises what the steps raise for the given text.
     """
-    json_only = is_stdout(settings.json_file)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         for row in _steps(settings, Path(folder)):
             rows.append(row)
             if sys.stderr.isatty():
                 print(f"{row['name']}: {format_seconds(row['seconds'])}", file=sys.stderr)
-    metrics: dict[str, Any] = {
-        "what": "data",
-        "input": "made up" if settings.input is None else str(settings.input),
-        "steps": rows,
-        "machine": machine.description(),
-        "versions": package_versions(VERSIONS),
-        "settings": settings.model_dump(mode="json"),
-    }
-    if not json_only:
-        described = metrics["machine"]
+    described = machine.description()
+    if not is_stdout(settings.json_file):
         text = "synthetic text" if settings.input is None else str(settings.input)
         print(f"{described['processor']}; {size(described['memory_bytes'])} of memory")
         print(
@@ -72,6 +61,14 @@ def run(settings: BenchDataSettings) -> None:
         )
         _print_table(rows)
     if settings.json_file is not None:
+        metrics: dict[str, Any] = {
+            "what": "data",
+            "input": "made up" if settings.input is None else str(settings.input),
+            "steps": rows,
+            "machine": described,
+            "versions": package_versions(("numpy", "tokenizers")),
+            "settings": settings.model_dump(mode="json"),
+        }
         output_json(settings.json_file, metrics)
 
 
@@ -84,53 +81,49 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
     processes = {"processes": settings.processes}
     split = {"input": text, "out": sentences, "sentence_splitter": settings.sentence_splitter}
     values = PreprocessSettings.model_validate(split | processes)
-    yield _timed("preprocess", preprocess.run, values, _bytes_of(text))
+    yield _row("preprocess", _seconds(preprocess.run, values), _bytes_of(text))
     text_bytes, vocabulary = _bytes_of(sentences), settings.vocab
     if vocabulary is None:
         vocabulary = str(folder / "vocab")
         learn = {"input": sentences, "out": vocabulary, "size": VOCAB_SIZE}
-        yield _timed("vocab", vocab.run, VocabSettings.model_validate(learn), text_bytes)
+        yield _row("vocab", _seconds(vocab.run, VocabSettings.model_validate(learn)), text_bytes)
     shape = {"sequence_length": settings.sequence_length, "mask_tokens": settings.mask_tokens}
     static, dynamic = folder / "static", folder / "dynamic"
     for masking, out in (("static", static), ("dynamic", dynamic)):
         recipe = {"input": sentences, "out": out, "vocab": vocabulary, "masking": masking}
         tokenized = TokenizeSettings.model_validate(recipe | shape | processes)
-        row = _timed(f"tokenize, {masking}", tokenize.run, tokenized, text_bytes)
-        yield _with_examples(row, read_corpus(out)["records"])
+        seconds = _seconds(tokenize.run, tokenized)
+        yield _row(f"tokenize, {masking}", seconds, text_bytes, read_corpus(out)["records"])
     # Records of other tools have no indexes.
     for path in static.rglob("*.index"):
         path.unlink()
     records, record_bytes = read_corpus(static)["records"], _bytes_of(static)
-    indexed = IndexSettings(folder=static, processes=settings.processes)
-    yield _with_examples(_timed("index", index.run, indexed, record_bytes), records)
+    seconds = _seconds(index.run, IndexSettings(folder=static, processes=settings.processes))
+    yield _row("index", seconds, record_bytes, records)
     yield _reading("read, static", static, None, settings)
     yield _reading("read, dynamic", dynamic, None, settings)
     yield _reading("read, packs", dynamic, settings.max_sequences_per_pack, settings)
 
 
-def _timed(name: str, step: Callable[[Any], None], settings: Any, input_bytes: int) -> Row:
-    """Run a step without its output; return its seconds and the megabytes per second of its input."""
+def _seconds(step: Callable[[Any], None], settings: Any) -> float:
+    """Run a step without its output; return its duration."""
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         step(settings)
-    seconds = time.perf_counter() - began
-    return _row(name, seconds, input_bytes)
+    return time.perf_counter() - began
 
 
-def _row(name: str, seconds: float, number: int) -> Row:
+def _row(name: str, seconds: float, number: int, examples: int | None = None) -> Row:
     rate = number / 1e6 / seconds
-    return {"name": name, "seconds": seconds, "bytes": number, "megabytes_per_second": rate}
-
-
-def _with_examples(row: Row, examples: int) -> Row:
-    return {**row, "examples": examples, "examples_per_second": examples / row["seconds"]}
+    row = {"name": name, "seconds": seconds, "bytes": number, "megabytes_per_second": rate}
+    if examples is not None:
+        row |= {"examples": examples, "examples_per_second": examples / seconds}
+    return row
 
 
 def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSettings) -> Row:
     """Read batches with one thread for `reading_seconds`; a pack counts as its sequences."""
-    batch = min(BATCH, read_corpus(folder)["records"])
-    if packed is not None:
-        batch = max(1, batch // packed)
+    batch = max(1, min(BATCH, read_corpus(folder)["records"]) // (packed or 1))
     source = Records(
         folder,
         seed=settings.seed,
@@ -140,15 +133,14 @@ def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSet
     )
     reader = Reader(source, Batching(batch, batch))
     reader[0]  # opens the files
-    examples, read, began, seconds = 0, 0, time.perf_counter(), 0.0
-    for step in itertools.count(1):
+    examples, read, step, seconds, began = 0, 0, 0, 0.0, time.perf_counter()
+    while seconds < settings.reading_seconds:
+        step += 1
         columns = reader[step]
         examples += int(np.sum(np.max(columns["input_mask"], axis=-1)))
         read += sum(column.nbytes for column in columns.values())
         seconds = time.perf_counter() - began
-        if seconds >= settings.reading_seconds:
-            break
-    return _with_examples(_row(name, seconds, read), examples)
+    return _row(name, seconds, read, examples)
 
 
 def _bytes_of(text: Path) -> int:

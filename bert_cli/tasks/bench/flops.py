@@ -7,15 +7,11 @@ the masked-LM head, at the P masked positions. Recomputation is not counted, so 
 speed. Padding is counted, because it is multiplied like any other position.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_cli.config.settings import BertConfig
-
-FORWARD_AND_BACKWARD = 3
-"""One product in the forward pass and two in the backward pass."""
-OPERATIONS = 2
-"""One multiplication and one addition."""
 
 
 class Shape(NamedTuple):
@@ -39,19 +35,16 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations of the forward product."""
-        return OPERATIONS * self.rows * self.width * self.outputs
+        """Return the multiplications and additions of the forward product."""
+        return 2 * self.rows * self.width * self.outputs
 
 
 def shape_of(batch: Mapping[str, Any]) -> Shape:
     """Return the shape of a batch with columns [..., B, S]."""
-    *leading, positions = batch["input_ids"].shape
-    examples = 1
-    for size in leading:
-        examples *= int(size)
+    *leading, positions = map(int, batch["input_ids"].shape)
     masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
     packs = batch.get("next_sentence_positions")
-    return Shape(examples, positions, masked, 1 if packs is None else packs.shape[-1])
+    return Shape(math.prod(leading), positions, masked, 1 if packs is None else packs.shape[-1])
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> list[Product]:
@@ -80,10 +73,10 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> li
 def attention(config: BertConfig, shape: Shape) -> int:
     """Return the operations of the forward products of queries with keys and of probabilities with values."""
     pairs = shape.examples * shape.positions**2
-    return config.num_hidden_layers * 2 * OPERATIONS * pairs * config.hidden_size
+    return 2 * 2 * config.num_hidden_layers * pairs * config.hidden_size
 
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> int:
-    """Return the operations of the forward and backward pass of a batch."""
+    """Return the operations of the forward pass and of the backward pass, which has two products for each."""
     forward = sum(one.flops for one in products(config, last_blocks, shape))
-    return FORWARD_AND_BACKWARD * (forward + attention(config, shape))
+    return 3 * (forward + attention(config, shape))

@@ -9,8 +9,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,6 @@ from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import is_stdout
 from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.bench.flops import Product, model_flops, products, shape_of
-from bert_cli.tasks.bench.timing import (
-    INPUT_WAIT,
-    StepTime,
-    Stopwatch,
-    resident_bytes,
-    summarize,
-)
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import build, corpora, finetune, start
@@ -47,6 +40,11 @@ from bert_cli.train.loop import Every, Info, copy_state, gather_moments, train
 from bert_cli.train.metrics import print_line
 
 Settings = BenchPretrainSettings | BenchSquadSettings
+Step = dict[str, float]
+"""The seconds of a step from the end of the previous one, those of `PARTS`, and the numbers of examples, tokens,
+positions ("places") and operations; `skipped` counts the steps so far whose gradient was not finite."""
+PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
+"""The measured parts of a step; the rest is `other`."""
 STOPPED = 130
 """Exit code of a measurement that was asked to stop: nothing can be continued."""
 VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers")
@@ -64,41 +62,60 @@ PRODUCT_ELEMENTS = {"CPU": 2**24, "GPU": 2**27}
 LARGEST_PRODUCTS = 3
 
 
+class Stopwatch:
+    """Seconds by name."""
+
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        """`synchronize` waits for devices that work asynchronously: it ends each part."""
+        self.seconds: dict[str, float] = {}
+        self.synchronize = synchronize
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to the seconds of this name."""
+        began = time.perf_counter()
+        try:
+            yield
+            self.synchronize()
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready for its first step."""
+    """A run that is built, and its measurement."""
 
     settings: Settings
     mesh: Mesh
     spec: RunSpec
     parts: build.Parts
-    format: checkpoint.Format
     watch: Stopwatch
     """Measures the calls of the engine."""
     bytes_before: int
     """Memory before the model was built."""
 
 
-def measure(settings: Settings, start: Stopwatch) -> dict[str, Any] | None:
+def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str, Any] | None:
     """Measure a run and return its metrics; None on ranks above 0.
 
-    `start` has the seconds since the process began. Raises what the run itself raises, and SystemExit when
+    `start_seconds` are those since the process began. Raises what the run itself raises, and SystemExit when
     it is asked to stop.
     """
     json_only = is_stdout(settings.json_file)
+    start_watch = Stopwatch()
     with ExitStack() as locks, redirect_stdout(sys.stderr) if json_only else nullcontext():
-        run = _build(settings, start, locks)
+        run = _build(settings, start_watch, locks)
         group = run.parts.engine.group
         warmup, steps = settings.warmup_steps, settings.steps
         print_line(f"bench: {warmup} warm-up steps, then {steps} measured steps")
         times = _take_steps(run, warmup + steps)
-        start.seconds["first_step"] = times[0].seconds
+        seconds = {**start_seconds, **start_watch.seconds, "first_step": times[0]["seconds"]}
         metrics = summarize(times, warmup) | _memory(run)
         metrics |= _checkpoint(run) if settings.checkpoint else dict.fromkeys(CHECKPOINT)
         rate = _product_rate(run)
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
-        metrics["start_seconds"] = {**start.seconds, "total": sum(start.seconds.values())}
+        metrics["start_seconds"] = {**seconds, "total": sum(seconds.values())}
         group.barrier()
         return {**metrics, **_description(run)} if group.rank == 0 else None
 
@@ -107,51 +124,39 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
     """Prepare everything up to the first step and measure each part."""
     with start_watch.part("devices"):
         # The settings of the run: `about` describes the complete run, not the measured steps.
-        settings, mesh, stop = training.prepare(
-            with_model_shape(settings.model_copy(update={"about": None})), locks
-        )
+        settings, name = settings.model_copy(update={"about": None}), settings.pretrained_ckpt_path
+        # The shape of the model alone: the values of weights do not change how long anything takes.
+        if name and not (settings.generated_dataset and "bert_config" in settings.model_fields_set):
+            settings = start.with_shape_of(settings, start.find_source(name))
+        if isinstance(settings, PretrainSettings):
+            settings = corpora.with_sizes_of_records(settings)
+        settings, mesh, stop = training.prepare(settings, locks)
         # TensorFlow initializes its devices with the first operation.
         tf.zeros([]).numpy()
-    bytes_before = _device_memory(mesh, "current")
+    bytes_before = _device_memory(mesh)[0]
     with start_watch.part("building"):
         spec = spec_of(settings, mesh)
         # A shorter run is extended, so that the learning rate is defined for all measured steps.
         last = settings.warmup_steps + settings.steps
-        plan = replace(spec.plan, total_steps=max(spec.plan.total_steps, last))
-        spec = replace(spec, plan=plan)
+        spec = replace(spec, plan=replace(spec.plan, total_steps=max(spec.plan.total_steps, last)))
         lines = [f"  {line}" for line in layout.describe_layout(settings)]
-        print_line("\n".join(["plan:", describe(plan), *lines]))
-        parts = build.build_run(settings, mesh, plan, stop, spec.labels)
-        format_ = spec.form(parts.model)
+        print_line("\n".join(["plan:", describe(spec.plan), *lines]))
+        parts = build.build_run(settings, mesh, spec.plan, stop, spec.labels)
     with start_watch.part("tracing"):
         parts.engine.compile(spec.sample)
-    watch = Stopwatch()
-    parts.engine.record = watch.parts_until(synchronize)
-    return Run(settings, mesh, spec, parts, format_, watch, bytes_before)
+    watch = Stopwatch(synchronize)
+    parts.engine.record = watch.part
+    return Run(settings, mesh, spec, parts, watch, bytes_before)
 
 
 # --- the examples and the plan
-
-
-def with_model_shape(settings: Settings) -> Settings:
-    """Return the settings with the shape of the model that the run starts from, and the packs of its records.
-
-    Weights are always initialized: their values do not change how long anything takes.
-    """
-    name = settings.pretrained_ckpt_path
-    synthetic = settings.generated_dataset
-    if name is not None and not (synthetic and "bert_config" in settings.model_fields_set):
-        settings = start.with_shape_of(settings, start.find_source(name))
-    if isinstance(settings, PretrainSettings):
-        return corpora.with_sizes_of_records(settings)
-    return settings
 
 
 def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
     """Return what a run of these settings trains on. Raises what the run raises for its input."""
     if isinstance(settings, BenchSquadSettings):
         synthetic = settings.generated_dataset
-        features = synthetic_windows(settings) if synthetic else _real_windows(settings)
+        features = _synthetic_windows(settings) if synthetic else _real_windows(settings)
         plan, windows, sample = finetune.open_features(settings, features, mesh)
         return RunSpec(
             plan, windows, sample, lambda model: start.disk_format(settings, model, None)
@@ -163,29 +168,7 @@ def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
     return RunSpec(plan, stream, sample, lambda model: start.disk_format(settings, model, folder))
 
 
-def _real_windows(settings: BenchSquadSettings) -> Features:
-    name = settings.tokenizer_path or settings.pretrained_ckpt_path
-    if name is None:
-        raise ConfigError(
-            "tokenizer_path",
-            "real questions need a tokenizer, and none is given",
-            "give --tokenizer-path or --pretrained-ckpt-path",
-        )
-    tokenizer = read_tokenizer(start.find_tokenizer(name))
-    vocab_size = settings.bert_config.vocab_size
-    if len(tokenizer.pieces) > vocab_size:
-        raise ConfigError(
-            f"{name} (tokenizer)",
-            f"has {len(tokenizer.pieces):,} tokens, but the model has a vocabulary of {vocab_size:,}",
-            "give another --tokenizer-path, or --bert-config.vocab-size",
-        )
-    task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
-    assert task.train is not None
-    return task.train
-
-
-def synthetic_windows(settings: BenchSquadSettings) -> Features:
-    """Return the synthetic windows of one step."""
+def _synthetic_windows(settings: BenchSquadSettings) -> Features:
     batch = settings.global_batch
     return synthetic_features(
         settings.LAST_BLOCKS[-1],
@@ -197,26 +180,47 @@ def synthetic_windows(settings: BenchSquadSettings) -> Features:
     )
 
 
+def _real_windows(settings: BenchSquadSettings) -> Features:
+    name = settings.tokenizer_path or settings.pretrained_ckpt_path
+    if name is None:
+        problem = "real questions need a tokenizer, and none is given"
+        remedy = "give --tokenizer-path or --pretrained-ckpt-path"
+        raise ConfigError("tokenizer_path", problem, remedy)
+    tokenizer = read_tokenizer(start.find_tokenizer(name))
+    size, vocab_size = len(tokenizer.pieces), settings.bert_config.vocab_size
+    if size > vocab_size:
+        problem = f"has {size:,} tokens, but the model has a vocabulary of {vocab_size:,}"
+        remedy = "give another --tokenizer-path, or --bert-config.vocab-size"
+        raise ConfigError(f"{name} (tokenizer)", problem, remedy)
+    task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
+    assert task.train is not None
+    return task.train
+
+
 # --- the measurements
 
 
-def _take_steps(run: Run, last: int) -> list[StepTime]:
+def _take_steps(run: Run, last: int) -> list[Step]:
     """Run the steps with the loop of every run and return their times."""
-    times: list[StepTime] = []
+    times: list[Step] = []
     began = time.perf_counter()
     config, blocks = run.settings.bert_config, run.settings.LAST_BLOCKS
 
     def record(info: Info) -> None:
         nonlocal began
         now = time.perf_counter()
-        seconds, began = now - began, now
         shape = shape_of(info.batch)
-        parts = {INPUT_WAIT: info.seconds_waited, **run.watch.reset()}
-        counts = info.metrics["examples"], info.metrics["tokens"]
-        positions = shape.examples * shape.positions
-        operations = model_flops(config, blocks, shape)
-        skipped = info.metrics["skipped"]
-        times.append(StepTime(seconds, parts, *counts, positions, operations, skipped))
+        times.append(
+            {
+                **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
+                "seconds": now - began,
+                "places": shape.examples * shape.positions,
+                "flops": model_flops(config, blocks, shape),
+                "input_wait": info.seconds_waited,
+                **run.watch.seconds,
+            }
+        )
+        began, run.watch.seconds = now, {}
 
     group, step = run.parts.engine.group, run.parts.step
     batches = read_ahead(run.spec.stream, 0, last)
@@ -228,76 +232,96 @@ def _take_steps(run: Run, last: int) -> list[StepTime]:
         print_line("bench: stopped before its last step; nothing was measured")
         raise SystemExit(STOPPED)
     # Examples and tokens are sums over all processes already.
-    totals = group.all_reduce([[one.positions, one.flops] for one in times])
+    totals = group.all_reduce([[one["places"], one["flops"]] for one in times])
     return [
-        replace(one, positions=float(positions), flops=float(operations))
-        for one, (positions, operations) in zip(times, totals, strict=True)
+        {**one, "places": float(places), "flops": float(flops)}
+        for one, (places, flops) in zip(times, totals, strict=True)
     ]
+
+
+def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
+    """Return the metrics of the steps after the warm-up.
+
+    A rate is the median over the steps, so that one step that something else delayed does not count.
+    """
+    measured = steps[warmup_steps:]
+    skipped_before = steps[warmup_steps - 1]["skipped"] if warmup_steps else 0.0
+    seconds = [one["seconds"] for one in measured]
+    low = median = high = seconds[0]
+    if len(seconds) > 1:
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    rates = {
+        f"{name}_per_second": statistics.median(one[name] / one["seconds"] for one in measured)
+        for name in ("examples", "tokens", "places", "flops")
+    }
+    fractions = {
+        f"{name}_share": sum(one.get(name, 0.0) for one in measured) / sum(seconds)
+        for name in PARTS
+    }
+    return {
+        "steps": len(measured),
+        "warmup_steps": warmup_steps,
+        "skipped_steps": round(measured[-1]["skipped"] - skipped_before),
+        "step_seconds": {"median": median, "low": low, "high": high},
+        **rates,
+        **fractions,
+        "other_share": 1.0 - sum(fractions.values()),
+    }
 
 
 def _memory(run: Run) -> dict[str, Any]:
     """Return the peak memory and its growth since the model was built, of the process with the most."""
-    peak, group = _device_memory(run.mesh, "peak"), run.parts.engine.group
+    peak, group = _device_memory(run.mesh)[1], run.parts.engine.group
     return {
         "peak_memory_bytes": int(max(group.all_gather(peak))),
         # Clamped at zero: Linux updates the current and the peak size at different times.
         "memory_growth_bytes": int(max(0, *group.all_gather(peak - run.bytes_before))),
-        "host_peak_memory_bytes": int(max(group.all_gather(resident_bytes()[1]))),
+        "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
     }
 
 
-def _device_memory(mesh: Mesh, kind: str) -> int:
-    """Return the `current` or `peak` memory of this process, or of its GPU that uses the most."""
+def _device_memory(mesh: Mesh) -> tuple[int, int]:
+    """Return the memory of this process now and at its peak, or the most that one of its GPUs uses."""
     if mesh.kind == "CPU":
-        now, peak = resident_bytes()
-        return now if kind == "current" else peak
-    gpus = (name.rpartition(":")[2] for row in mesh.devices for name in row)
-    return max(tf.config.experimental.get_memory_info(f"GPU:{number}")[kind] for number in gpus)
+        return machine.resident_bytes()
+    gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
+    used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
+    return max(one["current"] for one in used), max(one["peak"] for one in used)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:
     """Return the seconds of a checkpoint; None, with a message, if the disk refuses it."""
-    group, plan = run.parts.engine.group, run.spec.plan
-    values = run.settings.model_dump(mode="json")
-    fixed = checkpoint.fixed_settings(
-        values, plan.examples_per_step, plan.total_steps, run.spec.stream.fingerprint
-    )
+    group = run.parts.engine.group
     group.barrier()
-    seconds = FAILED
     if group.rank > 0:
         gather_moments(run.parts.state)
-    else:
-        seconds = save(run.parts, run.format, values, fixed, run.settings.checkpoint_dir)
-    seconds = [float(one) for one in group.broadcast(seconds)]
+    seconds = list(map(float, group.broadcast(save(run) if group.rank == 0 else FAILED)))
     return dict(zip(CHECKPOINT, seconds if seconds[0] >= 0 else (None, None), strict=True))
 
 
-def save(
-    parts: build.Parts,
-    format_: checkpoint.Format,
-    settings: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    folder: Path | None,
-) -> list[float]:
+def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
+    folder, plan = run.settings.checkpoint_dir, run.spec.plan
+    values = run.settings.model_dump(mode="json")
+    sizes = plan.examples_per_step, plan.total_steps
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".bench_", dir=folder) as inner:
             began = time.perf_counter()
-            state = copy_state(parts.state)
+            state = copy_state(run.parts.state)
             copied_at = time.perf_counter()
             checkpoint.save(
                 Path(inner),
                 state,
-                format_,
-                fixed=dict(fixed),
-                settings=dict(settings),
+                run.spec.form(run.parts.model),
+                fixed=checkpoint.fixed_settings(values, *sizes, run.spec.stream.fingerprint),
+                settings=values,
                 versions=build.versions(),
             )
             return [copied_at - began, time.perf_counter() - copied_at]
     except (OSError, CheckpointError, DeviceError) as error:
-        if parts.engine.group.world_size > 1:
+        if run.parts.engine.group.world_size > 1:
             raise  # the other processes wait inside the save
         print_line(f"checkpoint: not measured ({error})")
         return FAILED
@@ -350,29 +374,24 @@ def _product_rate(run: Run) -> float:
 
 
 def product_rate(known: Iterable[Product], dtype: str, device: str) -> float:
-    """Return the operations per second of the fastest of the model's largest products on a device.
+    """Return the operations per second of the fastest product with one of the model's largest matrices.
 
     No datasheet has this rate for a virtual machine or a container, so it is measured: in the process, with
-    the threads and in the dtype of the run. Products get enough rows that the rate does not depend on the
-    micro-batch size.
+    the threads and in the dtype of the run.
     """
     kind = "GPU" if ":GPU:" in device.upper() else "CPU"
-    sized = {resize(one, *PRODUCT_FLOPS[kind], PRODUCT_ELEMENTS[kind]) for one in largest(known)}
-    return max(_rate(one, dtype, device) for one in sized)
+    # Of each matrix the product with the most rows.
+    matrices = {(one.width, one.outputs): one for one in sorted(known)}
+    largest = sorted(matrices.values(), key=lambda one: -one.width * one.outputs)
+    return max(_rate(resize(one, kind), dtype, device) for one in largest[:LARGEST_PRODUCTS])
 
 
-def largest(known: Iterable[Product]) -> list[Product]:
-    """Return the product with the most rows for each of the largest matrices."""
-    by_matrix = {(one.width, one.outputs): one for one in sorted(known)}
-    return sorted(by_matrix.values(), key=lambda one: -one.width * one.outputs)[:LARGEST_PRODUCTS]
-
-
-def resize(product: Product, least: float, most: float, elements: int) -> Product:
-    """Return the product with between `least` and `most` operations and at most so many elements."""
+def resize(product: Product, kind: str) -> Product:
+    """Return the product with so many rows that its rate does not depend on the micro-batch size."""
     flops_per_row = product.flops / product.rows
-    rows = min(max(product.rows, math.ceil(least / flops_per_row)), math.ceil(most / flops_per_row))
-    limit = elements // (product.width + product.outputs)
-    return product._replace(rows=max(1, min(rows, limit)))
+    least, most = (math.ceil(flops / flops_per_row) for flops in PRODUCT_FLOPS[kind])
+    limit = PRODUCT_ELEMENTS[kind] // (product.width + product.outputs)
+    return product._replace(rows=max(1, min(max(product.rows, least), most, limit)))
 
 
 def _rate(product: Product, dtype: str, device: str) -> float:
@@ -388,11 +407,6 @@ def _rate(product: Product, dtype: str, device: str) -> float:
             synchronize()
             return time.perf_counter() - began
 
-        return product.flops / _median_seconds(repeat)
-
-
-def _median_seconds(repeat: Callable[[int], float]) -> float:
-    """Return the median seconds of one repetition."""
-    repeat(1)
-    times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
-    return statistics.median(repeat(times) / times for _ in range(ROUNDS))
+        repeat(1)
+        times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
+        return product.flops / statistics.median(repeat(times) / times for _ in range(ROUNDS))

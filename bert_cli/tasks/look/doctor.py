@@ -7,16 +7,18 @@ the same probability, which is a loss of ln V, and ln 2 for the next sentence. A
 
 import math
 import os
+import shutil
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bert_cli.config import layout
-from bert_cli.config.layout import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.config.layout import FLOAT32, WEIGHT_BYTES, estimate, size
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.config.training import GlobalBatch, Plan, make_plan
+from bert_cli.config.training import GlobalBatch, Plan, count, make_plan
 from bert_cli.errors import BertError, ConfigError, DeviceError, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
@@ -28,7 +30,7 @@ try:
     import tensorflow as tf
 
     from bert_cli.optim.schedule import first_loss_scale
-    from bert_cli.parallel.engine import Mesh, count
+    from bert_cli.parallel import engine
     from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
     from bert_cli.parallel.tensorflow.mesh import devices_here
     from bert_cli.tasks.run import build, start, train
@@ -44,7 +46,6 @@ TEMPORARY_FILE_SYSTEMS = {
     "ramfs": "memory, lost when the machine restarts",
     "overlay": "a container's disk, lost with the container",
 }
-COLUMNS = ("level", "what", "found", "remedy")
 MAX_IDLE = 1 / 3
 """Fraction of a step that devices may be idle without a warning."""
 MAX_EPOCHS = 100
@@ -55,6 +56,7 @@ TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
 """How far a first loss may be from that of equal probabilities. The logits of an untrained model of width D have
 a variance of D x initializer_range^2 x 0.77, half of which is added to the loss: 0.12 for BERT-base."""
 WEIGHTS_OF_LOSSES = {"mlm_loss": "masked_lm_weights", "nsp_loss": "next_sentence_weights"}
+FIRST_LOSS = "first loss"
 
 
 def run(settings: DoctorSettings) -> None:
@@ -66,15 +68,16 @@ def run(settings: DoctorSettings) -> None:
     errors = [one for one in report.findings if one.level == "error"]
     warnings = sum(one.level == "warning" for one in report.findings)
     if settings.json_file is not None:
+        columns = ("level", "what", "found", "remedy")
         rows = [
-            {**{name: getattr(one, name) for name in COLUMNS}, "figures": dict(one.values)}
+            {**{name: getattr(one, name) for name in columns}, "figures": dict(one.values)}
             for one in report.findings
         ]
         summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
-    total = f"{layout.count(len(errors), 'error')}, {layout.count(warnings, 'warning')}"
+    total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     if not report.quiet:
-        print(f"{layout.count(len(report.findings), 'check')}: {total}", flush=True)
+        print(f"{count(len(report.findings), 'check')}: {total}", flush=True)
     if errors:
         raise errors[0].kind(errors[0].what, f"did not pass ({total})", "fix it first")
 
@@ -84,31 +87,45 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
-        report.error(
-            "tensorflow", DeviceError("tensorflow", f"import failed: {IMPORT_ERROR}", remedy)
-        )
+        error = DeviceError("tensorflow", f"import failed: {IMPORT_ERROR}", remedy)
+        report.error("tensorflow", error)
     elif settings.machine_only:
-        check_devices(report, Processes(()))
+        _check_devices(report, Processes(()))
     else:
         _check_run(settings, report)
     return report
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
-    source, settings = check_model(report, settings)
+    source, settings = _check_model(report, settings)
     settings = corpora.with_sizes_of_records(settings)
     processes = report.attempt(
-        "processes", lambda: find_processes(settings.cluster, os.environ), _describe_processes
+        "processes",
+        lambda: find_processes(settings.cluster, os.environ),
+        lambda one: f"{one.count}, {one.local_processes} on this host, according to {one.source}",
     )
-    devices = None if processes is None else check_devices(report, processes)
+    devices = None if processes is None else _check_devices(report, processes)
     if processes is None or devices is None:
         return
-    kind, number, memory = devices
-    settings = check_layout(report, settings, processes, kind, number, memory)
-    stream = check_examples(report, settings, processes, source)
-    size = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
-    plan = report.attempt("plan", lambda: make_plan(settings, *size), _describe_plan)
-    check_epochs(report, plan)
+    kind, _, memory = devices
+    settings = check_layout(report, settings, processes, devices)
+    stream = _check_examples(report, settings, processes, source)
+    epoch = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
+    plan = report.attempt(
+        "plan",
+        lambda: make_plan(settings, *epoch),
+        lambda one: (
+            f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
+            f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
+        ),
+    )
+    if plan is not None and plan.epochs is not None:
+        text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
+        if plan.epochs <= MAX_EPOCHS:
+            report.ok("epochs", text, epochs=plan.epochs)
+        else:
+            remedy = "use more text, or a lower --total-num-train-samples"
+            report.warn("epochs", f"{text}: it will overfit", remedy, epochs=plan.epochs)
     check_memory(report, settings, processes, kind, memory)
     machine.check_precision(report, settings.precision, kind)
     check_folder(report, settings, plan)
@@ -119,7 +136,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 # --- the machine's part of a run
 
 
-def check_devices(report: Report, processes: Processes) -> tuple[str, int, int] | None:
+def _check_devices(report: Report, processes: Processes) -> tuple[str, int, int] | None:
     """Return the kind and number of this process' devices, and the memory of each."""
     names = [
         str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
@@ -132,29 +149,25 @@ def check_devices(report: Report, processes: Processes) -> tuple[str, int, int] 
         return None
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind == "GPU":
-        text = f"{layout.count(number, 'GPU')} of {layout.size(memory)}: {', '.join(sorted(set(names)))}"
+        text = f"{count(number, 'GPU')} of {size(memory)}: {', '.join(sorted(set(names)))}"
         report.ok("devices", text, **values)
-    elif machine.has_nvidia_driver():
-        report.warn(
-            "devices",
-            "TensorFlow finds no GPU, although nvidia-smi is installed",
-            f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES",
-            **values,
-        )
+    elif shutil.which("nvidia-smi") is not None:
+        problem = "TensorFlow finds no GPU, although nvidia-smi is installed"
+        remedy = f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES"
+        report.warn("devices", problem, remedy, **values)
     else:
         report.ok("devices", "no GPU; the run uses the CPU", **values)
     return kind, number, memory
 
 
 def check_layout(
-    report: Report,
-    settings: DoctorSettings,
-    processes: Processes,
-    kind: str,
-    number: int,
-    memory: int,
+    report: Report, settings: DoctorSettings, processes: Processes, devices: tuple[str, int, int]
 ) -> DoctorSettings:
-    """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
+    """Check that processes divide the replicas and the devices suffice; return the settings with the layout.
+
+    `devices` are the kind and number of this process' devices, and the memory of each.
+    """
+    kind, number, memory = devices
     if settings.parallel.layout == "auto":
         chosen = report.attempt(
             "layout",
@@ -163,26 +176,22 @@ def check_layout(
         )
         return chosen or settings
     replicas, stages = settings.global_batch.replicas, len(estimate(settings))
-    idle = layout.idle(settings)
-    text = f"{layout.count(replicas, 'replica')} of {layout.count(stages, 'device')}"
+    idle, needed = layout.idle(settings), replicas // processes.count * stages
+    text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
-    needed = replicas // processes.count * stages
+    remedy = "give --parallel.layout auto to choose a layout that fits, with the same results"
     if replicas % processes.count:
         problem = f"{processes.count} processes cannot divide the replicas"
-        remedy = "change global_batch.replicas, or give --parallel.layout auto"
         report.error("layout", ConfigError(text, problem, remedy), **values)
     elif kind == "GPU" and needed > number:
         problem = f"needs {needed} GPUs in this process, which has {number}"
-        remedy = "give --parallel.layout auto to choose a layout that fits, with the same results"
         report.error("layout", DeviceError(text, problem, remedy), **values)
     elif idle > MAX_IDLE:
-        report.warn(
-            "layout",
-            f"{text}, idle for {idle:.1%} of a step",
-            "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
-            "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device",
-            **values,
+        remedy = "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
+        remedy += (
+            "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
+        report.warn("layout", f"{text}, idle for {idle:.1%} of a step", remedy, **values)
     else:
         report.ok("layout", f"{text}, idle for {idle:.1%} of a step", **values)
     return settings
@@ -196,30 +205,23 @@ def check_memory(
     if kind == "GPU":
         device, most = layout.fullest(settings)
         needed, total, free = most.total, memory, memory
-        text = f"device {device} of a replica needs {layout.size(needed)}"
+        text = f"device {device} of a replica needs {size(needed)}"
     else:
         here = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, here) * sum(one.total for one in estimate(settings))
         total, free = machine.memory()
-        text = f"all devices of this host together need {layout.size(needed)}"
+        text = f"all devices of this host together need {size(needed)}"
     values = {"needed": needed, "there": total, "free": free}
     usable = layout.USABLE * total
-    text += f"; {layout.size(usable)} of {layout.size(total)} are usable"
+    text += f"; {size(usable)} of {size(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
         report.error(what, DeviceError(text, "", remedy), **values)
     elif needed > free:
-        report.warn(
-            what,
-            f"{text}, but only {layout.size(free)} are free now",
-            "end other programs on this machine",
-            **values,
-        )
+        text += f", but only {size(free)} are free now"
+        report.warn(what, text, "end other programs on this machine", **values)
     else:
         report.ok(what, text, **values)
-
-
-# --- the folder of the run
 
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
@@ -232,15 +234,14 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     what, folder = "save_ckpt_path", settings.save_ckpt_path
     try:
         train.check_output_paths(settings)
-    except BertError as error:
+        if folder is None:
+            report.ok(what, "nothing will be saved")
+            return
+        nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise ConfigError(str(nearest), "cannot be written", "choose another folder")
+    except ConfigError as error:
         report.error(what, error)
-        return
-    if folder is None:
-        report.ok(what, "nothing will be saved")
-        return
-    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        report.error(what, ConfigError(str(nearest), "cannot be written", "choose another folder"))
         return
     kind = machine.file_system(nearest)
     if kind in TEMPORARY_FILE_SYSTEMS:
@@ -253,8 +254,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     each, every = checkpoint_bytes(settings), settings.keep_every_steps
     number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
     used = sum(file.stat().st_size for path in existing for file in path.iterdir())
-    free = free_bytes(folder)
-    needed = max(0, (number + 1) * each - used)
+    free, needed = free_bytes(folder), max(0, (number + 1) * each - used)
     text = (
         f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {number} checkpoints of {format_bytes(each)} and "
         f"one being written {'still need' if used else 'need'} {format_bytes(needed)}"
@@ -270,7 +270,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
 # --- the examples and the model
 
 
-def check_model(
+def _check_model(
     report: Report, settings: DoctorSettings
 ) -> tuple["start.Source | None", DoctorSettings]:
     """Return the model that the run starts from, if any, and the settings with its shape."""
@@ -281,41 +281,32 @@ def check_model(
         source = start.source_of(settings)
         return source, start.with_shape_of(settings, source)
 
-    def describe(result: tuple[start.Source | None, DoctorSettings]) -> str:
-        return "none: new weights" if result[0] is None else f"from {result[0].folder}"
+    checked = report.attempt(
+        "model", find, lambda one: f"from {one[0].folder}" if one[0] else "none: new weights"
+    )
+    return checked or (None, settings)
 
-    return report.attempt("model", find, describe) or (None, settings)
 
-
-def check_examples(
+def _check_examples(
     report: Report, settings: DoctorSettings, processes: Processes, source: "start.Source | None"
 ) -> Any:
     """Open the records of the run and read some; return their stream, or None if there is an error."""
-    paths = [("dataset_dir", path) for path in settings.dataset_paths]
-    if settings.validation_dir:
-        paths.append(("validation_dir", settings.validation_dir))
-    for name, path in paths:
-        if "$" in path and not settings.generated_dataset:
-            remedy = f"export it or give --{name.replace('_', '-')}"
-            report.error(name, ConfigError(path, "the variable is not set", remedy))
-            return None
 
     def open_examples() -> Any:
+        for path in (*settings.dataset_paths, settings.validation_dir or ""):
+            if "$" in path and not settings.generated_dataset:
+                raise ConfigError(path, "the variable is not set", "export it")
         part = processes.rank, processes.count
         stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
-        folder = stream.folder
-        if source is not None and folder is not None:
-            corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
+        if source is not None and stream.folder is not None:
+            corpora.refuse_another_vocabulary(stream.folder, source.folder, settings.save_ckpt_path)
         stream.rows(np.arange(SAMPLE))
         return stream
 
     def describe(stream: Any) -> str:
-        if settings.generated_dataset:
-            return "synthetic examples"
-        return (
-            f"{', '.join(settings.dataset_paths)}: {stream.epoch_size:,} readable records; vocabulary "
-            f"{settings.bert_config.vocab_size:,}, sequence length {settings.max_seq_length}; `bert inspect` shows more"
-        )
+        paths = ", ".join(settings.dataset_paths)
+        records = f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
+        return "synthetic examples" if settings.generated_dataset else records
 
     stream = report.attempt("dataset_dir", open_examples, describe)
     if stream is not None and settings.validation_dir is not None:
@@ -327,41 +318,12 @@ def check_examples(
     return stream
 
 
-def check_epochs(report: Report, plan: Plan | None) -> None:
-    """Check how often the run reads its corpus."""
-    if plan is None or plan.epochs is None:
-        return
-    text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
-    if plan.epochs <= MAX_EPOCHS:
-        report.ok("epochs", text, epochs=plan.epochs)
-        return
-    remedy = "use more text, or a lower --total-num-train-samples"
-    report.warn("epochs", f"{text}: it will overfit", remedy, epochs=plan.epochs)
-
-
-def _describe_processes(processes: Processes) -> str:
-    if processes.count == 1:
-        return processes.source
-    here = f"{processes.local_processes} on this host"
-    return f"{processes.count}, {here}, according to {processes.source}"
-
-
-def _describe_plan(plan: Plan) -> str:
-    micro_batches = layout.count(plan.micro_batches_per_step, "micro-batch")
-    return (
-        f"{layout.count(plan.total_steps, 'step')} of {plan.step_in_words}, {micro_batches} of "
-        f"{plan.micro_batch_size}; learning rate up to {plan.peak_learning_rate:g}, "
-        f"{layout.count(plan.warmup_steps, 'warm-up step')}"
-    )
-
-
 def check_first_loss(
     report: Report, settings: DoctorSettings, stream: Any, source: "start.Source | None"
 ) -> None:
     """Compute the losses before the first step and compare them with those of equal probabilities."""
-    what = "first loss"
     if not settings.build:
-        report.ok(what, "not computed: --no-build")
+        report.ok(FIRST_LOSS, "not computed: --no-build")
         return
     one_device = {
         "parallel": Parallel(),
@@ -371,24 +333,22 @@ def check_first_loss(
     settings = settings.model_copy(update=one_device)
     needed, (_, free) = estimate(settings)[0].total, machine.memory()
     if needed > layout.USABLE * free:
-        report.warn(
-            what,
-            f"not computed: the model needs {layout.size(needed)}, and {layout.size(free)} are free",
-            "end other programs on this machine, or give --no-build",
-        )
+        problem = f"not computed: the model needs {size(needed)}, and {size(free)} are free"
+        remedy = "end other programs on this machine, or give --no-build"
+        report.warn(FIRST_LOSS, problem, remedy)
         return
     began = time.monotonic()
     try:
-        losses, weights = first_losses(settings, stream, source)
+        losses, weights = _first_losses(settings, stream, source)
     except BertError as error:
-        report.error(what, error)
+        report.error(FIRST_LOSS, error)
         return
     seconds = time.monotonic() - began
     notes = f"{SAMPLE} examples, float32 on the CPU, {seconds:.1f} s; {weights}"
     judge(report, settings, losses, notes, is_trained=source is not None)
 
 
-def first_losses(
+def _first_losses(
     settings: DoctorSettings, stream: Any, source: "start.Source | None"
 ) -> tuple[dict[str, float], str]:
     """Return the mean losses of the first examples without dropout, and where the weights are from.
@@ -399,17 +359,17 @@ def first_losses(
         # Otherwise TensorFlow takes all their memory with its first operation.
         tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
-    mesh = Mesh(1, ((cpu,),), cpu, Processes(()))
+    mesh = engine.Mesh(1, ((cpu,),), cpu, Processes(()))
     model = build.build_model(settings, mesh)
     weights = "new weights"
     if source is not None:
         state = State(model.weights, {}, first_loss_scale(1.0))
         weights = start.load_pretrained(source, settings.bert_config, state)
-    engine = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
+    built = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
     rows = stream.rows(np.arange(SAMPLE))
-    counts = count({name: column[None] for name, column in rows.items()}, engine.head.COUNTS)
+    counts = engine.count({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
-    losses = means(engine.evaluate(rows), counts, engine.head.MEANS)
+    losses = means(built.evaluate(rows), counts, built.head.MEANS)
     absent = {
         n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
     }
@@ -419,7 +379,7 @@ def first_losses(
 def judge(
     report: Report,
     settings: DoctorSettings,
-    losses: dict[str, float],
+    losses: Mapping[str, float],
     notes: str,
     *,
     is_trained: bool,
@@ -433,17 +393,15 @@ def judge(
     )
     text = f"{text or 'nothing to predict'}; {notes}"
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
-    what = "first loss"
-    if is_trained:
-        if losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]:
-            report.ok(what, text, **values)
-            return
+    # Both are false also for NaN.
+    is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
+    is_equal = all(abs(loss - equal[name]) <= TOLERANCE[name] for name, loss in losses.items())
+    if is_better if is_trained else is_equal:
+        report.ok(FIRST_LOSS, text, **values)
+    elif is_trained:
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
-        problem = f"{text}: no better than an untrained model"
-        report.warn(what, problem, remedy, **values)
-    # False also for NaN.
-    elif all(abs(value - equal[name]) <= TOLERANCE[name] for name, value in losses.items()):
-        report.ok(what, text, **values)
+        report.warn(FIRST_LOSS, f"{text}: no better than an untrained model", remedy, **values)
     else:
-        remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"
-        report.warn(what, f"{text}: far from equal probabilities", remedy, **values)
+        initializer_range = settings.bert_config.initializer_range
+        remedy = f"lower bert_config.initializer_range ({initializer_range:g})"
+        report.warn(FIRST_LOSS, f"{text}: far from equal probabilities", remedy, **values)

@@ -5,13 +5,12 @@ TensorFlow is not imported, so that a machine on which it cannot be loaded can b
 
 import platform
 import re
-import shutil
-import sys
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -19,8 +18,6 @@ from bert_cli.config.layout import size
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
 from bert_cli.processes import cpu_count
 
-PACKAGE = "bert-cli"
-PYTHONS = ((3, 11), (3, 13))
 MAIN_PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
 """Packages whose versions are reported also when they are as pinned."""
 INSTRUCTIONS = {
@@ -40,33 +37,24 @@ FAST_INSTRUCTIONS = {
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
 """Processor flags for matrix products in 16 bits."""
-CGROUP = Path("/sys/fs/cgroup")
-Level = Literal["ok", "warning", "error"]
-T = TypeVar("T")
-
-
-class Harmful(NamedTuple):
-    """Values of an environment variable that slow a run down, and their effect."""
-
-    values: str
-    effect: str
-
-
 HARMFUL = {
-    "TF_ENABLE_ONEDNN_OPTS": Harmful("0|false", "turns off the fast matrix products of a CPU"),
-    "CUDA_VISIBLE_DEVICES": Harmful("|-1|NoDevFiles", "hides every GPU"),
-    "CUDA_LAUNCH_BLOCKING": Harmful("1", "makes a GPU wait after each operation"),
-    "NVIDIA_TF32_OVERRIDE": Harmful("0", "makes float32 products on a GPU slower"),
-    "TF_FORCE_GPU_ALLOW_GROWTH": Harmful("0|false", "takes all memory of a GPU at the start"),
-    "TF_XLA_FLAGS": Harmful(".*auto_jit.*", "compiles more than the run does, with other rounding"),
+    "TF_ENABLE_ONEDNN_OPTS": ("0|false", "turns off the fast matrix products of a CPU"),
+    "CUDA_VISIBLE_DEVICES": ("|-1|NoDevFiles", "hides every GPU"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "makes a GPU wait after each operation"),
+    "NVIDIA_TF32_OVERRIDE": ("0", "makes float32 products on a GPU slower"),
+    "TF_FORCE_GPU_ALLOW_GROWTH": ("0|false", "takes all memory of a GPU at the start"),
+    "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
+"""Environment variable -> values that slow a run down, and their effect."""
+CGROUP = Path("/sys/fs/cgroup")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Finding:
     """The result of one check: a line of `bert doctor`."""
 
-    level: Level
+    level: Literal["ok", "warning", "error"]
     what: str
     found: str
     remedy: str = ""
@@ -87,25 +75,24 @@ class Report:
         self.quiet = quiet
         self.findings: list[Finding] = []
 
-    def add(self, finding: Finding) -> None:
-        """Add a finding."""
+    def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
         if not self.quiet:
             print(finding, flush=True)
 
     def ok(self, what: str, found: str, **values: Any) -> None:
         """Add a check that passed."""
-        self.add(Finding("ok", what, found, values=values))
+        self._add(Finding("ok", what, found, values=values))
 
     def warn(self, what: str, found: str, remedy: str, **values: Any) -> None:
         """Add a check whose result slows a run down or may end it."""
-        self.add(Finding("warning", what, found, remedy, values))
+        self._add(Finding("warning", what, found, remedy, values))
 
     def error(self, what: str, error: BertError, **values: Any) -> None:
         """Add an error that the run would end with."""
         found = f"{error.where}: {error.problem}" if error.problem else error.where
         found, remedy = (" ".join(text.split()) for text in (found, error.remedy))
-        self.add(Finding("error", what, found, remedy, values, type(error)))
+        self._add(Finding("error", what, found, remedy, values, type(error)))
 
     def attempt(self, what: str, act: Callable[[], T], describe: Callable[[T], str]) -> T | None:
         """Call a function of a run; add an ok with its described result, or its error and return None."""
@@ -115,10 +102,8 @@ class Report:
             self.error(what, error)
             return None
         except OSError as error:
-            where = str(error.filename or what)
-            self.error(
-                what, DataError(where, str(error.strerror), "correct the path or its rights")
-            )
+            remedy = "correct the path or its rights"
+            self.error(what, DataError(str(error.filename or what), str(error.strerror), remedy))
             return None
         self.ok(what, describe(value))
         return value
@@ -133,12 +118,6 @@ def processor_flags() -> set[str]:
     return set(flags[1].split()) if flags else set()
 
 
-def cpu_quota() -> float | None:
-    """Return the cores' worth of time that the container may use; None without a limit."""
-    quota, _, period = _read(CGROUP / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
 def memory() -> tuple[int, int]:
     """Return the total and the free memory in bytes, within the limit of the container."""
     host = psutil.virtual_memory()
@@ -148,18 +127,23 @@ def memory() -> tuple[int, int]:
     return host.total, host.available
 
 
-def has_nvidia_driver() -> bool:
-    """Return whether NVIDIA's driver is installed."""
-    return shutil.which("nvidia-smi") is not None
+def resident_bytes() -> tuple[int, int]:
+    """Return the memory of this process: now and at its peak.
+
+    The peak is VmHWM where there is /proc: that of getrusage includes the parent's before exec.
+    """
+    now = psutil.Process().memory_info().rss
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", _read("/proc/self/status"), re.MULTILINE)
+    # Bytes on macOS, the only other system that the tool runs on.
+    return now, 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def file_system(folder: Path) -> str | None:
     """Return the type of the file system that holds a folder; None if unknown."""
     path = folder.absolute().resolve()
-    mounts = psutil.disk_partitions(all=True)
     above = [
         (len(one.mountpoint), number, one.fstype)
-        for number, one in enumerate(mounts)
+        for number, one in enumerate(psutil.disk_partitions(all=True))
         if path.is_relative_to(one.mountpoint)
     ]
     # A later mount on the same point hides the earlier one.
@@ -168,14 +152,7 @@ def file_system(folder: Path) -> str | None:
 
 def description() -> dict[str, Any]:
     """Return the processor and the memory, as measurements record them."""
-    total, free = memory()
-    name, values = _processor(processor_flags())
-    return {"processor": name, **values, "memory_bytes": total, "free_bytes": free}
-
-
-def _processor(flags: set[str]) -> tuple[str, dict[str, Any]]:
-    """Return the processor as text, and its number of cores, quota and instructions."""
-    number = cpu_count()
+    flags, number, (total, free) = processor_flags(), cpu_count(), memory()
     named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     text = f"{model[1] if model else platform.machine()}, {number} core{'s' * (number > 1)}"
@@ -185,7 +162,16 @@ def _processor(flags: set[str]) -> tuple[str, dict[str, Any]]:
         text += f", no {missing}" if named and missing else ""
     else:
         text += "; its instructions are unknown"
-    return text, {"cores": number, "quota": cpu_quota(), "instructions": named}
+    quota, _, period = _read(CGROUP / "cpu.max").strip().partition(" ")
+    cores = int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    return {
+        "processor": text,
+        "cores": number,
+        "quota": cores,
+        "instructions": named,
+        "memory_bytes": total,
+        "free_bytes": free,
+    }
 
 
 def _read(path: str | Path) -> str:
@@ -199,8 +185,9 @@ def _read(path: str | Path) -> str:
 
 
 def check_machine(report: Report, environment: Mapping[str, str]) -> None:
-    """Check Python, the installed packages, the processor, the memory and the environment."""
-    check_python(report, sys.version_info[:3])
+    """Check the installed packages, the processor, the memory and the environment."""
+    python = platform.python_version()
+    report.ok("python", f"{python} on {platform.platform()}", python=python)
     check_packages(report, pinned_packages())
     check_processor(report)
     total, free = memory()
@@ -208,39 +195,24 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     check_environment(report, environment)
 
 
-def check_python(report: Report, found: tuple[int, ...]) -> None:
-    """Check the version of Python."""
-    text, (first, last) = ".".join(map(str, found)), PYTHONS
-    if first <= found[:2] <= last:
-        report.ok("python", f"{text} on {platform.platform()}", python=text)
-        return
-    problem = "is not supported, only 3.11 to 3.13 are"
-    error = DeviceError(text, problem, "create an environment with one of those")
-    report.error("python", error, python=text)
-
-
-def pinned_packages() -> dict[str, str] | None:
-    """Return package -> version that this tool requires; None if the tool is not installed."""
+def pinned_packages() -> dict[str, str]:
+    """Return package -> version that this tool requires; empty if the tool is not installed."""
     try:
-        required = requires(PACKAGE) or []
+        required = requires("bert-cli") or []
     except PackageNotFoundError:
-        return None
+        return {}
     pins = (re.fullmatch(r"([\w.-]+)==([\w.]+)", one.replace(" ", "")) for one in required)
     return {pin[1]: pin[2] for pin in pins if pin}
 
 
-def check_packages(report: Report, pinned: Mapping[str, str] | None) -> None:
+def check_packages(report: Report, pinned: Mapping[str, str]) -> None:
     """Compare the installed packages with the required versions."""
-    if pinned is None:
-        report.warn(
-            "packages",
-            f"{PACKAGE} is not installed, so the required versions are unknown",
-            "pip install -c requirements.lock -e .",
-        )
-        pinned = {}
     installed = {name: _version(name) for name in (*MAIN_PACKAGES, *pinned)}
     text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
     report.ok("packages", text, **installed)
+    if not pinned:
+        problem = "the tool is not installed, so the required versions are unknown"
+        report.warn("packages", problem, "pip install -c requirements.lock -e .")
     for name, pin in pinned.items():
         remedy = f"pip install {name}=={pin}"
         if installed[name] is None:
@@ -258,18 +230,15 @@ def _version(name: str) -> str | None:
 
 def check_processor(report: Report) -> None:
     """Check the instructions of the processor, and how much of its cores a container may use."""
-    flags = processor_flags()
-    text, values = _processor(flags)
+    flags, described = processor_flags(), description()
+    values = {name: described[name] for name in ("cores", "quota", "instructions")}
+    text, quota, number = described["processor"], values["quota"], values["cores"]
     if flags and not flags & {"avx2", "asimd"}:
-        report.warn(
-            "processor",
-            f"{text}, no AVX2: matrix products are several times slower",
-            "use another machine, or a hypervisor that passes AVX2 through",
-            **values,
-        )
+        problem = f"{text}, no AVX2: matrix products are several times slower"
+        remedy = "use another machine, or a hypervisor that passes AVX2 through"
+        report.warn("processor", problem, remedy, **values)
     else:
         report.ok("processor", text, **values)
-    quota, number = values["quota"], values["cores"]
     if quota is not None and quota < number:
         report.warn(
             "processor",
@@ -281,22 +250,20 @@ def check_processor(report: Report) -> None:
 
 def check_environment(report: Report, environment: Mapping[str, str]) -> None:
     """Check the environment variables that slow a run down or stop it."""
-    what = "environment"
-    for name, harmful in HARMFUL.items():
+    for name, (values, effect) in HARMFUL.items():
         value = environment.get(name)
-        if value is not None and re.fullmatch(harmful.values, value.strip(), re.IGNORECASE):
-            report.warn(what, f"{name} ({value}): {harmful.effect}", "unset it")
+        if value is not None and re.fullmatch(values, value.strip(), re.IGNORECASE):
+            report.warn("environment", f"{name} ({value}): {effect}", "unset it")
     threads = environment.get("TF_NUM_INTRAOP_THREADS", "")
     if threads.isdigit() and 0 < int(threads) < cpu_count():
-        report.warn(
-            what,
-            f"TF_NUM_INTRAOP_THREADS ({threads}): an operation uses {threads} of {cpu_count()} cores",
-            "unset it, unless several runs share this machine",
-        )
+        problem = f"an operation uses {threads} of {cpu_count()} cores"
+        remedy = "unset it, unless several runs share this machine"
+        report.warn("environment", f"TF_NUM_INTRAOP_THREADS ({threads}): {problem}", remedy)
     backend = environment.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         where = f"KERAS_BACKEND ({backend})"
-        report.error(what, ConfigError(where, "training uses the tensorflow backend", "unset it"))
+        error = ConfigError(where, "training uses the tensorflow backend", "unset it")
+        report.error("environment", error)
 
 
 def check_precision(report: Report, precision: str, kind: str) -> None:

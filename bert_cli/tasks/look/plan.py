@@ -8,25 +8,11 @@ import json
 import re
 from dataclasses import asdict
 
-from bert_cli.config.layout import (
-    USABLE,
-    Estimate,
-    blocks_on,
-    count,
-    estimate,
-    fits,
-    fullest,
-    idle,
-    parameters,
-    propose,
-    reduced_bytes,
-    short,
-    size,
-    stages_of,
-)
+from bert_cli.config import layout
+from bert_cli.config.layout import Estimate, estimate, size, stages_of
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
-from bert_cli.config.training import PretrainSettings, describe, make_plan
+from bert_cli.config.training import PretrainSettings, count, describe, make_plan
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
@@ -43,44 +29,65 @@ def run(settings: PlanSettings) -> None:
     devices, processes = settings.devices, settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     asked: PretrainSettings = with_sizes_of_records(settings)
-    layout = asked
+    chosen = asked
     if asked.parallel.layout == "auto":
-        values = {"--devices": devices, "--memory": memory}
-        missing = " and ".join(flag for flag, value in values.items() if value is None)
         if devices is None or memory is None:
             problem = "needs the number of devices and the memory of each"
+            missing = "--memory" if devices else "--devices"
             raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
-        layout = propose(asked, devices, memory, processes)
-    print_layout(layout)
-    _check_devices(layout, devices, processes)
+        chosen = layout.propose(asked, devices, memory, processes)
+    _print_layout(chosen)
+    _check_devices(chosen, devices, processes)
     if memory is not None:
-        _check_memory(layout, memory)
-    if layout is not asked:
-        print(f"as flags:\n  {as_flags(layout)}")
+        device, most = layout.fullest(chosen)
+        needed = f"device {device} needs {size(most.total)}"
+        usable = f"{size(layout.USABLE * memory)} of {size(memory)} are usable"
+        if not layout.fits(chosen, memory):
+            remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
+            raise ConfigError(f"--memory ({size(memory)})", f"{needed}; {usable}", remedy)
+        print(f"fits: {needed}; {usable}")
+    if chosen is not asked:
+        print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
-        _print_alternatives(asked, layout, devices, memory, processes)
+        _print_alternatives(asked, chosen, devices, memory, processes)
 
 
-def print_layout(settings: PretrainSettings) -> None:
+def _print_layout(settings: PretrainSettings) -> None:
     """Print the plan, the memory of each device, the idle time and the communication."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
-    recompute = "no recomputation"
-    if parallel.recompute:
-        recompute = f"recomputing each {parallel.recompute_by}"
+    recompute = (
+        f"recomputing each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
+    )
     print(
-        f"{parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
+        f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{describe(make_plan(settings, None))}\n"
         f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{recompute}\n"
     )
-    print_memory(settings)
+    # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
+    devices = [
+        Estimate(**{name: round(n, -5) for name, n in asdict(one).items()})
+        for one in estimate(settings)
+    ]
+    cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
+    rows = [
+        (str(device), *row.values(), layout.blocks_on(stages, mapping, device))
+        for device, row in enumerate(cells)
+    ]
+    print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
+    fullest = max(range(len(devices)), key=lambda device: devices[device].total)
+    terms = cells[fullest]
+    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), FORMULA)
+    print(f"\nin MB (10^6 bytes): total = {FORMULA}")
+    print(f"device {fullest}: {terms['total']} = {numbers}")
     if len(stages) > 1:
-        print(f"schedule {parallel.schedule}: devices are idle for {idle(settings):.1%} of a step")
+        idle = f"{layout.idle(settings):.1%}"
+        print(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
     if batch.replicas > 1:
-        reduced = reduced_bytes(settings)
+        reduced = layout.reduced_bytes(settings)
         sent = 2 * (batch.replicas - 1) / batch.replicas * reduced
         print(
             f"all-reduce of {size(reduced)} of gradients in {parallel.reduce_precision} once per step; in a ring "
@@ -88,76 +95,32 @@ def print_layout(settings: PretrainSettings) -> None:
         )
 
 
-def print_memory(settings: PretrainSettings) -> None:
-    """Print the memory of each device of a replica in MB, and the sum of the fullest.
-
-    Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-    """
-    stages, mapping = stages_of(settings)
-    devices = [
-        Estimate(**{name: round(n, -5) for name, n in asdict(one).items()})
-        for one in estimate(settings)
-    ]
-    cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
-    rows = [
-        (str(device), *row.values(), blocks_on(stages, mapping, device))
-        for device, row in enumerate(cells)
-    ]
-    print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
-    fullest_device = max(range(len(devices)), key=lambda device: devices[device].total)
-    terms = cells[fullest_device]
-    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), FORMULA)
-    print(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print(f"device {fullest_device}: {terms['total']} = {numbers}")
-
-
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
     replicas, stages = _shape(settings)
+    needed, remedy = replicas * stages, "give --parallel.layout auto to choose a layout that fits"
     if replicas % processes:
-        raise ConfigError(
-            f"--processes ({processes})",
-            f"{count(replicas, 'replica')} cannot be divided among them",
-            "give another number, or --parallel.layout auto to choose a layout with the same results",
-        )
-    needed = replicas * stages
-    if devices is None:
-        return
-    if needed > devices:
-        raise ConfigError(
-            f"--devices ({devices})",
-            f"the layout needs {needed}, {count(replicas, 'replica')} of {stages}",
-            "give --parallel.layout auto to choose one with the same results",
-        )
-    if needed < devices:
+        problem = f"{count(replicas, 'replica')} cannot be divided among them"
+        raise ConfigError(f"--processes ({processes})", problem, remedy)
+    if devices is not None and needed > devices:
+        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {stages}"
+        raise ConfigError(f"--devices ({devices})", problem, remedy)
+    if devices is not None and needed < devices:
         print(f"{devices - needed} of {count(devices, 'device')} unused")
 
 
-def _check_memory(settings: PretrainSettings, memory: int) -> None:
-    device, most = fullest(settings)
-    text = f"device {device} needs {size(most.total)}; {size(USABLE * memory)} of {size(memory)} are usable"
-    if not fits(settings, memory):
-        raise ConfigError(
-            f"--memory ({size(memory)})",
-            f"device {device} needs {size(most.total)}, but only {size(USABLE * memory)} are usable",
-            "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch",
-        )
-    print(f"fits: {text}")
-
-
 def _print_alternatives(
-    asked: PretrainSettings, layout: PretrainSettings, devices: int, memory: int, processes: int
+    asked: PretrainSettings, chosen: PretrainSettings, devices: int, memory: int, processes: int
 ) -> None:
     """Print what `auto` would choose, with and without recomputation, if that is another layout."""
-    parallel = asked.parallel
     choices = {"--parallel.layout auto": asked}
-    if not parallel.recompute:
-        recomputing = parallel.model_copy(update={"recompute": True})
+    if not asked.parallel.recompute:
+        recomputing = asked.parallel.model_copy(update={"recompute": True})
         flags = "--parallel.layout auto --parallel.recompute"
         choices[flags] = asked.model_copy(update={"parallel": recomputing})
-    seen = {_shape(layout)}
+    seen = {_shape(chosen)}
     for flags, choice in choices.items():
         try:
-            replicas, stages = shape = _shape(propose(choice, devices, memory, processes))
+            replicas, stages = shape = _shape(layout.propose(choice, devices, memory, processes))
         except ConfigError:
             continue
         if shape not in seen:
@@ -170,14 +133,12 @@ def _shape(settings: PretrainSettings) -> tuple[int, int]:
     return settings.global_batch.replicas, len(estimate(settings))
 
 
-def as_flags(settings: PretrainSettings) -> str:
+def _flags(settings: PretrainSettings) -> str:
     """Return the layout as flags of `bert pretrain`."""
     batch, (stages, mapping) = settings.global_batch, stages_of(settings)
-    flags = [
-        "--parallel.layout given",
-        f"--global-batch.replicas {batch.replicas}",
-        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica}",
-        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}'",
-        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'",
-    ]
-    return " ".join(flags)
+    return (
+        f"--parallel.layout given --global-batch.replicas {batch.replicas} "
+        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
+        f"--parallel.pipeline-stages '{json.dumps([layout.short(stage) for stage in stages])}' "
+        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
+    )

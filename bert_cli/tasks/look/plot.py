@@ -8,11 +8,12 @@ import base64
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,26 +21,9 @@ from bert_cli.config.tools import PlotSettings
 from bert_cli.config.training import count
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
+from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
-from bert_cli.train.history import (
-    ACCURACY,
-    HELD_OUT,
-    LOSS,
-    Run,
-    differing_settings,
-    held_out_names,
-    in_words,
-    label_of,
-    metric_names,
-    names_of,
-    open_runs,
-    series,
-    smoothed,
-    summary_of,
-    value_in_words,
-    window_for,
-    window_in_words,
-)
+from bert_cli.train.history import HELD_OUT, Run, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +36,6 @@ LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
 WIDTH, PANEL_HEIGHT, LEGEND_LETTERS = 9.0, 2.7, 105
 LOG_RATIO = 100.0
 """Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
-LONG_NAMES = {"mlm": "masked-LM", "nsp": "next-sentence"}
 
 
 @dataclass(frozen=True)
@@ -73,77 +56,64 @@ def run(settings: PlotSettings) -> None:
     Raises DataError for a folder that is no run, for runs without a step, and for an output that cannot be
     written.
     """
-    runs = open_runs(settings.runs, "runs")
-    names = names_of(runs)
+    runs = history.open_runs(settings.runs, "runs")
+    names = history.names_of(runs)
     empty = [str(one.folder) for one in runs if not one.steps]
     if len(empty) == len(runs):
         remedy = "wait for the first one, or give other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
-    window = window_for(runs, settings.smoothing)
+    window = history.window_for(runs, settings.smoothing)
     pictures = {
         title: draw(title, panels, runs, names, window)
         for title, panels in pictures_of(runs).items()
     }
-    for title, png in pictures.items():
-        _write(settings.output / file_name(title), png)
-    _write(settings.output / PAGE, page_of(runs, names, pictures, window).encode("utf-8"))
+    pages = {f"{re.sub('[ -]', '_', title.lower())}.png": png for title, png in pictures.items()}
+    files = ", ".join(pages)
+    pages[PAGE] = page_of(runs, names, pictures, window).encode("utf-8")
+    for name, content in pages.items():
+        path = settings.output / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise DataError(f"output ({path})", problem, "choose another folder") from error
     for folder in empty:
         print(f"{folder}: has no step yet; it is only in the tables")
-    files = ", ".join(map(file_name, pictures))
     smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
     print(f"{settings.output / PAGE}: {count(len(runs), 'run')}, {files}; {smoothing}")
 
 
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"output ({path})", problem, "choose another folder") from error
-
-
-def file_name(title: str) -> str:
-    """Return the file of a picture: `learning_rate.png`."""
-    return f"{title.lower().replace(' ', '_').replace('-', '_')}.png"
-
-
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture that the runs have a metric for."""
-    metrics, held_out = metric_names(runs), held_out_names(runs)
-
-    def panels(ending: str, unit: str, factor: float) -> list[Panel]:
-        return [
-            Panel(
-                label(name) + unit,
-                name,
-                HELD_OUT + name if HELD_OUT + name in held_out else "",
-                factor,
-            )
-            for name in metric_names(runs, ending)
-        ]
-
+    metrics, held_out = history.metric_names(runs), history.held_out_names(runs)
+    beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
     pictures = {
-        "Loss": panels(LOSS, "", 1.0),
-        "Accuracy": panels(ACCURACY, " (%)", 100.0),
+        "Loss": [
+            Panel(f"{_label(n)} (nats)", n, beside[n])
+            for n in history.metric_names(runs, history.LOSS)
+        ],
+        "Accuracy": [
+            Panel(f"{_label(n)} (%)", n, beside[n], factor=100.0)
+            for n in history.metric_names(runs, history.ACCURACY)
+        ],
         "Held out": [
-            Panel(f"held-out {label(name.removeprefix(HELD_OUT))}", held_out=name)
+            Panel(f"held-out {_label(name.removeprefix(HELD_OUT))}", held_out=name)
             for name in held_out
         ],
         "Learning rate": [Panel("learning rate", "learning_rate", smooth=False)],
         "Throughput": [Panel(f"{n} / s", f"{n}_per_second") for n in ("tokens", "examples")],
         "Gradient norm": [Panel("gradient norm", "gradient_norm")],
     }
-    there = {*metrics, ""}
-    kept = {name: [one for one in row if one.metric in there] for name, row in pictures.items()}
-    return {title: row for title, row in kept.items() if row}
+    rows = {
+        title: [panel for panel in panels if panel.metric in ("", *metrics)]
+        for title, panels in pictures.items()
+    }
+    return {title: panels for title, panels in rows.items() if panels}
 
 
-def label(name: str) -> str:
-    """Return a metric's name as text, with its unit: `masked-LM loss (nats)`."""
-    first, _, rest = name.partition("_")
-    if first in LONG_NAMES:
-        return f"{LONG_NAMES[first]} {rest.replace('_', ' ')}{' (nats)' * (rest == LOSS)}"
+def _label(name: str) -> str:
+    name = name.replace("mlm_", "masked-LM ").replace("nsp_", "next-sentence ")
     return name.replace("_", " ")
 
 
@@ -171,7 +141,7 @@ def draw(
         for number, values in enumerate(runs):
             # Learning rates are often equal: earlier lines are wider and stay visible.
             width = 1.8 if panel.smooth else 1.8 + min(6.0, 2.0 * (len(runs) - 1 - number))
-            _draw_run(one, panel, values, window, number, width)
+            _draw_run(one, panel, values, window if panel.smooth else 1, style_of(number), width)
         _set_scale(one, panel, runs)
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(left=0)
@@ -179,48 +149,46 @@ def draw(
     axes[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     styles = [style_of(number) for number in range(len(runs))]
-    lines = [Line2D([], [], color=colour, linestyle=dashes) for colour, dashes in styles]
-    texts = [
-        name if one.steps else f"{name} (no step yet)"
-        for one, name in zip(runs, names, strict=True)
-    ]
+    lines = "each step, not smoothed"
+    if window > 1:
+        lines = f"bold: mean of the last {window:,} steps; thin: each step"
     figure.legend(
-        lines, texts, loc="outside lower left", ncols=columns, frameon=False, fontsize=9,
-        title=_notes(panels, runs, window), alignment="left", title_fontsize=8.5,
-    )  # fmt: skip
+        [Line2D([], [], color=colour, linestyle=dashes) for colour, dashes in styles],
+        [n if r.steps else f"{n} (no step yet)" for n, r in zip(names, runs, strict=True)],
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        title=f"{lines}; circles: held out; crosses: not finite",
+        alignment="left",
+        title_fontsize=8.5,
+    )
     out = io.BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()
 
 
-def _draw_run(axes: "Axes", panel: Panel, one: Run, window: int, number: int, width: float) -> None:
-    colour, dashes = style_of(number)
-    for name, held_out in ((panel.metric, False), (panel.held_out, True)):
-        if not name:
-            continue
-        steps, values = series(one, name)
+def _draw_run(
+    axes: "Axes", panel: Panel, run: Run, window: int, style: tuple[str, Line], width: float
+) -> None:
+    colour, dashes = style
+    for name in filter(None, (panel.metric, panel.held_out)):
+        steps, values = series(run, name)
         values = panel.factor * values
-        if held_out:
+        is_finite = np.isfinite(values)
+        if name == panel.held_out:
             axes.plot(
                 steps, values, "--o", color=colour, linewidth=1, markersize=5, mfc="white", zorder=4
             )
         else:
-            smooth = panel.smooth and window > 1
-            if smooth:
+            if window > 1:
                 axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.22)
-            line = smoothed(values, window) if smooth else values
+                values = history.smoothed(values, window)
             # A single point has no line.
-            marker = "o" if np.isfinite(values).sum() == 1 else None
-            axes.plot(
-                steps,
-                line,
-                color=colour,
-                linestyle=dashes,
-                linewidth=width,
-                marker=marker,
-                zorder=3,
-            )
-        crosses = steps[~np.isfinite(values)]
+            marker = "o" if is_finite.sum() == 1 else None
+            (line,) = axes.plot(steps, values, color=colour, linestyle=dashes, marker=marker)
+            line.set(linewidth=width, zorder=3)
+        crosses = steps[~is_finite]
         if len(crosses):
             heights, bottom = np.full(len(crosses), 0.03), axes.get_xaxis_transform()
             axes.plot(
@@ -240,27 +208,22 @@ def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def _notes(panels: Sequence[Panel], runs: Sequence[Run], window: int) -> str:
-    """Return the explanation of the kinds of lines in a picture."""
-    notes = []
-    if any(panel.metric and panel.smooth for panel in panels):
-        bold = f"bold: mean of the last {window:,} steps; thin: each step"
-        notes.append(bold if window > 1 else "each step, not smoothed")
-    if any(panel.held_out for panel in panels):
-        notes.append("circles: held out")
-    names = [name for panel in panels for name in (panel.metric, panel.held_out) if name]
-    if not all(np.isfinite(series(one, name)[1]).all() for one in runs for name in names):
-        notes.append("crosses: not finite")
-    return "; ".join(notes)
-
-
 def page_of(
     runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, bytes], window: int
 ) -> str:
     """Return the HTML page: metrics, differing settings, pictures, all settings of each run."""
     from jinja2 import Environment
 
-    differing = differing_settings(runs)
+    summaries = [history.summary_of(one, window) for one in runs]
+    metrics = {
+        "folder": [str(one.folder.resolve()) for one in runs],
+        "command": [one.kind for one in runs],
+        "state": [one.state if one.steps else f"{one.state}, no step yet" for one in runs],
+    }
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        metrics[history.label_of(name)] = [
+            history.in_words(name, summary.get(name)) for summary in summaries
+        ]
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -268,9 +231,12 @@ def page_of(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
-        metrics=_metric_rows(runs, window),
-        window=window_in_words(window),
-        differing={name: map(value_in_words, values) for name, values in differing.items()},
+        metrics=metrics,
+        window=history.window_in_words(window),
+        differing={
+            name: map(history.value_in_words, values)
+            for name, values in history.differing_settings(runs).items()
+        },
         pictures={
             title: f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
             for title, png in pictures.items()
@@ -280,15 +246,3 @@ def page_of(
             for name, one in zip(names, runs, strict=True)
         ],
     )
-
-
-def _metric_rows(runs: Sequence[Run], window: int) -> dict[str, list[str]]:
-    summaries: list[dict[str, Any]] = [summary_of(one, window) for one in runs]
-    rows = {
-        "folder": [str(one.folder.resolve()) for one in runs],
-        "command": [one.kind for one in runs],
-        "state": [one.state if one.steps else f"{one.state}, no step yet" for one in runs],
-    }
-    for name in dict.fromkeys(name for summary in summaries for name in summary):
-        rows[label_of(name)] = [in_words(name, summary.get(name)) for summary in summaries]
-    return rows

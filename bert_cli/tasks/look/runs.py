@@ -1,36 +1,54 @@
-"""`bert runs`: list the runs below some folders.
+"""`bert runs` lists the runs below some folders, `bert compare` shows the differences between two.
 
-Only the ends of files are read, so that a hundred runs of a million steps are listed within a second. A run
-that cannot be read is listed with the reason.
+The list reads only the ends of files, so that a hundred runs of a million steps are listed within a second. Each
+side of a comparison is a run, or the runs of several seeds: those are shown with their mean and standard deviation,
+because results of fine-tuning often differ more between seeds than between settings.
 """
 
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from bert_cli.config.tools import RunsSettings
+from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
-from bert_cli.train.history import HELD_OUT, Run, runs_below
+from bert_cli.train import history
+from bert_cli.train.checkpoint import METRICS
+from bert_cli.train.history import ABSENT, HELD_OUT, NAMES_ONLY, Run, in_words
 from bert_cli.train.metrics import format_duration
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3
-"""Metrics in a cell of the table; JSON has all."""
+"""Metrics in a cell of the list; JSON has all."""
 
 
-def run(settings: RunsSettings) -> None:
-    """Print the runs below the folders as a table or write them as JSON.
+def run(settings: RunsSettings | CompareSettings) -> None:
+    """Print the runs, or the differences between two, as tables or write them as JSON.
 
-    Raises DataError for a folder that does not exist.
+    Raises DataError for a folder that does not exist, is no run, or is a run without a step.
     """
+    if isinstance(settings, RunsSettings):
+        _list_runs(settings)
+    else:
+        _compare(settings)
+
+
+# --- the list
+
+
+def _list_runs(settings: RunsSettings) -> None:
     for folder in settings.folders:
         if not folder.is_dir():
             raise DataError(f"folders ({folder})", "is no folder", "give one that contains runs")
-    found = {one.folder.resolve(): one for folder in settings.folders for one in runs_below(folder)}
-    described = [describe(one) for one in found.values()]
+    runs = {
+        one.folder.resolve(): one
+        for folder in settings.folders
+        for one in history.runs_below(folder)
+    }
+    described = [_describe(one) for one in runs.values()]
     if settings.json_file is not None:
         output_json(settings.json_file, described)
     if is_stdout(settings.json_file):
@@ -42,16 +60,21 @@ def run(settings: RunsSettings) -> None:
         print(f"{folders}: no runs; a run is a folder that was given as --save-ckpt-path")
 
 
-def describe(run: Run) -> dict[str, Any]:
-    """Return a run as JSON, with the metrics of its last step."""
+def _describe(run: Run) -> dict[str, Any]:
+    """Return a run as JSON, with the metrics of its last step; one that cannot be read with the reason."""
     described: dict[str, Any] = {"run": str(run.folder)}
     try:
         described |= {
             "what": run.kind,
             "step": run.step,
             "total_steps": run.total_steps,
-            "losses": losses_of(run.last[1]),
-            "held_out": held_out_of(run),
+            "losses": _losses(run.last[1]),
+            "held_out": run.scores
+            or {
+                name.removeprefix(HELD_OUT): value
+                for name, value in run.last_evaluated.items()
+                if name.startswith(HELD_OUT) and value is not None
+            },
             "state": run.state,
         }
     except DataError as error:
@@ -61,7 +84,7 @@ def describe(run: Run) -> dict[str, Any]:
     return described
 
 
-def losses_of(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return the losses of a step by short name; None for one that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_") or "loss": value
@@ -70,17 +93,13 @@ def losses_of(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def held_out_of(run: Run) -> dict[str, float]:
-    """Return the scores of the run, or else the metrics of its last evaluation."""
-    return run.scores or {
-        name.removeprefix(HELD_OUT): value
-        for name, value in run.last_evaluated.items()
-        if name.startswith(HELD_OUT) and value is not None
-    }
-
-
 def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
-    written = _age(described["written"])
+    written = "never"
+    if described["written"] is not None:
+        seconds = time.time() - datetime.fromisoformat(described["written"]).timestamp()
+        # The first number with its unit: 5 h, 12 min.
+        age = " ".join(format_duration(seconds).split()[:2])
+        written = "now" if seconds < 1 else f"{age} ago"
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
     total = described["total_steps"]
@@ -89,14 +108,14 @@ def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
-        _cell(described["losses"]),
-        _cell(losses_of(described["held_out"]) or described["held_out"]),
+        _metrics_cell(described["losses"]),
+        _metrics_cell(_losses(described["held_out"]) or described["held_out"]),
         described["state"],
         written,
     )
 
 
-def _cell(metrics: Mapping[str, float | None]) -> str:
+def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
     """Return `mlm 6.3499  nsp 0.6833`, or a single loss without its name."""
     texts = {name: "not finite" if v is None else f"{v:.4f}" for name, v in metrics.items()}
     if list(texts) == ["loss"]:
@@ -105,9 +124,88 @@ def _cell(metrics: Mapping[str, float | None]) -> str:
     return "  ".join(cells[:MAX_METRICS] + ["..."] * (len(cells) > MAX_METRICS))
 
 
-def _age(written: str | None) -> str:
-    if written is None:
-        return "never"
-    seconds = time.time() - datetime.fromisoformat(written).timestamp()
-    # The first number with its unit: 5 h, 12 min.
-    return "now" if seconds < 1 else f"{' '.join(format_duration(seconds).split()[:2])} ago"
+# --- the comparison
+
+
+def _compare(settings: CompareSettings) -> None:
+    folders = {"first": settings.first, "second": settings.second}
+    sides = [_open(folder, where) for where, folder in folders.items()]
+    if settings.first.resolve() == settings.second.resolve():
+        where = f"second ({settings.second})"
+        raise DataError(where, "is the same run as the first", "give another run")
+    window = history.window_for([*sides[0], *sides[1]], settings.smoothing)
+    names = history.names_of([Run(folder) for folder in folders.values()])
+    # A setting whose value differs between the seeds of a side is a list.
+    values = [{**runs[0].flat_settings, **history.differing_settings(runs)} for runs in sides]
+    pairs = {name: [one.get(name, ABSENT) for one in values] for name in values[0] | values[1]}
+    results = [history.spread([history.summary_of(one, window) for one in runs]) for runs in sides]
+    fields = ("mean", "standard_deviation")
+    described: dict[str, Any] = {
+        "runs": [
+            {
+                "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
+                "folders": [str(one.folder) for one in runs],
+                "what": runs[0].kind,
+                "states": [one.state for one in runs],
+            }
+            for name, runs in zip(names, sides, strict=True)
+        ],
+        "smoothed_over_steps": window,
+        "settings": {
+            name: pair
+            for name, pair in pairs.items()
+            if name.partition(".")[0] not in NAMES_ONLY and pair[0] != pair[1]
+        },
+        "results": {
+            name: [
+                dict(zip(fields, one[name], strict=True)) if name in one else None
+                for one in results
+            ]
+            for name in results[0] | results[1]
+        },
+    }
+    if settings.json_file is not None:
+        output_json(settings.json_file, described)
+    if not is_stdout(settings.json_file):
+        _print(described)
+
+
+def _open(folder: Path, where: str) -> list[Run]:
+    runs = history.open_runs([folder], where)
+    inner = [one.folder for one in runs if one.folder != folder]
+    if any(one.parent != folder or not one.name.startswith("seed_") for one in inner):
+        problem = f"contains {len(inner)} runs"
+        raise DataError(f"{where} ({folder})", problem, f"give one of them, as {inner[0]}")
+    for one in runs:
+        if not one.steps:
+            remedy = "wait for the first one, or give another run"
+            raise DataError(f"{where} ({one.folder})", f"has no step in {METRICS} yet", remedy)
+    return runs
+
+
+def _print(described: Mapping[str, Any]) -> None:
+    first, second = described["runs"]
+    names, settings = (first["name"], second["name"]), described["settings"].items()
+    if settings:
+        rows = [(name, *map(history.value_in_words, pair)) for name, pair in settings]
+        print_table(("settings that differ", *names), rows)
+    else:
+        print("Both have the same settings.")
+    print()
+    kinds = (first["what"], second["what"])
+    states = (", ".join(dict.fromkeys(side["states"])) for side in (first, second))
+    rows = [("command", *kinds, "")] if kinds[0] != kinds[1] else []
+    rows.append(("state", *states, ""))
+    for name, pair in described["results"].items():
+        cells, difference = [], ""
+        for one in pair:
+            deviation = one and one["standard_deviation"]
+            spread = f" +- {in_words(name, deviation)}" if deviation else ""
+            cells.append(in_words(name, one["mean"]) + spread if one else "-")
+        if None not in pair:
+            change = pair[1]["mean"] - pair[0]["mean"]
+            difference = "+" * (change > 0) + "-" * (change < 0) + in_words(name, abs(change))
+        rows.append((history.label_of(name), *cells, difference))
+    print_table(("results", *names, "difference"), rows)
+    smoothing = history.window_in_words(described["smoothed_over_steps"])
+    print(f"\nLosses, accuracies and gradient norms are {smoothing}.")

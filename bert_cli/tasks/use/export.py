@@ -1,42 +1,66 @@
 """`bert export`: a model for another runtime, opened there and compared before it gets its name.
 
-The export is written next to OUT, loaded by its own runtime, and run on synthetic examples of several lengths
-with padding. Only when all outputs agree with the model's is the folder renamed to OUT; an export that is
-killed or differs leaves no folder of that name.
+Each writer fills a folder beside OUT and returns the model loaded from it. Only when all its outputs on synthetic
+examples agree is the folder renamed to OUT. All formats take `input_ids`, `attention_mask` and `token_type_ids` [B, S]
+and return the outputs of transformers' class of the architecture, by its names. SavedModel and TFLite are made from
+the blocks here, ONNX by PyTorch from transformers' model of the same files.
+
+Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
 
 import importlib.util
+import json
+import logging
 import os
 import shutil
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from safetensors.numpy import save_file
 
 from bert_cli.config.finetune import ExportSettings
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import fsync_paths
+from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import start
-from bert_cli.tasks.use import runtimes
-from bert_cli.tasks.use.model import open_model, task_of
+from bert_cli.tasks.use.model import Opened, open_model, task_of
+from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
 
-NEEDS = {
-    "hf": ("torch",),
-    "saved-model": (),
-    "tflite": (),
-    "onnx": ("torch", "onnx", "onnxscript", "onnxruntime"),
-}
-"""Format -> the packages of the extra that it needs."""
-TEXT_TASKS = ("text-classification", "embed")
-"""Tasks whose outputs are of a text, not of tokens."""
-PARTIAL = ".partial_"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+Outputs = dict[str, npt.NDArray[np.float32]]
+Predict = Callable[[Mapping[str, Any]], Outputs]
+"""`INPUTS` [B, S] int32 by name -> outputs by name."""
+Encoder = Callable[..., dict[str, tf.Tensor]]
+"""One or two columns of strings [B] -> `INPUTS` by name."""
 LARGEST_DIFFERENCE = 1e-4
 """Of an output in float32, relative to the largest one where that is more than 1."""
 SHAPES = ((1, 7), (3, 16))
 """Examples and positions that are compared; both vary, so that neither can have been fixed."""
+LONGEST_WORD = 100
+"""Characters; a longer word is [UNK]."""
+# Characters that BERT's tokenizer removes: control, format and private ones, but not tab and line ends.
+CLEANED = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}\x{FFFD}]"
+COMPARED = (
+    "The cat sat on the mat, didn't it?",
+    "Ångström naïve résumé e\u0301 ½ 8″ … ﬁ İstanbul ΑΣ ΣΑΣ ß",
+    "東京タワー 한국어 हिन्दी भाषा تجربة кириллица עברית",
+    "ไม่มีช่องว่างระหว่างคำในภาษาไทยเลยแม้แต่น้อยจริงๆนะ",
+    "a\u00a0b\tc\x01d\ufffde\u200bf\u00adg",
+    "[MASK] [SEP] $5.00 ~50% `x^2` <tag> C++ snake_case 😀",
+    "x" * 100 + " " + "y" * 101,
+    "",
+)
+"""Texts for which an encoder must give the tokenizer's pieces."""
 
 
 def run(settings: ExportSettings) -> None:
@@ -45,72 +69,57 @@ def run(settings: ExportSettings) -> None:
     ConfigError for a folder in use, a missing package or an unsupported model, CheckpointError when there is
     no model or its export gives other outputs.
     """
-    _check_packages(settings)
     out = settings.out.expanduser()
-    _check_unused(out)
-    _stay_on_the_cpu()
+    _check_settings(settings, out)
+    # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
+    with suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
     source = start.find_source(settings.model, "MODEL")
     task = task_of(source, None)
-    if settings.texts and task not in TEXT_TASKS:
+    if settings.texts and task not in ("text-classification", "embed"):
         problem = "its outputs are of tokens, which a string does not show"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     model = open_model(source, "encoder" if task == "embed" else task)
-    partial = out.parent / f"{PARTIAL}{out.name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    most = source.config.max_position_embeddings
+    folder = out.parent / f".partial_{out.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
-        served = runtimes.Served(model, _encoder(source) if settings.texts else None)
-        exported = runtimes.WRITERS[settings.format](served, partial)
-        difference = _compare(served, exported, str(out))
+        encoder = None
+        if settings.texts:
+            tokenizer = read_tokenizer(source.folder)
+            encoder = text_encoder(tokenizer, most)
+            compare_encoders(tokenizer, encoder, most)
+        served = Served(model, encoder)
+        write, _ = FORMATS[settings.format]
+        difference = _compare(served, write(served, folder), str(out))
         # On the disk before the rename, so that a power cut cannot leave a damaged export.
-        fsync_paths([*partial.rglob("*"), partial])
-        # Replaces an empty folder too.
-        os.replace(partial, out)
+        fsync_paths([*folder.rglob("*"), folder])
+        os.replace(folder, out)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} synthetic batches; more than {model.config.max_position_embeddings:,} tokens are an error"
+        f"on {len(SHAPES)} synthetic batches; more than {most:,} tokens are an error"
     )
 
 
-def _check_packages(settings: ExportSettings) -> None:
-    needs = [*NEEDS[settings.format], *(["tensorflow_text"] if settings.texts else [])]
+def _check_settings(settings: ExportSettings, out: Path) -> None:
+    _, packages = FORMATS[settings.format]
+    needs = [*packages, *(["tensorflow_text"] if settings.texts else [])]
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
-        purpose = " (PyTorch opens the written files)" if settings.format == "hf" else ""
-        are = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
-        problem = f"needs the extra 'export'{purpose}, but {are}"
+        problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-
-
-def _encoder(source: start.Source) -> runtimes.Encoder:
-    """Return the tokenizer in TensorFlow, after comparing it with the original."""
-    tokenizer, length = read_tokenizer(source.folder), source.config.max_position_embeddings
-    encoder = runtimes.text_encoder(tokenizer, length)
-    runtimes.compare_encoders(tokenizer, encoder, length)
-    return encoder
-
-
-def _check_unused(out: Path) -> None:
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists() or out.is_symlink():
+    if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
 
 
-def _stay_on_the_cpu() -> None:
-    """Hide the GPU: it cannot speed up a conversion, and its products differ in the third digit."""
-    # RuntimeError: TensorFlow is initialized already.
-    with suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")
-
-
-def _compare(served: runtimes.Served, exported: runtimes.Predict, where: str) -> float:
+def _compare(served: "Served", exported: Predict, where: str) -> float:
     """Return the largest difference over all outputs and batches. CheckpointError if it is too large."""
-    config, draw = served.model.config, np.random.default_rng(0)
+    config, draw = served.model.source.config, np.random.default_rng(0)
     largest = relative = 0.0
     for examples, length in SHAPES:
         length = min(length, config.max_position_embeddings)
@@ -119,12 +128,12 @@ def _compare(served: runtimes.Served, exported: runtimes.Predict, where: str) ->
         mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
         ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask
         segments = draw.integers(0, config.type_vocab_size, (examples, length), dtype=np.int32)
-        columns = (ids, mask, segments * mask)
-        expected, outputs = served.predict(*columns), exported(*columns)
-        for name, values in expected.items():
+        columns = dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
+        outputs = exported(columns)
+        for name, tensor in served.serve(*columns.values()).items():
+            values = tensor.numpy()
             if name not in outputs or outputs[name].shape != values.shape:
-                shapes = {other: array.shape for other, array in outputs.items()}
-                problem = f"the export's outputs are {shapes}, the model's {name} {values.shape}"
+                problem = f"the export lacks the model's output {name} {values.shape}"
                 raise CheckpointError(where, problem, "it was removed")
             difference = float(np.abs(outputs[name] - values).max())
             # np.maximum, because a NaN must not be lost.
@@ -137,3 +146,305 @@ def _compare(served: runtimes.Served, exported: runtimes.Predict, where: str) ->
         )
         raise CheckpointError(where, problem, "it was removed")
     return largest
+
+
+class Served(tf.Module):
+    """The model with transformers' inputs and outputs, as TensorFlow saves it."""
+
+    def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
+        super().__init__(name="bert")
+        self.model, self.encoder = model, encoder
+        self.weights = [weight.value for weight in named_weights(model.blocks).values()]
+        shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
+        # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
+        self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
+
+    def serve_texts(self, *names: str) -> Any:
+        """Return the model as a function of columns of strings [B]; it returns the encoded inputs too."""
+
+        def serve(*texts: Any) -> dict[str, Any]:
+            assert self.encoder is not None
+            columns = self.encoder(*texts)
+            return {**columns, **self._outputs(**columns)}
+
+        shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
+        return tf.function(serve, input_signature=shape, autograph=False)
+
+    def _serve(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+        """Return the outputs; too many positions are an error, which a GPU would not notice."""
+        most = self.model.source.config.max_position_embeddings
+        message = f"input_ids: has more tokens than the model's {most} positions; cut the texts"
+        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], most, message)
+        with tf.control_dependencies([check]):
+            return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
+
+    def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+        columns = {
+            "input_ids": input_ids,
+            "input_mask": attention_mask,
+            "segment_ids": token_type_ids,
+        }
+        hidden_BSD, blocks = self.model.hidden(columns), dict(self.model.blocks)
+        if "heads" in blocks:
+            # [CLS] for the pooler, and then every position as if it were masked.
+            rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
+            words_BSV, next_B2 = blocks["heads"].logits(blocks["pool"](rows, columns, None), None)
+            if self.model.architecture == "BertForMaskedLM":
+                return {"logits": words_BSV}
+            return {"prediction_logits": words_BSV, "seq_relationship_logits": next_B2}
+        if "qa_head" in blocks:
+            spans_BS2 = blocks["qa_head"].logits(hidden_BSD, None)
+            return {"start_logits": spans_BS2[:, :, 0], "end_logits": spans_BS2[:, :, 1]}
+        if "token_head" in blocks:
+            return {"logits": blocks["token_head"].logits(hidden_BSD, None)}
+        pooled_B1D = blocks["pool"](hidden_BSD[:, :1], columns, None)
+        if "glue_head" in blocks:
+            return {"logits": blocks["glue_head"].logits(pooled_B1D, None)}
+        pooled = {} if "pool" in self.model.new else {"pooler_output": pooled_B1D[:, 0]}
+        return {"last_hidden_state": hidden_BSD, **pooled}
+
+
+# --- writers
+
+
+def write_hf(served: Served, folder: Path) -> Predict:
+    """Write config, weights and tokenizer, without a run's optimizer and state; opened by transformers."""
+    model = _write_hf_files(served.model, folder)
+
+    def predict(columns: Mapping[str, Any]) -> Outputs:
+        import torch
+
+        with torch.no_grad():
+            outputs = model(**{name: torch.from_numpy(c).long() for name, c in columns.items()})
+        return {name: values.numpy() for name, values in outputs.items()}
+
+    return predict
+
+
+def write_saved_model(served: Served, folder: Path) -> Predict:
+    """Write a TensorFlow SavedModel with the signature `serving_default`."""
+    signatures = {"serving_default": served.serve}
+    if served.encoder is not None:
+        # Two signatures, because one has a fixed number of inputs.
+        signatures["texts"] = served.serve_texts("texts")
+        signatures["pairs"] = served.serve_texts("texts", "seconds")
+    tf.saved_model.save(served, str(folder), signatures=signatures)
+    _write_config_and_tokenizer(served.model, folder)
+    loaded = tf.saved_model.load(str(folder))
+
+    def predict(columns: Mapping[str, Any]) -> Outputs:
+        inputs = {name: tf.constant(column) for name, column in columns.items()}
+        outputs = loaded.signatures["serving_default"](**inputs)
+        return {name: values.numpy() for name, values in outputs.items()}
+
+    return predict
+
+
+def write_tflite(served: Served, folder: Path) -> Predict:
+    """Write a flat buffer of TensorFlow Lite (LiteRT), float32, with its own operators only."""
+    concrete = served.serve.get_concrete_function()
+    data = tf.lite.TFLiteConverter.from_concrete_functions([concrete], served).convert()
+    (folder / "model.tflite").write_bytes(data)
+    _write_config_and_tokenizer(served.model, folder)
+    with warnings.catch_warnings():
+        # TensorFlow warns that its interpreter will move to another package.
+        warnings.simplefilter("ignore")
+        interpreter = tf.lite.Interpreter(model_path=str(folder / "model.tflite"))
+    return lambda columns: interpreter.get_signature_runner()(**columns)
+
+
+def write_onnx(served: Served, folder: Path) -> Predict:
+    """Write an ONNX graph of transformers' model; opened by ONNX Runtime."""
+    import onnxruntime
+    import torch
+
+    files, path = folder / "hf", str(folder / "model.onnx")
+    files.mkdir()
+    model = _write_hf_files(served.model, files)
+    outputs = list(served.serve.get_concrete_function().structured_outputs)
+
+    class Ordered(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            columns = (input_ids, attention_mask, token_type_ids)
+            values = self.model(**dict(zip(INPUTS, columns, strict=True)))
+            return tuple(values[name] for name in outputs)
+
+    # Three tensors: the exporter would merge inputs that are the same object.
+    example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
+    free = {
+        0: torch.export.Dim("batch", min=1),
+        1: torch.export.Dim(
+            "length", min=1, max=served.model.source.config.max_position_embeddings
+        ),
+    }
+    with _without_log_noise():
+        torch.onnx.export(
+            Ordered().eval(),
+            example,
+            path,
+            input_names=list(INPUTS),
+            output_names=outputs,
+            dynamic_shapes=(free,) * len(INPUTS),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    shutil.rmtree(files)
+    _write_config_and_tokenizer(served.model, folder)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def predict(columns: Mapping[str, Any]) -> Outputs:
+        inputs = {name: column.astype(np.int64) for name, column in columns.items()}
+        return dict(zip(outputs, session.run(outputs, inputs), strict=True))
+
+    return predict
+
+
+FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] = {
+    "hf": (write_hf, ("torch",)),
+    "saved-model": (write_saved_model, ()),
+    "tflite": (write_tflite, ()),
+    "onnx": (write_onnx, ("torch", "onnx", "onnxscript", "onnxruntime")),
+}
+"""Format -> its writer, and the packages of the extra that it needs."""
+
+
+def _write_hf_files(model: Opened, folder: Path) -> Any:
+    """Write a Hugging Face folder; return its model in PyTorch, float32. CheckpointError if weights are missing."""
+    import torch
+    import transformers
+
+    source, weights = model.source, folder / checkpoint.MODEL
+    if source.weights.name == checkpoint.MODEL:
+        shutil.copyfile(source.weights, weights)
+    else:
+        # transformers requires the mark of the framework whose layout the tensors have.
+        tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
+        save_file(tensors, weights, metadata={"format": "pt"})
+    _write_config_and_tokenizer(model, folder)
+    shutil.copymode(folder / "config.json", weights)
+    with _without_log_noise():
+        loaded, report = getattr(transformers, model.architecture).from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    # An encoder's file may have no pooler; its output is then not compared.
+    missing = sorted(name for name in report["missing_keys"] if "pooler.dense." not in name)
+    if missing:
+        problem = f"transformers misses the weights {', '.join(missing[:8])}"
+        raise CheckpointError(str(folder), problem)
+    return loaded.eval()
+
+
+def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
+    source = model.source
+    described = {
+        "model_type": "bert",
+        **source.described,
+        "architectures": [model.architecture],
+    }
+    (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
+    files = files_for_model(source.folder, positions, fills_masks=fills_masks)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+@contextmanager
+def _without_log_noise() -> Iterator[None]:
+    """Silence PyTorch and transformers: progress bars, absent extras, deprecations."""
+    import transformers
+
+    before = logging.root.manager.disable
+    transformers.utils.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# --- strings
+
+
+def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
+    """Return the tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
+
+    A second text without tokens adds no [SEP], and special tokens in a text are plain.
+    """
+    import tensorflow_text as text
+
+    normalizer = json.loads(tokenizer.library.to_str()).get("normalizer") or {}
+    lowers, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
+    pieces = text.FastBertTokenizer(
+        vocab=list(tokenizer.pieces),
+        suffix_indicator="##",
+        max_bytes_per_word=4 * LONGEST_WORD,
+        token_out_type=tf.int32,
+        unknown_token="[UNK]",
+        lower_case_nfd_strip_accents=False,
+    )
+    special = tokenizer.special
+
+    def normalized(texts: tf.Tensor) -> tf.Tensor:
+        # Not by tensorflow-text, which decomposes compatibility characters: ½ becomes 1⁄2.
+        texts = tf.strings.regex_replace(texts, CLEANED, "")
+        if lowers if strips is None else strips:
+            texts = text.normalize_utf8(texts, "NFD")
+            texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+        if lowers:
+            # First, because the lower case of a complete word would end in the final form of sigma.
+            texts = tf.strings.regex_replace(texts, "Σ", "σ")
+            texts = tf.strings.lower(texts, encoding="utf-8")
+        # ASCII only: the class of all letters with a count exceeds the memory of a regular expression. In other
+        # scripts, words between 100 characters and 400 bytes are cut into pieces. No vocabulary has the character.
+        return tf.strings.regex_replace(texts, rf"[0-9A-Za-z]{{{LONGEST_WORD + 1},}}", "\ue000")
+
+    def joined(parts: list[tf.RaggedTensor]) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        trimmed = text.RoundRobinTrimmer(length - 1 - len(parts)).trim(parts)
+        ids, segments = text.combine_segments(trimmed, special.cls, special.sep)
+        return ids, segments
+
+    def encode(*texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [pieces.tokenize(normalized(column)) for column in texts]
+        ids, segments = joined(parts[:1])
+        if len(parts) == 2:
+            both = zip((ids, segments), joined(parts), strict=True)
+            # Each row from the single texts or, after them, from the pairs.
+            count = ids.nrows()
+            rows = tf.range(count) + tf.where(parts[1].row_lengths() > 0, count, 0)
+            ids, segments = (tf.gather(tf.concat(pair, 0), rows) for pair in both)
+        return {
+            "input_ids": ids.to_tensor(special.pad),
+            "attention_mask": tf.ones_like(ids).to_tensor(0),
+            "token_type_ids": segments.to_tensor(0),
+        }
+
+    return encode
+
+
+def compare_encoders(tokenizer: TextTokenizer, encoder: Encoder, length: int) -> None:
+    """Refuse an encoder that splits a text differently from the tokenizer; CheckpointError names it."""
+    for second in (None, COMPARED[::-1]):
+        features, _ = encode_texts(tokenizer, COMPARED, second, {}, max_seq_length=length)
+        texts = [list(COMPARED)] if second is None else [list(COMPARED), list(second)]
+        columns = encoder(*map(tf.constant, texts))
+        rows = features.batch(np.arange(len(COMPARED)), int(features.lengths.max()))
+        ids = np.where(rows["input_mask"], rows["input_ids"], tokenizer.special.pad)
+        expected = zip(INPUTS, (ids, rows["input_mask"], rows["segment_ids"]), strict=True)
+        for name, column in expected:
+            result = columns[name].numpy()
+            wrong = result.shape != column.shape or (result != column).any(axis=1)
+            if np.any(wrong):
+                where = f"texts ({COMPARED[int(np.argmax(wrong))][:40]!r})"
+                problem = "becomes other pieces in the export than in the model's tokenizer"
+                raise CheckpointError(where, problem, "leave out --texts and give ids")

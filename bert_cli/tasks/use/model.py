@@ -1,25 +1,34 @@
-"""A model from disk as functions of columns, which `bert predict` runs and `bert export` converts.
+"""A model from disk, and its predictions for each task.
 
-It has the blocks of training without a loss, dropout or gradients, on one device, for any number of examples
-and positions. The task decides which blocks follow the encoder; a part that the task needs must be in the
-file.
+The model has the blocks of training without a loss, dropout or gradients, on one device. A prediction turns a list of
+inputs into their rows, in the same order; inside, inputs of similar length go through the model together.
+Probabilities are computed from the logits in float32.
 
-Shapes: B examples, S positions, P masked positions, D hidden size.
+Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked positions, D hidden size, V vocabulary size.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.config.settings import BertConfig
-from bert_cli.errors import ConfigError
+from bert_cli.config.finetune import PredictSettings
+from bert_cli.data.finetune.conll import Sentences, word_features, word_labels, word_spans
+from bert_cli.data.finetune.features import Features, by_length, encode_texts
+from bert_cli.data.finetune.metrics import chunks
+from bert_cli.data.finetune.squad import Question, Questions
+from bert_cli.data.finetune.squad_answers import answers
+from bert_cli.data.finetune.squad_windows import make_windows
+from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import start
-
-Columns = Mapping[str, Any]
 
 ARCHITECTURES = {
     "BertForPreTraining": "fill-mask",
@@ -30,26 +39,22 @@ ARCHITECTURES = {
     "BertModel": "embed",
 }
 """Class of transformers -> its task."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """The blocks after the encoder."""
-
-    blocks: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    """Parts that must be in the file; others may be new where the task does not read them."""
-
-
-HEADS = {
-    "fill-mask": Head(("enc_out", "pool", "heads"), ("heads/masked_lm",)),
-    "question-answering": Head(("qa_head",), ("qa_head",)),
-    "text-classification": Head(("pool", "glue_head"), ("glue_head", "pool")),
-    "token-classification": Head(("token_head",), ("token_head",)),
-    "embed": Head(()),
-    # An encoder for export.
-    "encoder": Head(("pool",)),
+HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fill-mask": (("enc_out", "pool", "heads"), ("heads/masked_lm",)),
+    "question-answering": (("qa_head",), ("qa_head",)),
+    "text-classification": (("pool", "glue_head"), ("glue_head", "pool")),
+    "token-classification": (("token_head",), ("token_head",)),
+    "embed": ((), ()),
+    "encoder": (("pool",), ()),  # for export
 }
+"""Task -> the blocks after the encoder, and the parts of them that must be in the file."""
+MASK = "[MASK]"
+UNLIMITED = 2**31 - 1
+N_BEST = 20
+"""Different texts over which an answer's probability is normalized."""
+Columns = Mapping[str, Any]
+Floats = npt.NDArray[np.float32]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,18 @@ class Opened:
     """A model with its weights, ready to run."""
 
     source: start.Source
-    config: BertConfig
     blocks: Sequence[tuple[str, keras.layers.Layer]]
-    new: tuple[str, ...]
+    new: Sequence[str]
     """Parts that the file lacks."""
+
+    @property
+    def architecture(self) -> str:
+        """Return transformers' class for the weights in the file."""
+        named = self.source.architecture
+        if named in ("?", "BertForPreTraining") and "heads" in dict(self.blocks):
+            lacks = {"pool", "heads/next_sentence"} & set(self.new)
+            return "BertForMaskedLM" if lacks else "BertForPreTraining"
+        return "BertModel" if named == "?" else named
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -69,6 +82,17 @@ class Opened:
         if labels == 1 or self.source.described.get("problem_type") == "regression":
             return None
         return self.source.label_names or tuple(f"LABEL_{number}" for number in range(labels))
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Return whether the labels of a text do not exclude one another."""
+        return self.source.described.get("problem_type") == "multi_label_classification"
+
+    @property
+    def has_bio_labels(self) -> bool:
+        """Return whether the labels of words are those of entities."""
+        names = self.label_names
+        return names is not None and all(re.fullmatch(r"O|[BI]-.+", name) for name in names)
 
     def hidden(self, columns: Columns) -> Any:
         """Return the encoder's output [B, S, D] from `input_ids`, `segment_ids` and `input_mask` [B, S]."""
@@ -111,17 +135,17 @@ def open_model(source: start.Source, task: str, precision: str = "float32") -> O
 
     CheckpointError when the weights do not fit, ConfigError when the head is not among them.
     """
-    config, head = source.config, HEADS[task]
+    last_blocks, needs = HEADS[task]
     blocks = build_blocks(
-        config, seed=0, policy=precision, last_blocks=head.blocks, labels=labels_of(source)
+        source.config, seed=0, policy=precision, last_blocks=last_blocks, labels=labels_of(source)
     )
     new, _ = start.load_weights(source, named_weights(blocks))
-    lacking = [part for part in head.needs if part in new]
+    lacking = [part for part in needs if part in new]
     if lacking:
         problem = f"has no {' and no '.join(lacking)} of its shape, so it cannot be used for {task}"
         where = f"{source.folder} ({source.architecture})"
         raise ConfigError(where, problem, "give a model that was trained for it")
-    return Opened(source, config, blocks, tuple(new))
+    return Opened(source, blocks, new)
 
 
 def one_device() -> str:
@@ -136,6 +160,269 @@ def one_device() -> str:
     return "GPU" if gpus else "CPU"
 
 
-def signature(*names: str) -> dict[str, tf.TensorSpec]:
-    """Return int32 columns with any number of examples and positions: one trace for all of them."""
-    return {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in names}
+# --- predictions
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input and where it comes from."""
+
+    where: str
+    fields: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model, and how to use it for a task."""
+
+    task: str
+    model: Opened
+    tokenizer: TextTokenizer
+    settings: PredictSettings
+    max_seq_length: int
+
+    def predict(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the row of each input. DeviceError for outputs that are not finite."""
+        return PREDICTIONS[self.task](self, inputs)
+
+    @cached_property
+    def traced(self) -> Any:
+        """The outputs of columns [B, S], traced once for any number of examples and positions."""
+        names = ["input_ids", "segment_ids", "input_mask"]
+        outputs = {"fill-mask": self._best_words, "embed": self._vectors}
+        if self.task == "fill-mask":
+            names.append("masked_lm_positions")
+        shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in names}
+        function = outputs.get(self.task, self.model.logits)
+        return tf.function(function, input_signature=[shapes], autograph=False)
+
+    def _best_words(self, columns: Columns) -> Any:
+        # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces are no words.
+        size = len(self.tokenizer.pieces)
+        logits_BPV, _ = self.model.logits(columns)
+        best = min(self.settings.top, size)
+        return tf.math.top_k(tf.nn.softmax(logits_BPV)[:, :, :size], best)
+
+    def _vectors(self, columns: Columns) -> Any:
+        hidden_BSD = tf.cast(self.model.hidden(columns), tf.float32)
+        mask_BS1 = tf.cast(columns["input_mask"], tf.float32)[:, :, None]
+        vector_BD = hidden_BSD[:, 0]
+        if self.settings.pooling == "mean":
+            vector_BD = tf.reduce_sum(hidden_BSD * mask_BS1, 1) / tf.reduce_sum(mask_BS1, 1)
+        return tf.math.l2_normalize(vector_BD, -1) if self.settings.normalize else vector_BD
+
+    def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield examples of similar length: their numbers, padded columns and outputs.
+
+        DeviceError for outputs that JSON cannot hold, with the first of `where` [examples].
+        """
+        for numbers in by_length(features, self.settings.batch_size):
+            batch = features.batch(numbers, int(features.lengths[numbers].max()))
+            columns = {name: batch[name] for name in ("input_ids", "segment_ids", "input_mask")}
+            more = {}
+            if self.task == "fill-mask":
+                is_mask = columns["input_ids"] == self.tokenizer.special.mask
+                # The masks first; a row with fewer has other positions after them.
+                order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
+                more["masked_lm_positions"] = order[:, : max(1, is_mask.sum(axis=1).max())]
+            outputs = [one.numpy() for one in tf.nest.flatten(self.traced({**columns, **more}))]
+            finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
+            if not finite.all():
+                raise DeviceError(
+                    where[int(numbers[np.argmin(finite)])],
+                    "the model's outputs are not finite",
+                    "check its weights, or choose a higher precision",
+                )
+            yield numbers, columns, outputs
+
+    def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Return the outputs [n, ...] of texts or pairs, and which of them [n] were cut."""
+        features, cut = self._encode(inputs, self.max_seq_length), np.zeros(len(inputs), np.bool_)
+        # Only examples of full length can have been cut; encode those again without a limit.
+        full = np.flatnonzero(features.lengths == self.max_seq_length).tolist()
+        uncut = self._encode([inputs[number] for number in full], UNLIMITED)
+        cut[full] = uncut.lengths > self.max_seq_length
+        rows: list[Any] = [None] * len(inputs)
+        for numbers, _, (values,) in self.batches(features, [one.where for one in inputs]):
+            for number, value in zip(numbers, values, strict=True):
+                rows[number] = value
+        return np.stack(rows), cut
+
+    def of_positions(
+        self, features: Features, owner: npt.NDArray[Any], inputs: Sequence[Input], outputs: int
+    ) -> Floats:
+        """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
+        logits = np.zeros((len(features.tokens), outputs), np.float32)
+        where = [inputs[number].where for number in owner]
+        for numbers, columns, (values,) in self.batches(features, where):
+            inside = columns["input_mask"] > 0
+            positions = features.starts[numbers, None] + np.arange(inside.shape[1])
+            logits[positions[inside]] = values[inside]
+        return logits
+
+    def _encode(self, inputs: Sequence[Input], length: int) -> Features:
+        first = [one.fields["text"] for one in inputs]
+        second = [one.fields.get("second", "") for one in inputs]
+        return encode_texts(self.tokenizer, first, second, {}, max_seq_length=length)[0]
+
+
+def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return the most probable pieces for each [MASK]; null for one that was cut off."""
+    special, pieces = use.tokenizer.special, use.tokenizer.pieces
+    rows, is_cut = [], []
+    for one in inputs:
+        # Each literal [MASK] is the special token, which no other text becomes.
+        texts = one.fields["text"].split(MASK)
+        parts = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [special.cls, *parts[0].ids]
+        for part in parts[1:]:
+            ids += [special.mask, *part.ids]
+        rows.append(np.array([*ids[: use.max_seq_length - 1], special.sep], np.int32))
+        is_cut.append(len(ids) + 1 > use.max_seq_length)
+    tokens, ends = np.concatenate(rows), np.cumsum([len(row) for row in rows]).astype(np.int64)
+    features = Features(tokens, np.zeros(len(tokens), np.int8), ends)
+    masks: list[list[Any]] = [[None] * one.fields["text"].count(MASK) for one in inputs]
+    where = [one.where for one in inputs]
+    for numbers, columns, (probabilities, words) in use.batches(features, where):
+        counts = (columns["input_ids"] == special.mask).sum(axis=1)
+        for row, number in enumerate(numbers):
+            for mask in range(counts[row]):
+                pairs = zip(words[row, mask], probabilities[row, mask], strict=True)
+                masks[number][mask] = [
+                    {"word": pieces[word], "probability": exact(value)} for word, value in pairs
+                ]
+    results = zip(inputs, masks, is_cut, strict=True)
+    return [_row(one, {"masks": filled}, cut) for one, filled, cut in results]
+
+
+def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return the most probable label and every label's probability; for regression the score."""
+    names, several = use.model.label_names, use.model.has_several_labels
+    logits, is_cut = use.of_texts(inputs)
+    probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else _softmax(logits)
+    rows = []
+    for one, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
+        row: Row = {"scores": list(map(exact, scores))}
+        if len(scores) == 1:
+            row = {"score": exact(scores[0])}
+        if names is not None:
+            best = int(np.argmax(values))
+            row = {"label": names[best], "probability": exact(values[best])}
+            if several:
+                row = {"labels": [n for n, v in zip(names, values, strict=True) if v > 0.5]}
+            row["probabilities"] = {n: exact(v) for n, v in zip(names, values, strict=True)}
+        rows.append(_row(one, row, cut))
+    return rows
+
+
+def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return the best span of each context, its probability and its characters."""
+    settings = use.settings
+    questions = Questions(
+        tuple(
+            Question(str(number), one.fields["question"], one.fields["context"], (), False)
+            for number, one in enumerate(inputs)
+        )
+    )
+    windows = make_windows(
+        questions,
+        use.tokenizer,
+        max_seq_length=use.max_seq_length,
+        doc_stride=settings.doc_stride,
+        max_query_length=settings.max_query_length,
+        training=False,
+    )
+    starts, ends = use.of_positions(windows.features, windows.question, inputs, 2).T
+    result = answers(
+        questions,
+        windows,
+        starts,
+        ends,
+        n_best=N_BEST,
+        max_answer_length=settings.max_answer_length,
+        version_2=settings.version_2,
+        null_threshold=settings.null_score_diff_threshold,
+    )
+    texts = [one.fields["question"] for one in inputs]
+    encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
+    # A question's windows are consecutive, so its positions are one range.
+    last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
+    rows, begin = [], 0
+    for question, query, end in zip(
+        questions.questions, encoded, windows.features.ends[last], strict=True
+    ):
+        text = result.predictions[question.id]
+        entry = next(row for row in result.nbest[question.id] if row["text"] == text)
+        # Of equal texts in the context, the one whose first piece has exactly this score.
+        own = begin + np.flatnonzero(starts[begin:end] == entry["start_logit"])
+        offsets = windows.offsets[own, 0].tolist()
+        at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
+        row = {
+            "question": question.question,
+            "answer": text,
+            "probability": entry["probability"],
+            "start": at,
+            "end": None if at is None else at + len(text),
+        }
+        is_cut = len(query.ids) > settings.max_query_length
+        rows.append({**row, **({"truncated": True} if is_cut else {})})
+        begin = end
+    return rows
+
+
+def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return a label for each word and, where labels are BIO, the entities."""
+    names = use.model.label_names or ("score",)
+    texts = [one.fields["text"] for one in inputs]
+    spans = [word_spans(text) for text in texts]
+    words = [[t[a:b] for a, b in own] for t, own in zip(texts, spans, strict=True)]
+    sentences = Sentences(words, [[0] * len(row) for row in words], tuple(names))
+    features, where = word_features(sentences, use.tokenizer, use.max_seq_length)
+    # A sentence that was cut has several examples.
+    sentence = np.searchsorted(where.positions[where.ends - 1], features.starts)
+    probabilities = _softmax(use.of_positions(features, sentence, inputs, len(names)))
+    labels = sentences.names(word_labels(where, np.argmax(probabilities, axis=1)))
+    best = np.split(probabilities.max(axis=1)[where.positions], where.ends[:-1])
+    rows = []
+    for number, one in enumerate(inputs):
+        each = zip(words[number], labels[number], best[number], strict=True)
+        row: Row = {"words": [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]}
+        if use.model.has_bio_labels:
+            row["entities"] = entities_of(texts[number], spans[number], labels[number])
+        rows.append(_row(one, row, False))
+    return rows
+
+
+def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Row]:
+    """Return the entities of a text from the characters and the labels of its words."""
+    ends = [(kind, spans[a][0], spans[b][1]) for kind, a, b in chunks(labels)]
+    return [{"type": k, "text": text[s:e], "start": s, "end": e} for k, s, e in ends]
+
+
+def embed(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return a vector of each text, from the encoder's last layer."""
+    rows = zip(inputs, *use.of_texts(inputs), strict=True)
+    return [_row(one, {"embedding": list(map(exact, vector))}, cut) for one, vector, cut in rows]
+
+
+def exact(value: np.floating[Any]) -> float:
+    """Return the shortest decimal that stands for a float32, not its seventeen digits as a double."""
+    return float(str(value))
+
+
+def _row(one: Input, answer: Row, is_cut: bool) -> Row:
+    return {**one.fields, **answer, **({"truncated": True} if is_cut else {})}
+
+
+def _softmax(logits: Floats) -> Floats:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {
+    "fill-mask": fill_masks,
+    "question-answering": answer_questions,
+    "text-classification": classify,
+    "token-classification": label_words,
+    "embed": embed,
+}

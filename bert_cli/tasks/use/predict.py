@@ -1,8 +1,7 @@
 """`bert predict`: the predictions for texts, a JSON object per line in the order of the texts.
 
 The inputs come from the command line, a file or standard input, and all are checked before the model is
-built. Then they go through it in groups, those of similar length together, and each answer is printed in its
-input's order. Standard output has the answers only.
+built. Standard output has the answers only.
 """
 
 import json
@@ -22,8 +21,17 @@ from bert_cli.data.finetune.tables import (
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
-from bert_cli.tasks.use.answers import ANSWERING, MASK, Input, Row, Use, are_bio
-from bert_cli.tasks.use.model import Opened, labels_of, one_device, open_model, task_of
+from bert_cli.tasks.use.model import (
+    MASK,
+    Input,
+    Opened,
+    Predictor,
+    Row,
+    labels_of,
+    one_device,
+    open_model,
+    task_of,
+)
 
 FIELDS = {
     "fill-mask": (("text",), ()),
@@ -56,70 +64,58 @@ def run(settings: PredictSettings) -> None:
     """
     source = start.find_source(settings.model, "MODEL")
     task = task_of(source, settings.task)
-    _check_settings(settings, task)
-    length = _max_seq_length(settings, source)
-    inputs = list(read_inputs(settings, task))
+    length = _check_settings(settings, task, source.config.max_position_embeddings)
+    inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
-    tokenizer = read_tokenizer(source.folder)
-    size, model_size = len(tokenizer.pieces), source.config.vocab_size
-    if size > model_size:
-        problem = f"is too large for the model, whose vocabulary has {model_size:,}"
-        remedy = "put the files of the tokenizer that it was trained with there"
-        raise ConfigError(f"{source.folder} (tokenizer of {size:,} pieces)", problem, remedy)
-    settings = _with_threshold(settings, source)
+    tokenizer, vocab_size = read_tokenizer(source.folder), source.config.vocab_size
+    if len(tokenizer.pieces) > vocab_size:
+        where = f"{source.folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
+        problem = f"is too large for the model, whose vocabulary has {vocab_size:,}"
+        raise ConfigError(where, problem, "put the files of its own tokenizer there")
+    if settings.version_2 and settings.null_score_diff_threshold is None:
+        chosen = read_null_threshold(source.folder.parent)
+        origin = "none was chosen for this model" if chosen is None else "chosen by `bert squad`"
+        print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
+        settings = settings.model_copy(update={"null_score_diff_threshold": chosen or 0.0})
     device = one_device()
     model = open_model(source, task, settings.precision)
     what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
     number = f"{len(inputs):,} input{'s' if len(inputs) > 1 else ''}"
     print(f"{what}, {settings.precision}; {number}", file=sys.stderr, flush=True)
-    answer = ANSWERING[task](Use(model, tokenizer, settings, length))
-    no_answer = _no_answer(model, task)
+    predictor = Predictor(task, model, tokenizer, settings, length)
+    # Other letters are escaped where standard output may accept ASCII only.
+    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [one for one in group if not _is_empty(one, task)]
-        answers = iter(answer(texts) if texts else [])
+        answers = iter(predictor.predict(texts) if texts else [])
         rows = [
-            {**_shown(one), **no_answer} if _is_empty(one, task) else next(answers) for one in group
+            _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
         ]
-        print("\n".join(json.dumps(row, ensure_ascii=_is_ascii()) for row in rows), flush=True)
+        print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
 
 
-# --- settings
-
-
-def _check_settings(settings: PredictSettings, task: str) -> None:
+def _check_settings(settings: PredictSettings, task: str, most: int) -> int:
+    """Refuse settings without effect on the task; return the maximum tokens of a text."""
     for name, owner in TASK_OF_SETTING.items():
         if name in settings.model_fields_set and task != owner:
             raise ConfigError(name, f"has no effect with task {task}", "leave it out")
     if task == "question-answering" and settings.text is not None:
         problem = f"has no effect with task {task}"
         raise ConfigError(f"TEXT ({settings.text})", problem, "give --question and --context")
-
-
-def _with_threshold(settings: PredictSettings, source: start.Source) -> PredictSettings:
-    """Return the settings with the threshold that the model's run chose on its development set."""
-    if not settings.version_2 or settings.null_score_diff_threshold is not None:
-        return settings
-    chosen = read_null_threshold(source.folder.parent)
-    origin = "chosen by `bert squad`" if chosen is not None else "none was chosen for this model"
-    print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
-    return settings.model_copy(update={"null_score_diff_threshold": chosen or 0.0})
-
-
-def _max_seq_length(settings: PredictSettings, source: start.Source) -> int:
-    most, length = source.config.max_position_embeddings, settings.max_seq_length
-    if length is not None and length > most:
+    length = settings.max_seq_length or most
+    if length > most:
         problem = f"is more than the model's {most} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
-    return length or most
+    return length
 
 
 # --- inputs
 
 
-def read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
+def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
     """Yield the inputs in order. ConfigError when there are none, DataError for unreadable ones."""
     if settings.question is not None and settings.context is not None:
         fields = {"question": settings.question, "context": settings.context}
@@ -134,30 +130,27 @@ def read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
         else:
             yield from _lines(read_lines(path), str(path))
     else:
-        yield from _from_standard_input(task)
+        where, lines = "standard input", _standard_input(task)
+        if task == "question-answering":
+            numbered = enumerate(lines, 1)
+            rows = ((n, json_object(line, f"{where} (line {n})")) for n, line in numbered)
+            yield from _objects(rows, task, where)
+        else:
+            yield from _lines(lines, where)
 
 
-def _from_standard_input(task: str) -> Iterator[Input]:
+def _standard_input(task: str) -> list[str]:
     if sys.stdin is None or sys.stdin.isatty():
         what = "--question and --context" if task == "question-answering" else "a TEXT after MODEL"
         remedy = f"give {what}, --input FILE, or texts on standard input"
         raise ConfigError("text", "is missing", remedy)
-    where = "standard input"
     try:
         text = sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(where, f"is not UTF-8 ({error})", "convert it") from error
+        raise DataError("standard input", f"is not UTF-8 ({error})", "convert it") from error
     if not text.strip():
-        raise DataError(where, "is empty", "give texts, one per line")
-    lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-    if task == "question-answering":
-        numbered = enumerate(lines, 1)
-        rows = (
-            (number, json_object(line, f"{where} (line {number})")) for number, line in numbered
-        )
-        yield from _objects(rows, task, where)
-    else:
-        yield from _lines(lines, where)
+        raise DataError("standard input", "is empty", "give texts, one per line")
+    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
 def _lines(lines: Iterable[str], where: str) -> Iterator[Input]:
@@ -196,36 +189,24 @@ def _check_input(one: Input, task: str) -> None:
         raise DataError(one.where, f"has no {MASK}", "put one in place of a word")
 
 
-# --- answers
-
-
 def _is_empty(one: Input, task: str) -> bool:
     """Return whether a required text is empty; the second of a pair may be."""
     return any(not one.fields[name].strip() for name in FIELDS[task][0])
 
 
-def _shown(one: Input) -> Row:
-    return {name: text for name, text in one.fields.items() if name != "context"}
-
-
-def _no_answer(model: Opened, task: str) -> Row:
-    """Return the answer to an empty text: the task's keys without values."""
-    names = model.label_names
-    if task == "fill-mask":
-        return {"masks": []}
-    if task == "question-answering":
-        return {"answer": "", "probability": None, "start": None, "end": None}
-    if task == "token-classification":
-        return {"words": [], **({"entities": []} if are_bio(names) else {})}
-    if task == "embed":
-        return {"embedding": None}
-    if names is None:
-        return {"score" if labels_of(model.source) == 1 else "scores": None}
-    if model.source.described.get("problem_type") == "multi_label_classification":
-        return {"labels": [], "probabilities": {}}
-    return {"label": None, "probability": None, "probabilities": {}}
-
-
-def _is_ascii() -> bool:
-    """Return whether standard output may accept ASCII only; other letters are then escaped."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+def _empty_row(one: Input, model: Opened, task: str) -> Row:
+    """Return the row of an empty text: the task's keys without values."""
+    label: Row = {"label": None, "probability": None, "probabilities": {}}
+    if model.label_names is None:
+        label = {"score" if labels_of(model.source) == 1 else "scores": None}
+    elif model.has_several_labels:
+        label = {"labels": [], "probabilities": {}}
+    answers: dict[str, Row] = {
+        "fill-mask": {"masks": []},
+        "question-answering": {"answer": "", "probability": None, "start": None, "end": None},
+        "text-classification": label,
+        "token-classification": {"words": [], **({"entities": []} if model.has_bio_labels else {})},
+        "embed": {"embedding": None},
+    }
+    fields = {name: text for name, text in one.fields.items() if name != "context"}
+    return {**fields, **answers[task]}

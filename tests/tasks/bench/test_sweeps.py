@@ -13,7 +13,7 @@ from support.tiny_models import PIECES, write_model, write_questions
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import bert_cli
-from bert_cli.cli import COMMANDS, main
+from bert_cli.cli import COMMANDS
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import leaves, load
 from bert_cli.config.training import PretrainSettings
@@ -27,14 +27,9 @@ TINY_SQUAD = {
     "max-seq-length": 48, "doc-stride": 16, "max-query-length": 12, "num-epochs": 1, "precision": "float32",
     "parallel.pipeline-stages": '[["emb", "hid*2", "qa_head"]]', "parallel.pipeline-device-mapping": "[0]",
     "global-batch.replicas": 1,
-}  # fmt: skip
-TINY_PRETRAIN = {
-    "max-seq-length": 32, "max-predictions-per-seq": 5, "precision": "float32", "bert-config.vocab-size": len(PIECES),
-    "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1, "bert-config.num-attention-heads": 2,
-    "bert-config.intermediate-size": 32, "bert-config.max-position-embeddings": 32,
-    "parallel.pipeline-stages": '[["emb", "hid", "enc_out", "pool", "heads"]]',
-    "parallel.pipeline-device-mapping": "[0]", "global-batch.replicas": 1, "global-batch.micro-batch-size": 2,
-    "total-num-train-samples": 8, "evaluate-every-steps": 1,
+    "bert-config.hidden-size": 32, "bert-config.num-hidden-layers": 2, "bert-config.num-attention-heads": 4,
+    "bert-config.intermediate-size": 64, "bert-config.max-position-embeddings": 64,
+    "bert-config.vocab-size": len(PIECES),
 }  # fmt: skip
 
 
@@ -68,11 +63,6 @@ def in_the_checkout(monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "run1d")
 
 
-def test_there_are_grid_random_and_bayesian_sweeps_of_both():
-    named = {(read(path)["command"][1], read(path)["method"]) for path in SWEEPS}
-    assert named == set(itertools.product(KINDS, ("grid", "random", "bayes")))
-
-
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_choice_of_a_sweep_is_a_command_line_with_that_choice(path):
     sweep = read(path)
@@ -96,62 +86,31 @@ def test_every_choice_of_a_sweep_is_a_command_line_with_that_choice(path):
         assert loaded.no_effect == {}
 
 
-def test_a_name_that_is_not_a_setting_is_refused():
-    sweep = read(SWEEPS[0])
-    words = words_of(sweep, {"global-batch.accumulation": 3})
-    with pytest.raises(bert_cli.errors.ConfigError, match="accumulation"):
-        load(PretrainSettings, words[2:], "bert pretrain")
-
-
-def logged(sweep: dict[str, Any], folder: Path, flags: dict[str, Any], *more: str) -> set[str]:
-    """Return the names that a run of a sweep logs, started as the agent starts it."""
-    chosen = {name: choices(about)[0] for name, about in sweep["parameters"].items()}
-    chosen["global-batch.grad-acc-steps-per-replica"] = 1
-    words = [word for word in words_of(sweep, chosen)[1:] if word != "--parallel.layout=auto"]
-    flags = {**flags, "save-ckpt-path": folder / "$WANDB_RUN_ID"}
-    words = [word for word in words if word.partition("=")[0][2:] not in flags]
-    words += [f"--{name}={value}" for name, value in flags.items()]
-    names = {"WANDB_MODE": "offline", "WANDB_RUN_ID": "s4mple1d"}
-    done = run_bert(*words, *more, env={**os.environ, **names})
-    assert done.returncode == 0, done.stderr
-    assert (folder / "s4mple1d" / "wandb_id").read_text() == "s4mple1d"
-    lines = (folder / "s4mple1d" / "metrics.jsonl").read_text().splitlines()
-    return {name for line in lines for name in json.loads(line)}
-
-
-def metric_of(command: str) -> str:
-    (name,) = {
-        read(path)["metric"]["name"] for path in SWEEPS if read(path)["command"][1] == command
-    }
-    return name
-
-
-def test_the_metric_of_the_sweeps_of_squad_is_one_that_a_run_logs(tmp_path):
+def test_the_metrics_of_the_sweeps_are_ones_that_runs_log(tmp_path):
+    sweeps = [read(path) for path in SWEEPS]
+    named = {(one["command"][1], one["method"], one["metric"]["name"]) for one in sweeps}
+    metrics = {"pretrain": "validation_mlm_loss", "squad": "validation_f1"}
+    methods = ("grid", "random", "bayes")
+    assert named == {(command, way, metrics[command]) for command in metrics for way in methods}
     model = write_model(tmp_path / "model")
     write_questions(tmp_path / "train-v1.1.json", 8, 1)
     write_questions(tmp_path / "dev-v1.1.json", 4, 2)
-    files = {
+    flags = {
+        **TINY_SQUAD,
         "pretrained-ckpt-path": model,
         "dataset-dir": tmp_path,
         "cache-dir": tmp_path / "cache",
+        "save-ckpt-path": tmp_path / "$WANDB_RUN_ID",
     }
-    shape = {"bert-config.hidden-size": 32, "bert-config.num-hidden-layers": 2, "bert-config.num-attention-heads": 4,
-             "bert-config.intermediate-size": 64, "bert-config.max-position-embeddings": 64,
-             "bert-config.vocab-size": len(PIECES)}  # fmt: skip
     sweep = read(ROOT / "configs" / "sweeps" / "squad_bayes.yaml")
-    assert metric_of("squad") in logged(sweep, tmp_path / "runs", {**TINY_SQUAD, **files, **shape})
-
-
-def test_the_metric_of_the_sweeps_of_pre_training_is_one_that_a_run_logs(tmp_path):
-    model = write_model(tmp_path / "model")
-    text = "\n\n".join("\n".join(["the film was very good ."] * 8) for _ in range(12))
-    (tmp_path / "text.txt").write_text(text)
-    words = ["tokenize", tmp_path / "text.txt", tmp_path / "records", "--vocab", model]
-    assert main([*map(str, words), "--sequence-length", "32", "--mask-tokens", "5"]) == 0
-    flags = {
-        **TINY_PRETRAIN,
-        "dataset-dir": tmp_path / "records",
-        "validation-dir": tmp_path / "records",
-    }
-    sweep = read(ROOT / "configs" / "sweeps" / "pretrain_random.yaml")
-    assert metric_of("pretrain") in logged(sweep, tmp_path / "runs", flags)
+    chosen = {name: choices(about)[0] for name, about in sweep["parameters"].items()}
+    chosen["global-batch.grad-acc-steps-per-replica"] = 1
+    words = [word for word in words_of(sweep, chosen)[1:] if word != "--parallel.layout=auto"]
+    words = [word for word in words if word.partition("=")[0][2:] not in flags]
+    words += [f"--{name}={value}" for name, value in flags.items()]
+    names = {"WANDB_MODE": "offline", "WANDB_RUN_ID": "s4mple1d"}
+    done = run_bert(*words, env={**os.environ, **names})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "s4mple1d" / "wandb_id").read_text() == "s4mple1d"
+    lines = (tmp_path / "s4mple1d" / "metrics.jsonl").read_text().splitlines()
+    assert metrics["squad"] in {name for line in lines for name in json.loads(line)}

@@ -72,15 +72,15 @@ def test_a_layout_that_does_not_fit_is_refused_after_the_table(capsys):
         assert main([*BASE, *flags]) == 2
         printed = capsys.readouterr()
         assert len(rows(printed.out)) == 4 and message in printed.err
-
-
-def test_a_layout_is_chosen_only_for_devices_and_memory(capsys):
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
         assert main([*BASE, "--parallel.layout", "auto", flag, value]) == 2
         assert f"give {missing}" in capsys.readouterr().err
+    for text in ("80", "80GX", "GB", "-1GB", "0GB", "lots", "80gb"):
+        assert main([*BASE, f"--memory={text}"]) == 2
+        assert "80GB" in capsys.readouterr().err
 
 
-def test_the_chosen_layout_as_flags_is_that_layout(capsys):
+def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(capsys):
     chosen = ["--parallel.layout", "auto", "--devices", "8", "--memory", "4GB"]
     assert main([*BASE, *chosen]) == 0
     text = capsys.readouterr().out
@@ -89,15 +89,14 @@ def test_the_chosen_layout_as_flags_is_that_layout(capsys):
     assert main([*BASE, *flags]) == 0
     assert rows(capsys.readouterr().out) == rows(text)
 
-
-def test_unused_devices_are_reported(capsys):
     flags = ["--parallel.layout", "auto", "--devices", "7", "--memory", "80GB"]
     assert main([*BASE, *flags]) == 0
-    assert "6 replicas of 1 stage on 1 device" in (text := capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert "6 replicas of 1 stage on 1 device" in text
     assert "1 of 7 devices unused" in text
 
 
-def test_sizes_of_memory_are_read(capsys):
+def test_sizes_of_memory_are_read():
     for text, number in {
         "80GB": 80 * 10**9,
         "24GiB": 24 * 2**30,
@@ -108,9 +107,6 @@ def test_sizes_of_memory_are_read(capsys):
         "1000000B": 10**6,
     }.items():
         assert parse_bytes(text) == number
-    for text in ("80", "80GX", "GB", "-1GB", "0GB", "lots", "80gb"):
-        assert main([*BASE, f"--memory={text}"]) == 2
-        assert "80GB" in capsys.readouterr().err
 
 
 # The peak memory of a process, measured by itself: getrusage of a child includes its parent's.
@@ -121,26 +117,17 @@ assert main(sys.argv[1:]) == 0
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
 """
 PLAIN = {
-    "max-seq-length": 128,
-    "max-predictions-per-seq": 20,
-    "bert-config.vocab-size": 2000,
-    "bert-config.hidden-size": 256,
-    "bert-config.num-hidden-layers": 4,
-    "bert-config.num-attention-heads": 4,
-    "bert-config.intermediate-size": 1024,
-    "global-batch.micro-batch-size": 32,
+    **{"max-seq-length": 128, "max-predictions-per-seq": 20, "bert-config.vocab-size": 2000},
+    **{"bert-config.hidden-size": 256, "bert-config.num-hidden-layers": 4},
+    **{"bert-config.num-attention-heads": 4, "bert-config.intermediate-size": 1024},
+    **{"global-batch.micro-batch-size": 32, "total-num-train-samples": 512},
     "optimizer-opts.name": "LAMB",
     "optimizer-opts.learning-rate.max-learning-rate": 0.001,
-    "total-num-train-samples": 512,
 }
 NOTHING = {
-    "bert-config.vocab-size": 64,
-    "bert-config.hidden-size": 16,
-    "bert-config.num-hidden-layers": 1,
-    "bert-config.num-attention-heads": 2,
-    "bert-config.intermediate-size": 16,
-    "max-seq-length": 16,
-    "max-predictions-per-seq": 2,
+    **{"max-seq-length": 16, "max-predictions-per-seq": 2, "bert-config.vocab-size": 64},
+    **{"bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1},
+    **{"bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 16},
     "global-batch.micro-batch-size": 1,
 }
 LAYOUTS: dict[str, dict[str, object]] = {

@@ -1,4 +1,4 @@
-"""`bert runs`: a list of the runs below a folder."""
+"""`bert runs`: a list of the runs below a folder; `bert compare`: the differences between two."""
 
 import json
 import os
@@ -23,10 +23,25 @@ def folder(tmp_path, write_run):
     return runs
 
 
-def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, capsys):
+@pytest.fixture
+def two(tmp_path, write_run):
+    first = write_run(tmp_path / "a", 10, saved=(10,))
+    return first, write_run(tmp_path / "b", 8, seed=2, precision="float16")
+
+
+def runs(*words) -> int:
+    return main(["runs", *map(str, words)])
+
+
+def compare(*words) -> int:
+    return main(["compare", *map(str, words)])
+
+
+def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, monkeypatch, capsys):
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 20_000,) * 2)
-    assert main(["runs", str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    assert runs() == 0
     head, base, mrpc = capsys.readouterr().out.splitlines()
     assert head.split() == [
         "run",
@@ -40,18 +55,27 @@ def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, capsys):
         "last",
         "written",
     ]
-    row = [
-        str(folder / "base"),
-        *["pretrain", "8", "10", "mlm", "4.0000", "stopped", "5", "h", "ago"],
+    assert base.split() == [
+        "base",
+        "pretrain",
+        "8",
+        "10",
+        "mlm",
+        "4.0000",
+        "stopped",
+        "5",
+        "h",
+        "ago",
     ]
-    assert base.split() == row
     assert "glue mrpc" in mrpc and "accuracy 0.8000  f1 0.8600" in mrpc and "done" in mrpc
+    assert runs(folder / "base", folder) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, capsys):
-    assert main(["runs", str(folder), "--json", "-"]) == 0
+    assert runs(folder, "--json", "-") == 0
     printed = json.loads(capsys.readouterr().out)
-    assert main(["runs", str(folder), "--json", str(tmp_path / "new" / "runs.json")]) == 0
+    assert runs(folder, "--json", tmp_path / "new" / "runs.json") == 0
     assert json.loads((tmp_path / "new" / "runs.json").read_text()) == printed
     assert capsys.readouterr().out.startswith("run ")
     assert printed[0].pop("written").startswith("20")
@@ -66,54 +90,37 @@ def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, caps
     }
 
 
-def test_the_last_evaluation_is_shown_also_after_later_steps(tmp_path, write_run, capsys):
-    run = write_run(tmp_path / "run", 8, saved=(8,))
+def test_the_last_evaluation_many_losses_and_values_that_are_not_finite(
+    tmp_path, write_run, capsys
+):
+    run = write_run(tmp_path / "runs" / "run", 8, saved=(8,))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[2]["validation_mlm_loss"] = 7.25
-    lines[5]["validation_mlm_loss"] = 6.75
+    lines[5] |= {"validation_mlm_loss": 6.75, "validation_mlm_accuracy": 0.5}
+    lines[7] |= {"mlm_loss": None, "nsp_loss": 1.0, "a_loss": 1.0, "b_loss": 1.0}
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert main(["runs", str(tmp_path), "--json", "-"]) == 0
+    assert runs(tmp_path / "runs", "--json", "-") == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["step"] == 8 and row["held_out"] == {"mlm_loss": 6.75}
-
-
-def test_the_current_folder_is_the_default_and_each_run_is_listed_once(folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    assert main(["runs"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("base ")
-    assert main(["runs", str(folder / "base"), str(folder)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_a_run_that_cannot_be_read_does_not_hide_the_others(folder, capsys):
-    (folder / "base" / "settings.json").write_text("{")
-    assert main(["runs", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "settings.json: Invalid JSON" in out and "glue mrpc" in out
-
-
-def test_many_losses_are_shortened_and_non_finite_ones_named(tmp_path, write_run, capsys):
-    run = write_run(tmp_path / "run", 1)
-    metrics = {"step": 2, "mlm_loss": None, "nsp_loss": 1.0, "a_loss": 1.0, "b_loss": 1.0}
-    metrics |= {"validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5}
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(metrics) + "\n")
-    assert main(["runs", str(tmp_path)]) == 0
+    assert row["step"] == 8 and row["held_out"] == {"mlm_loss": 6.75, "mlm_accuracy": 0.5}
+    assert runs(tmp_path / "runs") == 0
     out = capsys.readouterr().out
     assert "mlm not finite  nsp 1.0000  a 1.0000  ..." in out
-    assert "  mlm 2.0000  " in out and "0.5" not in out
+    assert "  mlm 6.7500  " in out and "0.5" not in out
 
 
-def test_folders_without_runs_and_mistakes_are_messages(tmp_path, write_run, capsys):
-    assert main(["runs", str(tmp_path)]) == 0
-    assert (
-        "no runs; a run is a folder that was given as --save-ckpt-path" in capsys.readouterr().out
-    )
-    assert main(["runs", str(tmp_path / "absent")]) == 3
-    assert "is no folder; give one that contains runs" in capsys.readouterr().err
-    write_run(tmp_path / "run", 1)
-    assert main(["runs", str(tmp_path), "--json", "/proc/nowhere/runs.json"]) == 3
+def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert runs(tmp_path / "empty") == 0
+    assert "no runs" in capsys.readouterr().out
+    assert runs(tmp_path / "absent") == 3
+    assert "is no folder" in capsys.readouterr().err
+    assert runs(folder, "--json", "/proc/nowhere/runs.json") == 3
     assert "json (/proc/nowhere/runs.json): cannot be written" in capsys.readouterr().err
+    # A run that cannot be read does not hide the others.
+    (folder / "base" / "settings.json").write_text("{")
+    assert runs(folder) == 0
+    out = capsys.readouterr().out
+    assert "settings.json: Invalid JSON" in out and "glue mrpc" in out
 
 
 def test_the_list_loads_no_heavy_package(folder):
@@ -124,3 +131,60 @@ def test_the_list_loads_no_heavy_package(folder):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_differing_settings_and_results_are_side_by_side(two, capsys):
+    assert compare(*two, "--smoothing", "1") == 0
+    out = capsys.readouterr().out
+    lines = [line.split("  ") for line in out.splitlines()]
+    cells = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
+    assert cells["seed"] == ["1", "2"]
+    assert cells["precision"] == ["not set", "float16"]
+    assert cells["state"] == ["done", "killed"]
+    assert "global_batch" not in out
+    # The difference is second minus first.
+    assert cells["mlm loss, last"] == ["3.0000", "4.0000", "+1.0000"]
+    assert cells["mlm accuracy, best"] == ["10.00 %", "8.00 %", "-2.00 %"]
+    assert cells["time in steps"] == ["20 s", "16 s", "-4 s"]
+    assert cells["gradient norm, last"] == ["1.0000", "1.0000", "0.0000"]
+    assert out.endswith("\nLosses, accuracies and gradient norms are those of single steps.\n")
+    assert compare(*two, "--smoothing", "2", "--json", "-") == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["settings"] == {"seed": [1, 2], "precision": ["not set", "float16"]}
+    assert [run["name"] for run in written["runs"]] == ["a", "b"]
+    assert written["results"]["mlm loss, last"][0] == {"mean": 3.25, "standard_deviation": None}
+    assert written["smoothed_over_steps"] == 2
+
+
+def test_equal_settings_are_stated_and_equal_names_get_their_folder(tmp_path, write_run, capsys):
+    assert compare(*(write_run(tmp_path / name / "run", 3) for name in "ab")) == 0
+    out = capsys.readouterr().out
+    assert "Both have the same settings." in out and "a/run" in out and "b/run" in out
+
+
+def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, capsys):
+    for rate in ("low", "high"):
+        for seed in (1, 2):
+            write_run(tmp_path / rate / f"seed_{seed}", 2 + seed, seed=seed, rate=rate)
+    assert compare(tmp_path / "low", tmp_path / "high", "--smoothing", "1") == 0
+    out = capsys.readouterr().out
+    assert "low (2 seeds)" in out and "high (2 seeds)" in out and "6.2500 +- 0.3536" in out
+    assert "\nseed " not in out  # equal on both sides
+    assert compare(write_run(tmp_path / "one", 3, seed=7), tmp_path / "low") == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("seed ")]
+    assert line.split() == ["seed", "7", "[1,", "2]"]
+
+
+def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, capsys):
+    (tmp_path / "folder").mkdir()
+    empty = write_run(tmp_path / "empty", 0)
+    for other, message in {
+        tmp_path / "absent": "is no folder",
+        tmp_path / "folder": "is no run's folder",
+        tmp_path: "contains 3 runs; give one of them",
+        empty: "has no step in metrics.jsonl yet",
+        two[0]: "is the same run as the first",
+    }.items():
+        assert compare(two[0], other) == 3
+        error = capsys.readouterr().err
+        assert f"second ({other}" in error and message in error

