@@ -19,12 +19,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.finetune import PredictSettings
-from bert_cli.data.finetune.conll import Sentences, word_features, word_labels, word_spans
+from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features, by_length, encode_texts
-from bert_cli.data.finetune.metrics import chunks
 from bert_cli.data.finetune.squad import Question, Questions
-from bert_cli.data.finetune.squad_answers import answers
-from bert_cli.data.finetune.squad_windows import make_windows
+from bert_cli.data.finetune.squad_windows import answers, make_windows
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.model.bert import build_blocks, named_weights
@@ -374,14 +372,14 @@ def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return a label for each word and, where labels are BIO, the entities."""
     names = use.model.label_names or ("score",)
     texts = [one.fields["text"] for one in inputs]
-    spans = [word_spans(text) for text in texts]
+    spans = [conll.word_spans(text) for text in texts]
     words = [[t[a:b] for a, b in own] for t, own in zip(texts, spans, strict=True)]
-    sentences = Sentences(words, [[0] * len(row) for row in words], tuple(names))
-    features, where = word_features(sentences, use.tokenizer, use.max_seq_length)
+    sentences = conll.Sentences(words, [[0] * len(row) for row in words], tuple(names))
+    features, where = conll.word_features(sentences, use.tokenizer, use.max_seq_length)
     # A sentence that was cut has several examples.
     sentence = np.searchsorted(where.positions[where.ends - 1], features.starts)
     probabilities = _softmax(use.of_positions(features, sentence, inputs, len(names)))
-    labels = sentences.names(word_labels(where, np.argmax(probabilities, axis=1)))
+    labels = sentences.names(conll.word_labels(where, np.argmax(probabilities, axis=1)))
     best = np.split(probabilities.max(axis=1)[where.positions], where.ends[:-1])
     rows = []
     for number, one in enumerate(inputs):
@@ -395,7 +393,7 @@ def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
 
 def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Row]:
     """Return the entities of a text from the characters and the labels of its words."""
-    ends = [(kind, spans[a][0], spans[b][1]) for kind, a, b in chunks(labels)]
+    ends = [(kind, spans[a][0], spans[b][1]) for kind, a, b in conll.chunks(labels)]
     return [{"type": k, "text": text[s:e], "start": s, "end": e} for k, s, e in ends]
 
 
