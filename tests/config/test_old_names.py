@@ -105,9 +105,10 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     product = batch["replicas"] * batch["micro_batch_size"] * batch["grad_acc_steps_per_replica"]
     assert plan_of(settings, 10**6, None).examples_per_step == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
-    kept = [block for stage in settings.parallel.pipeline_stages for block in stage]
+    blocks = [block for stage in settings.parallel.pipeline_stages for block in stage]
     unused = {"enc_out", "pool"} - set(settings.LAST_BLOCKS)
-    assert kept == [block for block in given if block not in unused]
+    assert blocks == [block for block in given if block not in unused]
+    assert found.origins["parallel.pipeline_device_mapping"] == str(tmp_path / "mine.json")
     assert settings.wandb.enabled and settings.wandb.tags == ["a"]
     assert settings.pretrained_ckpt_path == CONFIGS[name].get("bert_model_name")
     assert any(key.endswith("per_pipeline_stage") for key in found.no_effect)
@@ -165,52 +166,48 @@ def test_earlier_names_of_other_commands_still_load(tmp_path):
         assert load(ClassifySettings, words, "bert classify")[0].held_out_fraction == 0.3
 
 
-@pytest.mark.parametrize("old", VALUES)
-def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(old, tmp_path):
-    value, where, ours = VALUES[old]
-    small = {
-        "max_seq_length": 128, "max_predictions_per_seq": 20, "global_batch": {"micro_batch_size": 2},
-        "optimizer_opts": {"name": "AdamW", "learning_rate": ADAM},
-    }  # fmt: skip
-    small.pop(where, None)
-    nested = dict(small)
-    group, _, key = old.rpartition(".")
-    nested |= {group: {key: value}} if group else {key: value}
+def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(nested), encoding="utf-8")
-    settings, _ = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
-    assert at(settings, where) == ours
-    path.write_text(json.dumps(small), encoding="utf-8")
-    words = [f"--{old.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
-    settings, found = load(PretrainSettings, ["--config", str(path), *words], "bert pretrain")
-    assert at(settings, where) == ours
-    assert found.origins.get(where, words[0]) == words[0]
+    for old, (value, where, ours) in VALUES.items():
+        small = {
+            "max_seq_length": 128, "max_predictions_per_seq": 20, "global_batch": {"micro_batch_size": 2},
+            "optimizer_opts": {"name": "AdamW", "learning_rate": ADAM},
+        }  # fmt: skip
+        small.pop(where, None)
+        group, _, key = old.rpartition(".")
+        path.write_text(json.dumps(small | ({group: {key: value}} if group else {key: value})))
+        settings, _ = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
+        assert at(settings, where) == ours, old
+        path.write_text(json.dumps(small))
+        text = value if isinstance(value, str) else json.dumps(value)
+        words = [f"--{old.replace('_', '-')}", text]
+        settings, found = load(PretrainSettings, ["--config", str(path), *words], "bert pretrain")
+        assert at(settings, where) == ours, old
+        assert found.origins.get(where, words[0]) == words[0]
 
 
-def test_an_old_name_together_with_ours_is_rejected(tmp_path):
+def test_two_names_of_a_setting_are_rejected(tmp_path):
     text = rejection(tmp_path, "pretrain", log_every_steps=3)
     assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--wandb-project-name", "p", "--wandb-name=n"],
-         "--wandb-name: is the old name of --wandb.project, which is given too (--wandb-project-name)"),
-        (["--no-enable-wandb", "--wandb.enabled"], "--enable-wandb: is the old name of --wandb.enabled, which"),
-        (["--no-wandb.enabled", "--enable-wandb"], "--enable-wandb: is the old name of --wandb.enabled, which"),
-    ],
-)  # fmt: skip
-def test_two_names_of_a_setting_are_rejected_as_flags_too(flags, told, tmp_path):
-    assert told in rejection(tmp_path, "pretrain", *flags)
+    for flags, expected in (
+        (["--wandb-project-name", "p", "--wandb-name=n"], "given too (--wandb-project-name)"),
+        (
+            ["--no-enable-wandb", "--wandb.enabled"],
+            "--enable-wandb: is the old name of --wandb.enabled, which",
+        ),
+        (
+            ["--no-wandb.enabled", "--enable-wandb"],
+            "--enable-wandb: is the old name of --wandb.enabled, which",
+        ),
+    ):
+        assert expected in rejection(tmp_path, "pretrain", *flags)
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
 
 
-@pytest.mark.parametrize(
-    ("parent", "own", "flags", "expected"),
-    [
+def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_path):
+    for parent, own, flags, expected in (
         ({}, {EXECUTIONS: 20, STEPS: 5}, [], (100, 5)),
         ({STEPS: 5}, {EXECUTIONS: 20}, [], (100, 5)),
         ({EXECUTIONS: 20, STEPS: 2}, {STEPS: 5}, [], (100, 5)),
@@ -219,45 +216,37 @@ EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
         ({}, {STEPS: 5}, ["--ckpt-every-n-steps-per-execution", "20"], (100, 5)),
         ({}, {EXECUTIONS: 20, STEPS: 5}, ["--checkpoint-every-steps", "7"], (7, 5)),
         ({}, {"checkpoint_every_steps": 7, STEPS: 5}, [], (7, 5)),
-    ],
-)
-def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(
-    parent, own, flags, expected, tmp_path
-):
-    base = {name: value for name, value in CONFIGS["pretrain"].items() if name != STEPS}
-    (tmp_path / "parent.json").write_text(json.dumps(base | parent), encoding="utf-8")
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"extends": "parent.json", **own}), encoding="utf-8")
-    settings, _ = load(PretrainSettings, ["--config", str(path), *flags], "bert pretrain")
-    assert (settings.checkpoint_every_steps, settings.log_every_steps) == expected
-
-
-def test_executions_that_are_not_a_number_are_rejected(tmp_path):
+    ):
+        base = {name: value for name, value in CONFIGS["pretrain"].items() if name != STEPS}
+        (tmp_path / "parent.json").write_text(json.dumps(base | parent))
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps({"extends": "parent.json", **own}))
+        settings, _ = load(PretrainSettings, ["--config", str(path), *flags], "bert pretrain")
+        assert (settings.checkpoint_every_steps, settings.log_every_steps) == expected
     for more in ({EXECUTIONS: 20, STEPS: None}, {EXECUTIONS: "x", STEPS: 2}):
         assert "mine.json): got " in rejection(tmp_path, "pretrain", **more)
 
 
-@pytest.mark.parametrize("name", NO_EFFECT)
-def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(name, tmp_path):
-    assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == NO_EFFECT[name]
-    flag = f"--{name.replace('_', '-')}"
-    settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
-    assert found.no_effect[flag] == NO_EFFECT[name]
-    assert settings.seed == 5
+def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
+    for name, reason in NO_EFFECT.items():
+        assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == reason
+        flag = f"--{name.replace('_', '-')}"
+        settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
+        assert found.no_effect[flag] == reason
+        assert settings.seed == 5
 
 
-@pytest.mark.parametrize("name", MODEL_HAS)
-def test_a_variant_of_the_layers_is_accepted_if_it_is_our_model(name, tmp_path):
-    told = loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name]
-    assert told == f"the model always has {MODEL_HAS[name]}"
-    flag = f"--{name.replace('_', '-')}"
-    assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == told
-    for text in (
-        rejection(tmp_path, "pretrain", **{name: False}),
-        rejection(tmp_path, "pretrain", flag, "false"),
-        rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
-    ):
-        assert f"): {told}; leave it out" in text
+def test_a_variant_of_the_layers_is_accepted_if_it_is_our_model(tmp_path):
+    for name, part in MODEL_HAS.items():
+        reason, flag = f"the model always has {part}", f"--{name.replace('_', '-')}"
+        assert loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name] == reason
+        assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == reason
+        for text in (
+            rejection(tmp_path, "pretrain", **{name: False}),
+            rejection(tmp_path, "pretrain", flag, "false"),
+            rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+        ):
+            assert f"): {reason}; leave it out" in text
 
 
 def test_stochastic_rounding_is_adopted_for_float16_weights(tmp_path):
@@ -296,23 +285,22 @@ COMMANDS = [
     ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
-    ("pretrain", ["--wandb"], "(--wandb): is a group of settings; give one of them, as --wandb.enabled"),
     ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, as --parallel."),
     ("squad", ["--do-validation", "false"], ("do_validation", False)),
     ("squad with a checkpoint", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"],
      ("pretrained_ckpt_path", "./c/2/")),
-    ("squad", ["configs/squad_base.json"], "a config is given as --config configs/squad_base.json"),
+    ("squad", ["configs/squad_base.json"], "a config as --config FILE"),
     ("glue with a checkpoint", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"],
      ("glue_task", "mrpc")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "flags", "told"), COMMANDS)
-def test_a_command_line_of_the_original_works_or_has_a_remedy(name, flags, told, tmp_path):
-    if isinstance(told, str):
-        assert told in rejection(tmp_path, name, *flags)
-    else:
-        assert str(at(loaded(tmp_path, name, *flags)[0], told[0])) == str(told[1])
+def test_a_command_line_of_the_original_works_or_has_a_remedy(tmp_path):
+    for name, flags, expected in COMMANDS:
+        if isinstance(expected, str):
+            assert expected in rejection(tmp_path, name, *flags)
+        else:
+            assert str(at(loaded(tmp_path, name, *flags)[0], expected[0])) == str(expected[1])
 
 
 def test_the_plan_reports_the_keys_without_effect(tmp_path, capsys):

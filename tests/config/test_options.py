@@ -43,14 +43,14 @@ def test_every_setting_is_an_option_and_every_option_is_read():
         groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir"}
         in_lists = {"dataset_dir.path", "dataset_dir.weight"}
         assert set(described) - {"config"} == paths - groups - in_lists, name
-        for option in described.values():
-            value = "1" if option.takes else "true"
-            for flag in option.flags[:1]:
-                parsed: Any = parse_words(settings, [f"{flag}={value}"], "bert")
-                for step in option.name.split("."):
-                    parsed = parsed[step]
-                expected = True if not option.takes else ["1"] if option.is_list else "1"
-                assert parsed == expected, flag
+        flags = [option for option in described.values() if option.flags]
+        words = [f"{one.flags[0]}={'1' if one.takes else 'true'}" for one in flags]
+        parsed = parse_words(settings, words, "bert")
+        for option in flags:
+            value: Any = parsed
+            for step in option.name.split("."):
+                value = value[step]
+            assert value == (True if not option.takes else ["1"] if option.is_list else "1")
 
 
 def test_options_come_in_the_order_own_shared_groups():
