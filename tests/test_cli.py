@@ -23,8 +23,10 @@ def bert(*words: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize(("ending", "code"), [("pass", 0), ("raise KeyboardInterrupt", 130)])
+@pytest.mark.parametrize(
+    ("ending", "code", "number"),
+    [("pass", 0, signal.SIGTERM), ("raise KeyboardInterrupt", 130, signal.SIGHUP)],
+)
 def test_a_signal_after_the_command_has_ended_does_not_change_the_exit_code(ending, code, number):
     program = f"""
 import atexit, sys, time
@@ -44,33 +46,27 @@ sys.exit(cli.main())
     assert process.returncode == code
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_help_lists_every_command(words, capsys):
-    assert main(words) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in COMMANDS)
-
-
-def test_the_version_names_the_parts_that_decide_numbers(capsys):
+def test_help_version_and_an_unknown_command(capsys):
+    for words in ([], ["--help"], ["-h"]):
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert all(f"  {name} " in text for name in COMMANDS)
     assert main(["--version"]) == 0
-    told = capsys.readouterr().out
-    assert "tensorflow 2.21" in told and "keras 3.15" in told
-    assert told.startswith("bert ") and "\npython 3." in told
-
-
-def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
+    text = capsys.readouterr().out
+    assert "tensorflow 2.21" in text and "keras 3.15" in text
+    assert text.startswith("bert ") and "\npython 3." in text
     assert main(["pre-train"]) == 2
     assert "did you mean 'pretrain'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_its_options(name, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([*name.split(), "--help"])
-    assert end.value.code == 0
-    told = capsys.readouterr().out
-    assert f"usage: bert {name}" in told
-    assert f"  bert {name} " in told.partition("examples:")[2] + " "
+def test_every_command_has_help_with_its_options(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as end:
+            main([*name.split(), "--help"])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert f"usage: bert {name}" in text
+        assert f"  bert {name} " in text.partition("examples:")[2] + " "
 
 
 def test_a_mistake_goes_to_standard_error_with_its_code_and_no_traceback():
@@ -80,12 +76,11 @@ def test_a_mistake_goes_to_standard_error_with_its_code_and_no_traceback():
     assert done.stderr.startswith("bert: ") and "Traceback" not in done.stderr
 
 
-def test_a_place_that_cannot_be_written_is_a_message_and_no_traceback(tmp_path):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a").write_text('<doc id="1" url="" title="t">\nt\n\nOne. Two.\n</doc>\n')
-    done = bert("preprocess", str(tmp_path / "text"), "/proc/nowhere")
-    assert done.returncode == 3, done.stderr
-    assert "/proc/nowhere" in done.stderr and "Traceback" not in done.stderr
+def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, capsys):
+    (tmp_path / "a").write_text("One.\n")
+    words = ["preprocess", "--sentence-splitter", "lines", str(tmp_path), "/proc/nowhere"]
+    assert main(words) == 3
+    assert "/proc/nowhere" in capsys.readouterr().err
 
 
 TEXT = Path(__file__).parents[1] / "data" / "sample" / "articles"
@@ -173,17 +168,16 @@ def test_what_the_system_or_the_network_refuses_is_a_message(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.EIO, "no path"), OSError(errno.ENOENT, "ours", cli.__file__), KeyError()],
-)
-def test_a_defect_of_the_tool_keeps_its_traceback(error, monkeypatch):
-    def fail(arguments):
-        raise error
+def test_a_defect_of_the_tool_keeps_its_traceback(monkeypatch):
+    ours = OSError(errno.ENOENT, "ours", cli.__file__)
+    for error in (OSError(errno.EIO, "no path"), ours, KeyError()):
 
-    monkeypatch.setattr(cli, "dispatch", fail)
-    with pytest.raises(type(error)):
-        main([])
+        def fail(arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(cli, "dispatch", fail)
+        with pytest.raises(type(error)):
+            main([])
 
 
 def test_a_reader_that_hangs_up_is_no_error():
@@ -192,23 +186,19 @@ def test_a_reader_that_hangs_up_is_no_error():
     assert done.stdout.startswith("usage: bert") and done.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["--log-level", "warning"], ["--log-level=warning"]])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_log_level_stands_before_or_behind_the_command(words, first, monkeypatch, capsys):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-    with pytest.raises(SystemExit):
-        main([*words, "index", "--help"] if first else ["index", *words, "--help"])
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
-    assert "usage: bert index" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["--log-level", "loud", "index"], ["index", "--log-level"]])
-def test_a_log_level_that_there_is_not_is_refused_with_those_that_there_are(words, capsys):
-    assert main(words) == 2
-    assert "--log-level: takes one of debug, info, warning, error" in capsys.readouterr().err
-
-
-def test_every_level_that_is_told_has_one_of_tensorflows():
+def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
+    for words in (
+        ["--log-level", "warning", "index", "--help"],
+        ["index", "--log-level=warning", "--help"],
+    ):
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        with pytest.raises(SystemExit):
+            main(words)
+        assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
+        assert "usage: bert index" in capsys.readouterr().out
+    for words in (["--log-level", "loud", "index"], ["index", "--log-level"]):
+        assert main(words) == 2
+        assert "--log-level: takes one of debug, info, warning, error" in capsys.readouterr().err
     assert set(TENSORFLOW_LEVELS) == set(LOG_LEVELS)
 
 

@@ -1,4 +1,4 @@
-"""What settings derive, what they reject, and the standard benchmarks."""
+"""What settings derive, what they reject, the plan of a run, and the standard benchmarks."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from bert_cli.config.tools import (
     benchmarks,
     expand_benchmark,
 )
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.errors import ConfigError
 
 SMALL = {
@@ -68,24 +68,20 @@ LAST = ["enc_out", "pool", "heads"]
         ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
         ({"evaluation_examples": 5}, "evaluation_examples (c.json): has no effect without validation_dir"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
-        (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]),
-         'stage 0 "emb" and stage 2 "heads" share the word embeddings, and are on devices 0 and 2'),
-        (layout([["emb", "hid*3", *LAST]], [0]), "lists 3 layers (hid), the model has 2; give emb, hid*2, enc_out"),
-        (layout([["emb", "hid", *LAST]], [0]), "lists 1 layer (hid), the model has 2;"),
-        (layout([["emb", "hid*2", "pool", "heads"]], [0]), "lists 0 enc_out, the model has 1;"),
-        (layout([["emb", "hid*2", *LAST, "pool"]], [0]), "lists 2 pool, the model has 1;"),
-        (layout([["emb", "hid*2", "qa_head"]], [0]), "the model has 1, lists 0 pool, the model"),
+        (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
+        (layout([["emb", "hid*3", *LAST]], [0]), "lists other blocks than those of the model, emb, hid*2, enc_out"),
+        (layout([["emb", "hid*2", "qa_head"]], [0]), "lists other blocks than those of the model"),
+        (layout([["hid*2", "emb", *LAST]], [0]), "lists other blocks than those of the model"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
         (layout([["emb", "hid*0", *LAST]], [0]), "stage 0 names 'hid*0', which is not a block"),
-        (layout([["emb", "hid*2", *LAST], []], [0, 0]), "stage 1 has no block"),
-        (layout([["hid*2", "emb", *LAST]], [0]), "lists the blocks in another order; give"),
+        (layout([["emb", "hid*2", *LAST], []], [0, 0]), "stage 1 names '', which is not a block"),
         (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stages; give one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
         ({"parallel": {"recompute_by": "stage"}}, "parallel.recompute_by (c.json): has no effect without recompute"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
-        ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): b has no effect without records"),
-        ({"masking": {"longest_span": 3}}, "3 has no effect with unit 'token'"),
+        ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
+        ({"masking": {"longest_span": 3}}, "longest_span (c.json): has no effect with unit 'token'"),
         ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
     ],
@@ -112,10 +108,10 @@ def test_a_cache_is_for_records_at_an_address(where, config):
     ("kind", "words", "message"),
     [
         (data.TokenizeSettings, "a b --vocab v --masking dynamic --duplication-factor 5", "has no effect with masking"),
-        (data.TokenizeSettings, "a b --vocab v --masking dynamic --whole-word-masking", "give it to the run"),
+        (data.TokenizeSettings, "a b --vocab v --masking dynamic --whole-word-masking", "the run has --masking.unit"),
         (data.DataChainSettings, "a b --vocab v --mask-tokens 200", "mask_tokens (--mask-tokens): 200 is more than"),
-        (data.PreprocessSettings, "a b --sentence-splitter lines --language xyz", "(--language): xyz has no"),
-        (data.DataChainSettings, "a b --vocab v --sentence-splitter lines --language xyz", "xyz has no effect with"),
+        (data.PreprocessSettings, "a b --sentence-splitter lines --language xyz", "(--language): has no"),
+        (data.DataChainSettings, "a b --vocab v --sentence-splitter lines --language xyz", "(--language): has no"),
         (data.PackSettings, "s3://bucket/a out", "input: s3://bucket/a is an address, and this command works on"),
         (data.PackSettings, "a gs://bucket/out", "out: gs://bucket/out is an address"),
         (data.IndexSettings, "file:///a", "folder: file:///a is an address"),
@@ -153,9 +149,8 @@ def test_flags_that_contradict_one_another_are_rejected(kind, words, message):
     assert len(text.splitlines()) == 1 or kind is tools.DoctorSettings
 
 
-@pytest.mark.parametrize(
-    ("in_config", "flags", "samples", "epochs"),
-    [
+def test_a_run_has_a_number_of_epochs_or_of_samples(config):
+    for in_config, flags, samples, epochs in (
         ({}, [], None, 2.0),
         ({"num_epochs": 5}, [], None, 5.0),
         # A flag overrides the config, whichever of the two lengths it gives.
@@ -164,19 +159,13 @@ def test_flags_that_contradict_one_another_are_rejected(kind, words, message):
         ({"total_num_train_samples": 40}, ["--total-num-train-samples", "50"], 50, 2.0),
         # As in the settings.json of a run: the default of the other.
         ({"total_num_train_samples": 40, "num_epochs": 2.0}, [], 40, 2.0),
-    ],
-)
-def test_a_run_has_a_number_of_epochs_or_of_samples(config, in_config, flags, samples, epochs):
-    settings, _ = load(finetune.SquadSettings, [*config(in_config), *flags], "bert squad")
-    assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
-
-
-def test_two_lengths_from_one_origin_are_rejected(config):
-    both = {"total_num_train_samples": 40, "num_epochs": 5}
-    message = "40 and num_epochs (5) both give the length"
-    assert message in rejection(finetune.SquadSettings, *config(both))
+    ):
+        settings, _ = load(finetune.SquadSettings, [*config(in_config), *flags], "bert squad")
+        assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
     flags = ["--total-num-train-samples", "40", "--num-epochs", "5"]
-    assert message in rejection(finetune.SquadSettings, *flags)
+    both = config({"total_num_train_samples": 40, "num_epochs": 5})
+    for words in (flags, both):
+        assert "both give the length" in rejection(finetune.SquadSettings, *words)
 
 
 def test_the_sequence_length_defaults_to_that_of_the_model():
@@ -256,3 +245,44 @@ def test_a_command_may_have_two_words():
     assert split_command(["bench", "data", "a"]) == ("bench data", ["a"])
     assert split_command(["bench", "--list"]) == ("bench", ["--list"])
     assert split_command(["data", "a", "b"]) == ("data", ["a", "b"])
+
+
+def planned(**changes: object) -> PretrainSettings:
+    batch = {"micro_batch_size": 32, "replicas": 4, "grad_acc_steps_per_replica": 510}
+    rate = {"max_learning_rate": 0.006, "warmup_frac": 0.28}
+    lengths = {"max_seq_length": 128, "max_predictions_per_seq": 20, "global_batch": batch}
+    options = {"optimizer_opts": {"name": "LAMB", "learning_rate": rate}}
+    return PretrainSettings.model_validate({**lengths, **options, **changes})
+
+
+ONE_REPLICA = {"micro_batch_size": 32, "replicas": 1, "grad_acc_steps_per_replica": 2040}
+
+
+def test_the_phases_of_the_original_have_their_numbers():
+    plan = make_plan(planned(), None)
+    assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
+    assert plan.micro_batches_per_step == 2_040
+    batch = {"micro_batch_size": 8, "replicas": 4, "grad_acc_steps_per_replica": 510}
+    plan = make_plan(planned(max_seq_length=384, global_batch=batch), None)
+    assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
+    same = make_plan(planned(global_batch=ONE_REPLICA), 10**6)
+    assert (same.total_steps, same.examples_per_step) == (7_060, 65_280)
+
+
+def test_samples_are_rounded_up_to_full_steps_and_have_a_default_by_length():
+    plan = make_plan(planned(total_num_train_samples=65_281), None)
+    assert (plan.total_steps, plan.examples) == (2, 130_560)
+    with pytest.raises(ConfigError, match="total-num-train-samples"):
+        config = {"max_position_embeddings": 1024}
+        make_plan(planned(max_seq_length=1024, bert_config=config), None)
+
+
+def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
+    text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
+    assert "1 step of 65,280 examples" in text and "(0.5 epochs)" in text
+    assert "(2,040 micro-batches of 32)" in text and "a pack holds" not in text
+    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(), 1000, 2.5))
+    rate = {"max_learning_rate": 0.006, "reference_batch_size": 1024}
+    scaled = make_plan(planned(optimizer_opts={"name": "LAMB", "learning_rate": rate}), 1000, 2.5)
+    assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)
+    assert "a pack holds" not in describe(scaled)
