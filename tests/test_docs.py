@@ -15,10 +15,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from support.stand_in import load_command
 
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.load import load
 from bert_cli.config.options import LOG_LEVELS, Option, sections_of
 from bert_cli.config.tools import expand_benchmark
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
@@ -59,11 +59,12 @@ def site(tmp_path_factory) -> Path:
 class Page(HTMLParser):
     """The addresses that a browser loads with a page, and the visible text."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.addresses: list[str] = []
         self.text = ""
-        self.feed(page)
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag, attributes):
         if tag in ("script", "img", "iframe", "link", "source", "embed"):
@@ -73,34 +74,30 @@ class Page(HTMLParser):
         self.text += data
 
 
+def options_of(name: str) -> list[Option]:
+    sections = sections_of(COMMANDS[name].settings_class(), name)
+    return [option for section in sections for option in section.options]
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(PAGES) + len(COMMANDS)
     for page in pages:
-        addresses = Page(page.read_text(encoding="utf-8")).addresses
-        assert [one for one in addresses if re.match(r"(https?:)?//", one)] == [], page
+        remote = [one for one in Page(page).addresses if re.match(r"(https?:)?//", one)]
+        assert remote == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(@import|url\()\W*https?:", sheet.read_text()), sheet
 
 
 def test_the_reference_has_every_setting_of_a_command(site):
     for name in COMMANDS:
-        path = site / "reference" / f"bert-{name.replace(' ', '-')}.html"
-        page = path.read_text(encoding="utf-8")
-        text = " ".join(Page(page).text.split())
-        for section in options_of(name):
-            for option in section.options:
-                assert f'id="{option.name.replace("_", "-")}"' in page
-                for flag in option.flags:
-                    assert flag in text
-                about = re.sub(r" \((default: .*|required)\)$", "", option.text).replace("`", "")
-                assert " ".join(about.split()) in text, option.name
-    index = Page((site / "reference" / "index.html").read_text(encoding="utf-8")).text
+        text = Page(site / "reference" / f"bert-{name.replace(' ', '-')}.html").text
+        for option in options_of(name):
+            assert all(flag in text for flag in option.flags)
+            about = re.sub(r" \((default: .*|required)\)$", "", option.text).replace("`", "")
+            assert " ".join(about.split()) in text, option.name
+    index = Page(site / "reference" / "index.html").text
     assert all(level in index for level in LOG_LEVELS)
-
-
-def options_of(name: str):
-    return sections_of(COMMANDS[name].settings_class(), name)
 
 
 @pytest.fixture
@@ -190,25 +187,15 @@ def mistakes(words: list[str]) -> Iterator[str]:
         yield from mistakes(["bert", *rest[cut + 1 :]])
         rest = rest[:cut]
     known: dict[str, Option | None] = {
-        flag: option
-        for section in options_of(name)
-        for option in section.options
-        for flag in option.flags
+        flag: option for option in options_of(name) for flag in option.flags
     }
     known |= dict.fromkeys(("--help", "--log-level"))
     for word, after in zip(rest, [*rest, ""][1:], strict=True):
         flag, _, value = word.partition("=")
-        if not flag.startswith("--"):
-            continue
-        if flag not in known:
+        if flag.startswith("--") and flag not in known:
             yield f"bert {name} has no {flag}"
         option = known.get(flag)
-        if (
-            option is not None
-            and option.takes
-            and option.choices
-            and (value or after) not in option.choices
-        ):
+        if option and option.takes and option.choices and (value or after) not in option.choices:
             yield f"bert {name} {flag} does not take {value or after!r}"
 
 
@@ -220,9 +207,7 @@ def wrong_in(text: str) -> list[str]:
     lines = [words for block in blocks for words in lines_of(block)]
     lines += [words for span in spans for words in lines_of(span)]
     wrong = [mistake for words in lines for mistake in mistakes(words)]
-    every = {
-        flag for name in COMMANDS for s in options_of(name) for o in s.options for flag in o.flags
-    }
+    every = {flag for name in COMMANDS for option in options_of(name) for flag in option.flags}
     every |= FOREIGN | {"--help", "--version", "--log-level"}
     for flag in re.findall(r"`(--[a-z][\w.-]*)", prose):
         wrong += [] if flag in every else [f"no command has {flag}"]
@@ -234,28 +219,24 @@ def test_every_command_and_flag_of_a_page_exists():
     assert {name: mistakes for name, mistakes in wrong.items() if mistakes} == {}
 
 
-def test_the_settings_accept_every_command_of_the_migration_page():
-    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["migrating.md", "clusters.md", "trackers.md"])
+def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     blocks = [block for _, language, block in FENCE.findall(page) if language == "bash"]
-    lines = [words for block in blocks for words in lines_of(block) if words]
-    assert len(lines) >= 11
-    for words in lines:
-        name, rest = split_command(words[1:])
-        load(COMMANDS[name].settings_class(), rest, f"bert {name}")
+    lines = [words for block in blocks for words in lines_of(block)]
+    starts = [next((n for n, w in enumerate(words) if is_program(w)), None) for words in lines]
+    commands = [words[n + 1 :] for n, words in zip(starts, lines, strict=True) if n is not None]
+    commands = [words for words in commands if words]
+    assert commands
+    for words in commands:
+        load_command(words)
+    named = set(re.findall(r"(?:configs|scripts)/[\w./]*\w\.(?:yaml|sh|json)", page))
+    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 
 
-def test_a_wrong_command_or_flag_is_found():
-    for text in (
-        "```bash\nbert pretain --config x\n```",
-        "```bash\nbert tokenize a b \\\n  --vocabulary v\n```",
-        "```bash\ncat x | bert predict m --tops 3 > y\n```",
-        "```bash\nX=1 srun -n 2 bert pretrain --confg x\n```",
-        "```bash\nbert launch --processes 2 -- pretrain --seeed 1\n```",
-        "```bash\nbert export m out --format pdf\n```",
-        "see `bert runs --jsn -`",
-        "give `--sequence-lenth`",
-    ):
-        assert len(wrong_in(text)) == 1, text
+def is_program(word: str) -> bool:
+    return word == "bert" or word.startswith("scripts/slurm/")
 
 
 def test_every_block_has_a_language_and_every_link_a_target():
@@ -319,12 +300,6 @@ def is_quoted(line: str, text: str) -> bool:
             return False
         at += len(part)
     return True
-
-
-def test_a_message_with_other_words_is_found():
-    texts = ["out (\0): \0 is to write about \0 and \0 are free there"]
-    assert any(is_quoted("out (…): … is to write about …", text) for text in texts)
-    assert not any(is_quoted("out (…): … will write about …", text) for text in texts)
 
 
 def test_the_exit_codes_are_those_of_the_code():

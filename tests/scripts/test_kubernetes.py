@@ -1,6 +1,5 @@
 """The manifests of docs/clusters.md: valid by Kubernetes' schemas, and their command lines run as in pods."""
 
-import copy
 import os
 import re
 import signal
@@ -24,7 +23,6 @@ PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
 MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
 BY_NAME = {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
 JOBS = [one for one in MANIFESTS if one["kind"] == "Job"]
-RUNS = [BY_NAME["Job", "bert-one"], BY_NAME["Job", "bert-many"]]
 STEPS = 100
 TINY = {
     "config": None, "dataset-dir": None, "parallel.layout": None, "max-seq-length": 16, "max-predictions-per-seq": 3,
@@ -102,24 +100,6 @@ def test_kubernetes_accepts_the_manifests():
         assert faults(manifest) == [], manifest["metadata"]["name"]
 
 
-def test_a_mistake_in_a_manifest_is_found():
-    job = BY_NAME["Job", "bert-one"]
-
-    def broken(change) -> bool:
-        other = copy.deepcopy(job)
-        change(other["spec"], other["spec"]["template"]["spec"])
-        return bool(faults(other))
-
-    assert not broken(lambda spec, pod: None)
-    assert broken(lambda spec, pod: spec.update(backofLimit=3))
-    assert broken(lambda spec, pod: spec.update(backoffLimit="3"))
-    assert broken(lambda spec, pod: pod["containers"][0].update(volumeMount=[]))
-    assert broken(lambda spec, pod: pod.update(restartPolicy="OnFailure"))
-    assert broken(lambda spec, pod: pod["volumes"].pop(0))
-    assert broken(lambda spec, pod: pod["containers"][0]["args"].pop())
-    assert broken(lambda spec, pod: spec["podFailurePolicy"]["rules"].pop(0))
-
-
 def test_the_pods_of_a_run_have_the_names_in_its_flags():
     job, service = BY_NAME["Job", "bert-many"], BY_NAME["Service", "bert-many"]
     spec, name = job["spec"], job["metadata"]["name"]
@@ -176,19 +156,19 @@ def begun(folder: Path) -> bool:
     return metrics.exists() and len(metrics.read_text().splitlines()) > 3
 
 
-@pytest.mark.parametrize("job", RUNS, ids=lambda one: one["metadata"]["name"])
-def test_preempted_pods_save_and_their_successors_complete_the_job(job, pods, tmp_path):
-    count = job["spec"].get("completions", 1)
+@pytest.mark.tensorflow
+def test_preempted_pods_save_and_their_successors_complete_the_job(pods, tmp_path):
+    job = BY_NAME["Job", "bert-many"]
+    count = job["spec"]["completions"]
 
     def start_all() -> list:
-        changed = {}
-        if count > 1:  # this host instead of theirs, with a port for each
-            servers = [socket.create_server(("localhost", 0)) for _ in range(count)]
-            ports = [server.getsockname()[1] for server in servers]
-            for server in servers:
-                server.close()
-            changed["cluster.workers"] = ",".join(f"localhost:{port}" for port in ports)
-        return [start(job, index, pods, tmp_path, **changed) for index in range(count)]
+        # This host instead of theirs, with a port for each.
+        servers = [socket.create_server(("localhost", 0)) for _ in range(count)]
+        ports = [server.getsockname()[1] for server in servers]
+        for server in servers:
+            server.close()
+        workers = {"cluster.workers": ",".join(f"localhost:{port}" for port in ports)}
+        return [start(job, index, pods, tmp_path, **workers) for index in range(count)]
 
     first = start_all()
     wait_for(lambda: begun(tmp_path) or any(pod.poll() is not None for pod in first))
@@ -206,8 +186,3 @@ def test_preempted_pods_save_and_their_successors_complete_the_job(job, pods, tm
     run = Run(tmp_path / "run")
     assert run.state == "done" and list(run.steps) == list(range(1, STEPS + 1))
     assert [pod.log() == "" for pod in again[1:]] == [True] * (count - 1)
-
-
-def test_a_mistake_ends_a_pod_with_a_code_at_which_the_job_fails(pods, tmp_path):
-    pod = start(RUNS[0], 0, pods, tmp_path, **{"max-predictions-per-seq": 99})
-    assert pod.wait(timeout=60) == ConfigError.exit_code, pod.log()

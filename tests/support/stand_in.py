@@ -5,13 +5,11 @@ and records requests; `bert` is that of this checkout.
 """
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -166,23 +164,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < until, "timed out"
         time.sleep(0.05)
-
-
-def command_lines(text: str) -> Iterator[list[str]]:
-    """Yield the words of each `bert ...` and of each submitted job file."""
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        starts = [
-            number
-            for number, word in enumerate(words)
-            if word == "bert" or word.startswith("scripts/slurm/")
-        ]
-        if starts and words[starts[0] + 1 :]:
-            yield words[starts[0] + 1 :]
-
-
-def bash_blocks(page: str) -> str:
-    return "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
 
 
 def load_command(words: list[str]) -> object:
