@@ -8,6 +8,9 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+MEANT = 0.8
+"""Likeness, from 0 to 1, from which a name is taken for another."""
+
 
 class BertError(Exception):
     """A mistake that the user can fix: where it is, what is wrong, and what to do about it.
@@ -88,36 +91,19 @@ def install_command(extra: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
 
-    A name is near when it is a slip of the complete one, or when each of its words is a slip or the start of
-    a word of the other, so that `batch-size` is near `global-batch.micro-batch-size` and `output_dir` is
-    not near `dataset_dir`. Of several the one whose last part resembles it most.
+    It contains the name, or the name resembles all of it or its last part: `batch-size` is near
+    `global-batch.micro-batch-size`, and `output_dir` is not near `dataset_dir`.
     """
-    words = _words(name)
-    if not words:
-        return None
+    wanted = _plain(name)
 
-    def is_near(other: str) -> bool:
-        theirs = _words(other)
-        if _likeness("".join(words), "".join(theirs)) >= 0.85:
-            return True
-        return all(any(_is_slip(one, word) for word in theirs) for one in words)
+    def likeness(other: str) -> float:
+        forms = (_plain(other), _plain(other.rpartition(".")[2]))
+        best = max(difflib.SequenceMatcher(None, wanted, form).ratio() for form in forms)
+        return best + any(wanted in form for form in forms) + forms[1].startswith(wanted)
 
-    def rank(other: str) -> tuple[bool, float]:
-        last = other.rpartition(".")[2].lower()
-        likeness = max(_likeness(name.lower(), one) for one in (other.lower(), last))
-        return last.startswith(name.lower()), likeness
-
-    return max(filter(is_near, known), key=rank, default=None)
+    near = max(known, key=likeness, default=None)
+    return near if len(wanted) > 2 and near and likeness(near) >= MEANT else None
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"\w+", name.lower().replace("_", " "))
-
-
-def _is_slip(one: str, other: str) -> bool:
-    is_start = min(len(one), len(other)) >= 3 and (one.startswith(other) or other.startswith(one))
-    return is_start or _likeness(one, other) >= 0.75
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+def _plain(name: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9]+", name.lower()))

@@ -37,7 +37,7 @@ NAMED = sorted(
         ("wandb_name", "wandb.name"),
         ("output_dir", None),
         ("use_cls_layer", None),
-        ("total_num_train_steps", None),
+        ("total_num_train_steps", "total_num_train_samples"),
         ("save_dir", None),
         ("-", None),
         ("!", None),

@@ -50,12 +50,10 @@ class ExecutorSettings(DataSettings):
     """Where the shards of a step run: processes of this machine, or a cluster."""
 
     executor: Literal["local", "dask"] = "local"
-    """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask's messages are
-    pickled and not authenticated: anyone who can reach its ports can run code, so the network must be
-    trusted."""
+    """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
+    authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
     scheduler: str | None = None
-    """Address of the dask scheduler, such as tcp://HOST:8786, or the file that `dask scheduler
-    --scheduler-file` wrote."""
+    """Address of the dask scheduler, such as tcp://HOST:8786, or its scheduler file."""
     processes: Processes
     """Local processes; the results do not depend on it."""
 
@@ -78,8 +76,8 @@ def packed_predictions(
 ) -> int:
     """Return the maximum number of masked positions in a pack of at most C sequences.
 
-    A sequence has at most P of them, and `max(1, round(probability length))`, which is at most one more than
-    probability times length. `probability` is None for records without a known masking.
+    A sequence has at most P of them, and at most one more than probability times length. `probability` is None
+    for records without a known masking.
     """
     if sequences == 1 or probability is None:
         return sequences * predictions
@@ -120,7 +118,6 @@ class DownloadSettings(DataSettings):
 
     Example: bert download data/dump --language en --date latest
     Example: bert download data/dump --language simple --date 20260901
-    Example: bert download data/dump --sample
     """
 
     out: Positional[Path]
@@ -163,8 +160,8 @@ class SplittingSettings(DataSettings):
     deduplicate: bool = False
     """Drop documents that equal an earlier one except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
-    """Also drop documents that have this fraction of their runs of five words in common with an earlier one
-    (for example 0.8; needs the extra of that name)."""
+    """Also drop documents that share this fraction of five-word runs, such as 0.8, with an earlier one (needs
+    the extra of that name)."""
 
     @model_validator(mode="after")
     def _language_has_an_effect(self) -> Self:
@@ -207,8 +204,7 @@ class RecipeSettings(DataSettings):
     masked_lm_prob: float = Field(0.15, gt=0.0, lt=1.0)
     """Fraction of an example's tokens that are masked, at most P of them; static only."""
     nsp: bool = True
-    """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences, for
-    text without documents."""
+    """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
     whole_word_masking: bool = False
     """Mask whole words, with all their tokens; static only."""
     cased: bool = False
@@ -216,8 +212,8 @@ class RecipeSettings(DataSettings):
     random_seed: int = Field(12345, ge=0)
     """Seed of pairs and masks: same seed and input, same bytes."""
     group_files: int = Field(1, ge=1)
-    """Number of input files that are paired and shuffled together; each group becomes one record file, and is
-    in the memory of a process (51 MB of text: 0.3 GB). A file counts 64 MB at most."""
+    """Input files that are paired and shuffled together, in the memory of a process (51 MB of text: 0.3 GB),
+    and become one record file; a file counts 64 MB at most."""
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
@@ -236,7 +232,6 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128 --mask-tokens 20
     Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512
     --mask-tokens 76 --masking dynamic
-    Example: bert tokenize notes.txt.gz data/128 --vocab vocab.txt --masking dynamic --no-nsp
     """
 
     input: Positional[Path]

@@ -64,12 +64,10 @@ class FinetuneSettings(TrainSettings):
     optimizer_opts: OptimizerOpts = _adam(2e-5)
     """The optimizer and its hyperparameters."""
     tokenizer_path: str | None = None
-    """A folder of `bert vocab`, or the folder or name of a model whose tokenizer is used; by default that of
-    the pretrained model. With tokenizer_path and without pretrained_ckpt_path, training starts from new
-    weights."""
+    """A folder of `bert vocab`, or the folder or name of a model; by default the pretrained model's tokenizer.
+    Without pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: bool = False
-    """Train on synthetic examples instead of files, to try a machine or a layout, without scoring. It needs
-    neither a pretrained model nor a tokenizer."""
+    """Train on synthetic examples, to try a machine or a layout; needs neither a model nor a tokenizer."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 3.0
     """Number of epochs."""
     total_num_train_samples: Positive | None = None
@@ -81,8 +79,7 @@ class FinetuneSettings(TrainSettings):
     do_validation: bool = True
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Positive = 1
-    """Number of runs with consecutive seeds, each in its folder seed_*, with the mean and deviation of their
-    scores; all hold out the same examples."""
+    """Number of runs with consecutive seeds, each in its folder seed_*; scores have mean and deviation."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
     """Folder that caches tokenized examples; null for no cache."""
 
@@ -131,7 +128,6 @@ class SquadSettings(FinetuneSettings):
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
     Example: bert squad --config squad_base --pretrained-ckpt-path bert-base-uncased --version-2
     --dataset-dir data/squad --save-ckpt-path runs/squad_2
-    Example: bert squad --config squad_base --no-do-training --save-ckpt-path runs/squad_base
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("qa_head",)
@@ -179,7 +175,6 @@ class SquadScoreSettings(Settings):
 
     Example: bert squad-score dev-v1.1.json runs/squad/predictions.json
     Example: bert squad-score dev-v2.0.json runs/squad_2/predictions.json
-    Example: bert squad-score dev-v2.0.json predictions.json --na-prob-file null_odds.json
     """
 
     NEEDS: ClassVar = {"na_prob_thresh": "na_prob_file"}
@@ -189,8 +184,7 @@ class SquadScoreSettings(Settings):
     predictions: Positional[Path]
     """A JSON object: question id -> answer."""
     na_prob_file: Path | None = None
-    """For SQuAD 2.0, a JSON object: question id -> probability or odds of no answer. Also prints the
-    thresholds with the best scores."""
+    """For SQuAD 2.0, a JSON object: question id -> probability of no answer. Also prints best thresholds."""
     na_prob_thresh: float = 1.0
     """With na_prob_file, the probability above which an answer counts as no answer."""
 
@@ -201,8 +195,6 @@ class GlueSettings(FinetuneSettings):
     Example: bert glue --config glue_base --glue-task mrpc --dataset-dir data/glue
     Example: bert glue --glue-task rte --dataset-dir data/glue --pretrained-ckpt-path bert-base-uncased
     --save-ckpt-path runs/rte --seeds 5
-    Example: bert glue --glue-task cola --dataset-dir data/glue --pretrained-ckpt-path runs/base_512_phase2
-    --save-ckpt-path runs/cola --do-test
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")
@@ -214,8 +206,7 @@ class GlueSettings(FinetuneSettings):
     dataset_dir: Path | None = None
     """Folder of GLUE (with CoLA, MRPC and so on) or of CLUE, or that of the task."""
     do_test: bool = False
-    """Also predict the test set with the checkpoint that scores best, and write the file that the benchmark
-    server accepts."""
+    """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
 
     @model_validator(mode="after")
     def _test_predictions_have_a_folder(self) -> "GlueSettings":
@@ -284,7 +275,6 @@ class PredictSettings(Settings):
     read from the model.
     Example: bert predict runs/base "The capital of France is [MASK]."
     Example: bert predict runs/mine --input texts.txt
-    Example: bert predict runs/squad_base --question "Who was it?" --context "It was Ada."
     """
 
     NEEDS: ClassVar = {

@@ -16,7 +16,14 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
-from bert_cli.config.options import flag_of, help_text, parse_words, sections_of, split_at_dashes
+from bert_cli.config.options import (
+    PATH_ENDINGS,
+    flag_of,
+    help_text,
+    parse_words,
+    sections_of,
+    split_at_dashes,
+)
 from bert_cli.config.settings import SettingError, is_positional
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import read_json
@@ -24,20 +31,6 @@ from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
 
-PATH_KEYS = (
-    "dataset_dir",
-    "validation_dir",
-    "save_ckpt_path",
-    "pretrained_ckpt_path",
-    "tensorboard_dir",
-    "train_file",
-    "validation_file",
-    "test_file",
-    "tokenizer_path",
-    "cache_dir",
-    "dataset_cache",
-    "output_dir",
-)
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
 
@@ -191,7 +184,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     given = merge(files.values, flags)
     if path and getattr(settings, "SAVES", False) and given.get("do_training") is not False:
         given.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
-    changed = [where for where, _ in leaves(flags) if where.split(".")[0] not in PATH_KEYS]
+    changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0])]
     if any(where in files.origins for where in changed):
         # The description of a file does not hold for a run with other values.
         given.pop("about", None)
@@ -258,11 +251,14 @@ def _expand_paths(values: Mapping[str, Any], errors: list[ConfigError] | None) -
     """
     expanded = dict(values)
     has_files = bool(values.get("train_file") and values.get("validation_file"))
-    for name in PATH_KEYS:
+    for name in filter(_is_path, values):
         opened = name != "dataset_dir" or not (values.get("generated_dataset") or has_files)
-        if name in values:
-            expanded[name] = _expand(name, values[name], errors if opened else None)
+        expanded[name] = _expand(name, values[name], errors if opened else None)
     return expanded
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((*PATH_ENDINGS, "_cache"))
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:

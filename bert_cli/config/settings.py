@@ -157,13 +157,10 @@ class Parallel(Settings):
 
     layout: Literal["given", "auto"] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
-    memory requires them; it ignores the stages of the config. It does not change the micro-batch or the
-    product of replicas and accumulation, so examples and results stay the same. In a file also
-    `"parallel": "auto"`."""
+    memory requires them. Examples and results stay the same. In a file also `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None
-    """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]]; on
-    the command line the same in quotes. `hid` is one encoder layer, `hid*7` seven. Every block is in one
-    stage."""
+    """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]], in
+    quotes on the command line. `hid` is one encoder layer, `hid*7` seven."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
     schedule: Literal["1F1B", "GPipe"] = "1F1B"
@@ -172,17 +169,15 @@ class Parallel(Settings):
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"
-    """Save the inputs of each `layer` and recompute one layer's activations at a time, or save those of each
-    `stage`: fewer inputs, but all activations of the stage at a time."""
+    """Save the inputs of each `layer`, or only of each `stage` and recompute all its activations at once."""
     replicated_tensor_sharding: bool = False
     """Shard the optimizer's moments over the replicas; each updates its part (ZeRO stage 1: Rajbhandari et
     al. 2020, section 5.1)."""
     optimizer_state_offload: bool = False
     """Hold the optimizer's moments in host memory and update there, to save device memory."""
     embedding_serialization_factor: Positive = 1
-    """Number of chunks of the vocabulary in the masked-LM loss. The logits of the complete vocabulary and
-    their gradients are then never in memory at once, for one more product with the word embeddings.
-    Pre-training only."""
+    """Number of chunks of the vocabulary in the masked-LM loss, whose logits are then never in memory at once,
+    for one more product with the word embeddings. Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
     reduce_bucket_megabytes: Positive = 64
@@ -243,9 +238,8 @@ class Cluster(Settings):
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Print the rank that the others wait for after this long."""
     bind_address: str | None = None
-    """Network interface on which this process listens: its name, or its IPv4 address on this host. By
-    default loopback when all processes are on one host, otherwise every interface. Connections are not
-    authenticated, so the network must be trusted."""
+    """Network interface on which this process listens, by name or IPv4 address; by default loopback on one
+    host, otherwise every interface. Connections are not authenticated, so the network must be trusted."""
 
     @model_validator(mode="after")
     def _workers_and_rank_go_together(self) -> "Cluster":

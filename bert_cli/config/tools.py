@@ -51,7 +51,6 @@ class InspectSettings(DataSettings):
 
     Example: bert inspect data/wikipedia/128
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
-    Example: bert inspect data/wikipedia/128 --sample 200000 --json statistics.json
     """
 
     folder: Positional[str]
@@ -121,8 +120,7 @@ class PlanSettings(PretrainSettings):
     devices: Positive | None = None
     """Number of devices; by default that of the layout."""
     memory: str | None = None
-    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; without it the plan does not check whether the
-    run fits."""
+    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; without it the plan does not check it."""
     processes: Positive = 1
     """Number of processes that the devices are divided among; a replica is in one process."""
 
@@ -149,14 +147,12 @@ class LaunchSettings(Settings):
     """First port of the processes on a host; by default free ones on this host, and 22300 on others."""
     bind_address: str | None = None
     """Network interface of the hosts on which the processes listen, such as ib0; by default every one.
-    Connections are not authenticated, so the network must be trusted. On this host alone it is always
-    loopback."""
+    Connections are not authenticated, so the network must be trusted."""
     remote_shell: str = "ssh"
-    """Program that runs a command on a host, called with the host and the command; it may have options, as
-    'ssh -p 2222'."""
+    """Program that runs a command on a host, called with both; it may have options, as 'ssh -p 2222'."""
     pass_variables: list[str] = []
-    """Environment variables to pass to the processes on hosts, such as NCCL_DEBUG,HF_HOME. They are visible
-    there in the list of processes, so pass no passwords. DATASETS_DIR is always passed."""
+    """Environment variables for the processes on hosts, such as NCCL_DEBUG,HF_HOME; DATASETS_DIR is always
+    passed. They are visible in the hosts' list of processes, so pass no passwords."""
     grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
     """After a process has failed, the others are asked to stop, and killed after this long."""
     dry_run: bool = False
@@ -190,7 +186,6 @@ class RunsSettings(Settings):
     Reads the files that a run writes into its folder, and changes nothing.
     Example: bert runs
     Example: bert runs runs /shared/runs
-    Example: bert runs runs --json -
     """
 
     folders: Positional[list[Path]] = [Path(".")]
@@ -204,7 +199,6 @@ class PlotSettings(Settings):
     Writes a PNG file of each, and index.html, a page with all of them that needs no network.
     Example: bert plot runs/base_128_phase1 --output pictures
     Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
-    Example: bert plot runs/mrpc --output pictures
     """
 
     runs: Positional[list[Path]]
@@ -212,8 +206,7 @@ class PlotSettings(Settings):
     output: Path
     """Folder of the pictures and the page; existing ones are replaced."""
     smoothing: Positive | None = None
-    """Steps in the moving average of a bold line; by default about a fortieth of the longest run. The values
-    of single steps are drawn faintly."""
+    """Steps in the moving average of a bold line; by default about a fortieth of the longest run."""
 
 
 class CompareSettings(Settings):
@@ -239,7 +232,6 @@ class CompletionSettings(Settings):
     The script holds the options of this version; print it again after an update.
     Example: bert completion bash > ~/.local/share/bash-completion/completions/bert
     Example: bert completion zsh > "${fpath[1]}/_bert"
-    Example: bert completion fish > ~/.config/fish/completions/bert.fish
     """
 
     shell: Positional[Literal[SHELLS]]  # type: ignore[valid-type]
@@ -283,18 +275,14 @@ class Measuring(Settings):
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     """Number of steps before the measurement."""
     generated_dataset: bool = True
-    """Use synthetic examples; --no-generated-dataset reads those that the config names. A flag that names
-    examples reads those."""
+    """Use synthetic examples, not those of the config; a flag that names examples reads those."""
     checkpoint: bool = True
-    """Save a checkpoint after the steps, to measure how long the run waits for it and how long it takes to
-    write."""
+    """Save a checkpoint after the steps, to measure how long the run waits and how long writing takes."""
     checkpoint_dir: Path | None = None
-    """Folder on the disk to measure; the checkpoint is deleted afterwards. By default the system's folder for
-    temporary files."""
+    """Folder of that checkpoint, which is deleted afterwards; by default the system's temporary folder."""
     json_file: JsonFile = None
     sweep: Literal["micro-batch"] | None = None
-    """Measure micro-batches of doubling size, each in its own process, until one does not fit in memory; the
-    other settings stay."""
+    """Measure micro-batches of doubling size, each in its own process, until one does not fit in memory."""
     sweep_from: Annotated[int, Field(ge=1, alias="from")] = 1
     """First micro-batch of a sweep."""
     most: Positive | None = None
@@ -334,7 +322,6 @@ class BenchPretrainSettings(Measuring, PretrainSettings):
     Example: bert bench pretrain --config pretrain_tiny_128_phase1
     --global-batch.grad-acc-steps-per-replica 4
     Example: bert bench pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --json results.json
-    Example: bert bench pretrain --config pretrain_demo_128_phase1 --sweep micro-batch --from 8 --most 256
     """
 
     WHAT: ClassVar[str] = "pretrain"
@@ -364,8 +351,7 @@ class BenchDataSettings(DataSettings):
     megabytes: float = Field(10.0, gt=0.0)
     """Megabytes (10^6 bytes) of synthetic text."""
     vocab: str | None = None
-    """A vocab.txt, a folder with one, or a model name on the Hugging Face hub; by default the benchmark trains
-    and measures one."""
+    """A vocab.txt, a folder with one, or a model name; by default the benchmark trains and measures one."""
     sentence_splitter: Splitter = "punkt"
     """The sentence splitter, as for `bert preprocess`."""
     sequence_length: int = Field(128, ge=8, le=65535)

@@ -92,8 +92,7 @@ class OptimizerOpts(Settings):
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     loss_scaling: Annotated[float, Field(gt=0.0)] | Literal["dynamic"] = 1.0
-    """Factor of the loss before the backward pass, which the gradients are divided by afterwards, so that
-    small float16 gradients do not underflow; `dynamic` adapts it."""
+    """Factor of the loss that keeps small float16 gradients from underflow; `dynamic` adapts it."""
     beta_1: Probability = 0.9
     """Decay rate of the first moment."""
     beta_2: Probability = 0.999
@@ -101,8 +100,7 @@ class OptimizerOpts(Settings):
     epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     """Added to the root of the second moment."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Layer-wise learning rate decay: multiply the learning rate of the top encoder layer by this number,
-    that of the next layer by its square, and so on down to the embeddings; the heads have the full rate."""
+    """Layer-wise learning rate decay: the factor from each layer to the one below; the heads have none."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
     """Clip the gradient norm of the complete step to this value; no clipping by default."""
     no_weight_decay: list[str] = ["bias", "beta"]
@@ -110,8 +108,7 @@ class OptimizerOpts(Settings):
     no_layer_adaptation: list[str] = ["bias", "beta", "gamma"]
     """Weights without LAMB's trust ratio, by the last part of their names."""
     stochastic_rounding: bool = False
-    """Round the float32 update to float16 weights up or down at random, without bias; only for precision
-    float16."""
+    """Round the update of float16 weights up or down at random, without bias."""
 
 
 class TrainSettings(Settings):
@@ -140,8 +137,7 @@ class TrainSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
     save_ckpt_path: Path | None = None
-    """The run folder: checkpoints step_00000100/, metrics.jsonl, settings.json. The same command resumes
-    from it. By default checkpoints/ and the name of the config."""
+    """The run folder, from which the same command resumes; by default checkpoints/ and the config's name."""
     pretrained_ckpt_path: str | None = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
     hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
@@ -165,8 +161,7 @@ class TrainSettings(Settings):
     wandb: Wandb = Wandb()
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
-    """Exit code of a run that saved after a request to stop; a number such as 75 tells a scheduler to
-    start the same command again."""
+    """Exit code of a run that saved after a request to stop, such as 75 to tell a scheduler to restart it."""
     dry_run: bool = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
@@ -175,8 +170,7 @@ class TrainSettings(Settings):
     compile_only: bool = False
     """Load the initial weights, trace and compile everything that a step needs, print the time, and stop."""
     deterministic: bool = True
-    """Use only operations with reproducible results, so that a resumed run equals the uninterrupted one
-    bit for bit."""
+    """Use only reproducible operations, so that a resumed run equals the uninterrupted one bit for bit."""
 
     @property
     def positions_read(self) -> int:
@@ -227,8 +221,6 @@ class PretrainSettings(TrainSettings):
 
     Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
     Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
-    Example: bert pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --save-ckpt-path runs/mine
-    --global-batch.micro-batch-size 16 --optimizer-opts.learning-rate.max-learning-rate 1e-4
     """
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
@@ -255,8 +247,8 @@ class PretrainSettings(TrainSettings):
     """Maximum number C of sequences in a pack: from 2 on, short sequences of dynamic records are packed
     together while reading. Batches, samples and learning rates are then counted in sequences."""
     length_buckets: Positive | None = None
-    """Read records sorted into at most this many buckets of similar length, so that a step is only as long
-    as its longest example: the simpler way to less padding; for dynamic records without packs."""
+    """Read records in at most this many buckets of similar length, so that a step is only as long as its
+    longest example; for dynamic records without packs."""
     total_num_train_samples: Positive | None = None
     """Examples that the run reads, rounded up to full steps; by default those of Graphcore's example:
     460,849,152 for sequence lengths up to 128, 34,239,360 for longer ones."""
