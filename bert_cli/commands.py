@@ -55,10 +55,10 @@ _ROWS = {
     "pretrain": ("tasks.run.pretrain", "training.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "squad-score": ("tasks.finetune.squad_score", "finetune.SquadScore", "score SQuAD predictions"),
-    "glue": ("tasks.finetune.glue", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
+    "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
     "classify": (
-        "tasks.finetune.classify",
+        "tasks.finetune.texts",
         "finetune.Classify",
         "fine-tune on text classification",
     ),

@@ -40,10 +40,6 @@ Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
 HELD_OUT = "validation_"
 LOSS, ACCURACY = "loss", "accuracy"
-TAIL = 64 * 1024
-"""Bytes at the end of metrics.jsonl that hold the last steps."""
-EVALUATED_TAIL = 4 * 1024 * 1024
-"""Bytes at its end that hold an evaluated step: some ten thousand steps."""
 # A setting that only one kind of run has -> the command; the first that is present.
 COMMAND_BY_SETTING = {
     "max_predictions_per_seq": "pretrain",
@@ -86,17 +82,16 @@ class Run:
     def steps(self) -> dict[int, Metrics]:
         """Return step -> its metrics, in order; a value that is not finite is None."""
         found: dict[int, Metrics] = {}
-        last = 0
         for step, metrics in _lines(self.folder / METRICS):
-            if step <= last:
-                found = {number: old for number, old in found.items() if number < step}
-            found[step], last = metrics, step
+            while found and next(reversed(found)) >= step:
+                found.popitem()
+            found[step] = metrics
         return found
 
     @cached_property
     def last(self) -> tuple[int, Metrics]:
         """Return the last step and its metrics from the end of metrics.jsonl, (0, {}) if there is none."""
-        return next(_lines(self.folder / METRICS, TAIL), (0, {}))
+        return next(_lines(self.folder / METRICS, 64 * 1024), (0, {}))
 
     @property
     def step(self) -> int:
@@ -105,8 +100,8 @@ class Run:
 
     @cached_property
     def last_evaluated(self) -> Metrics:
-        """Return the metrics of the last evaluated step within the end of metrics.jsonl."""
-        rows = (metrics for _, metrics in _lines(self.folder / METRICS, EVALUATED_TAIL))
+        """Return the metrics of the last evaluated step within the last 4 MB, some ten thousand steps."""
+        rows = (metrics for _, metrics in _lines(self.folder / METRICS, 4 * 1024 * 1024))
         return next((row for row in rows if any(name.startswith(HELD_OUT) for name in row)), {})
 
     @cached_property

@@ -30,8 +30,6 @@ from bert_cli.processes import console
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
-READER_IS_GONE = (errno.EPIPE, errno.EIO)
-"""Errors of writing to a pipe that nobody reads, or to a terminal that is closed."""
 STOPPING = "saving and stopping; once more stops at once"
 silent = False
 """Whether this process prints nothing: of several that make one run, only rank 0 prints."""
@@ -42,16 +40,6 @@ FINISH_SECONDS = 12.0
 """For sending the rest at the end of a run."""
 LEAVE_SECONDS = 15.0
 """Until the run ends without a tracker: less than its other processes wait for rank 0."""
-NOT_COMPARED = (
-    "about",
-    "save_ckpt_path",
-    "tensorboard_dir",
-    "wandb",
-    "cluster",
-    "dry_run",
-    "compile_only",
-)
-"""Settings that do not influence how good a run is."""
 
 
 # --- metrics.jsonl
@@ -116,7 +104,8 @@ def print_line(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        if error.errno not in READER_IS_GONE:
+        # A pipe that nobody reads, or a terminal that is closed.
+        if error.errno not in (errno.EPIPE, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -332,11 +321,10 @@ def tensorboard(
 
 
 def scalars(run_settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the settings that are a number or a string, by their dotted names."""
-    chosen = {name: value for name, value in run_settings.items() if name not in NOT_COMPARED}
-    return {
-        name: value for name, value in leaves(chosen) if isinstance(value, bool | int | float | str)
-    }
+    """Return the settings that may influence how good a run is and are a number or a string, by dotted names."""
+    others = ("about", "save_ckpt_path", "tensorboard_dir", "wandb", "cluster")
+    chosen = {name: value for name, value in run_settings.items() if name not in others}
+    return {n: value for n, value in leaves(chosen) if isinstance(value, bool | int | float | str)}
 
 
 def wandb(
@@ -406,8 +394,7 @@ def in_background(
         waiting.put(None)
         thread.join(LEAVE_SECONDS)
         if thread.is_alive():
-            problem = "does not answer, so the run ends without it"
-            print_line(f"{name}: {problem}; the metrics are in metrics.jsonl")
+            print_line(f"{name}: does not answer, so the run ends without it")
 
     thread = threading.Thread(target=work, daemon=True, name=name)
     thread.start()

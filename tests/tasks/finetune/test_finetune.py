@@ -16,7 +16,7 @@ from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
-from bert_cli.tasks.finetune import classify
+from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune import Result, Scorer, Task
 from bert_cli.tasks.run.start import find_source, find_tokenizer
@@ -114,7 +114,7 @@ def test_the_same_command_prints_the_scores_again_with_features_from_the_cache(
     base, trained, capsys, monkeypatch
 ):
     """Also for a run of a version without synthetic examples, whose checkpoints did not mention them."""
-    monkeypatch.setattr(classify, "encode_texts", None)
+    monkeypatch.setattr(texts, "encode_texts", None)
     run = shutil.copytree(trained, base / "again")
     for path in run.glob("step_*/state.json"):
         state = json.loads(path.read_text())
