@@ -1,14 +1,31 @@
-"""The training loop and its cadences, with an injected clock and real signals."""
+"""The loop, its cadences and stop requests, a step of an engine, and saving in the background."""
 
 import os
 import signal
+import threading
+from typing import ClassVar
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from bert_cli.errors import DeviceError
+from bert_cli.optim.adam import Rule
 from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import Mesh, StoppedBetweenMicroBatchesError, count
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.train import loop
-from bert_cli.train.loop import Every, State, StopRequest, train
+from bert_cli.train.loop import (
+    BackgroundWriter,
+    Every,
+    State,
+    Step,
+    StopRequest,
+    copy_state,
+    train,
+)
 
 
 class Run:
@@ -35,23 +52,16 @@ def test_hooks_run_in_order_when_they_are_due():
         (run.note, Every(steps=2, last_step=7)),
     ]
     assert train(run.state, run.batches, run.step, hooks, lambda: False)
-    assert run.seen == [
-        (4, {"loss": 3.0, "seen": 1.0}),
-        (6, {"loss": 5.0, "seen": 1.0}),
-        (7, {"loss": 6.0, "seen": 1.0}),
-    ]
+    assert run.seen == [(n, {"loss": n - 1.0, "seen": 1.0}) for n in (4, 6, 7)]
 
 
-def test_minutes_count_from_the_last_time_a_hook_was_due_for_any_reason():
+def test_a_cadence_is_of_steps_minutes_since_it_was_due_and_the_last_step_if_processes_agree():
     now = 0.0
     every = Every(steps=10, minutes=1.0, clock=lambda: now)
     due = []
     for now, step in ((0.0, 1), (61.0, 2), (100.0, 10), (159.0, 11), (161.0, 12)):  # noqa: B007
         due.append(every.due(step))
     assert due == [False, True, True, False, True]
-
-
-def test_without_a_cadence_only_the_last_step_is_due_and_the_processes_may_disagree():
     every = Every(last_step=5)
     assert [every.due(step) for step in range(1, 7)] == [False] * 4 + [True, False]
     assert not Every(steps=1, agreed=lambda due: False).due(1)
@@ -77,6 +87,9 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
+        # A scheduler may send a SIGTERM twice, which is one request.
+        if number == signal.SIGTERM:
+            os.kill(os.getpid(), number)
         assert stop()
         monkeypatch.setattr(loop, "REPEAT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
@@ -85,11 +98,202 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
     assert f"{signal.Signals(number).name}: saving and stopping" in capfd.readouterr().err
 
 
-def test_a_sigterm_that_a_scheduler_sends_twice_is_one_request():
-    with StopRequest() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop()
-        # But Ctrl-C is another.
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+# --- a step
+
+MESH = Mesh(1, (("CPU:0",),), "CPU:0", Processes(()))
+
+
+class Block:
+    """Returns the ids as floats."""
+
+    READS = ("input_ids",)
+
+    def __call__(self, hidden, batch, key):
+        return tf.cast(batch["input_ids"], tf.float32)
+
+
+class Head:
+    """loss = mean(w * ids), whose gradient is mean(ids)."""
+
+    READS = ()
+    COUNTS: ClassVar = {"masked": "masked_lm_weights"}
+    MEANS: ClassVar = {"mlm_loss": ("mlm_loss", "masked")}
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, hidden, labels, counts, key):
+        total = tf.reduce_sum(hidden * self.weight)
+        return total / counts["examples"], {"mlm_loss": total}
+
+
+class Descent:
+    """Gradient descent; the first moment counts calls, the second adds up the updates before each."""
+
+    rules: ClassVar = {"w": Rule(decays=False, adapts=False)}
+
+    def weight_id(self, name):
+        return 0
+
+    def key(self, weight_id, step):
+        return tf.stack([weight_id, step])
+
+    def update(self, rule, weight, gradient, first, second, factor, rate, updates, key):
+        new = weight - rate * factor * gradient
+        return new, first + 1.0, second + tf.cast(updates, tf.float32)
+
+
+def make(value: float, micro_batches: int = 1, *, scaling: float | str = 1.0, **options) -> Step:
+    """Return a step of a model with one weight, at a learning rate of 0.5."""
+    weight = tf.Variable([value])
+    stage = Stage([Block()], Head(weight), {"w": weight}, device="CPU:0")
+    engine = TensorFlowEngine([[stage]], MESH, seed=0, optimizer=Descent())
+    state = State(engine.weights, engine.moments, first_loss_scale(scaling))
+    values = {"max_gradient_norm": None, "max_skipped_steps": 3, **options}
+    rate = {"learning_rate": lambda step: 0.5}
+    return Step(engine, state, micro_batches=micro_batches, **rate, **values)
+
+
+def weight_of(step: Step) -> float:
+    return float(step.state.weights["w"].numpy()[0])
+
+
+def batch(*micro_batches: list[float]) -> dict[str, np.ndarray]:
+    """Return [M, B, 1] numbers as ids, with one masked position an example."""
+    ids = np.array(micro_batches, np.float32)[..., None]
+    return {
+        "input_ids": ids,
+        "input_mask": np.ones(ids.shape, np.int32),
+        "masked_lm_weights": np.ones(ids.shape, np.float32),
+    }
+
+
+def test_counts_are_of_all_micro_batches_and_of_every_sequence_of_a_pack():
+    weights = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
+    mask = np.array([[[1, 1, 2, 0]], [[1, 1, 0, 0]]], np.int32)
+    columns = {"masked_lm_weights": weights, "input_mask": mask}
+    table = {"masked": "masked_lm_weights", "pairs": "absent"}
+    assert count(columns, table) == {"masked": 3.0, "pairs": 3.0, "examples": 3.0, "tokens": 5.0}
+
+
+@pytest.mark.parametrize(("micro_batches", "scaling"), [(1, 4096.0), (3, 1.0), (8, 4096.0)])
+def test_norm_and_update_do_not_depend_on_loss_scale_and_accumulation(micro_batches, scaling):
+    """The mean of the ids is 3, and of unequal ids in each micro-batch."""
+    numbers = np.linspace(-9.0, 15.0, 24).reshape(micro_batches, -1).tolist()
+    free = make(2.0, micro_batches, scaling=scaling)
+    metrics = free(batch(*numbers))
+    assert metrics["gradient_norm"] == pytest.approx(3.0, rel=1e-6)
+    assert metrics["mlm_loss"] == pytest.approx(6.0, rel=1e-6)
+    assert weight_of(free) == pytest.approx(2.0 - 0.5 * 3.0, rel=1e-5)
+    assert metrics["weight_norm"] == pytest.approx(0.5, rel=1e-5)
+    assert metrics["loss_scale"] == scaling
+    for limit, norm in ((2.0, 2.0), (4.0, 3.0)):
+        clipped = make(2.0, micro_batches, scaling=scaling, max_gradient_norm=limit)
+        assert clipped(batch(*numbers))["gradient_norm"] == pytest.approx(3.0, rel=1e-6)
+        assert weight_of(clipped) == pytest.approx(2.0 - 0.5 * norm, rel=1e-5)
+
+
+def test_the_complete_gradient_is_clipped_and_a_second_step_starts_from_none():
+    step = make(0.0, 2, max_gradient_norm=1.5)
+    # The mean gradient is 2, clipped to 1.5. The clipped gradients of the micro-batches would cancel.
+    for number in (1, 2):
+        step(batch([8.0], [-4.0]))
+        assert weight_of(step) == pytest.approx(-0.5 * 1.5 * number)
+        assert step.state.step == number
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
+    step = make(1.0, scaling="dynamic")
+    scale = step.state.loss_scale.value
+    metrics = step(batch([np.inf, 1.0]))
+    assert weight_of(step) == 1.0
+    assert all(not moment.numpy().any() for moment in step.state.moments["w"])
+    assert (metrics["skipped"], metrics["weight_norm"]) == (1, 1.0)
+    assert step.state.loss_scale.value == scale / 2
+    assert step.state.step == 1
+    step(batch([1.0, 1.0]))
+    # The update that follows is the first: the skipped one does not count in the bias correction.
+    assert [moment.numpy()[0] for moment in step.state.moments["w"]] == [1.0, 0.0]
+    assert weight_of(step) == 0.5
+    for _ in range(2):
+        step(batch([np.nan, 1.0]))
+    with pytest.raises(DeviceError, match="step 5: the gradient was not finite in 3 steps in a"):
+        step(batch([np.nan, 1.0]))
+
+
+def test_a_stop_between_micro_batches_leaves_the_state_of_the_step_before():
+    answers = iter([False, False, True])
+    step = make(1.0, 3, stop_requested=lambda: next(answers))
+    with pytest.raises(StoppedBetweenMicroBatchesError):
+        step(batch([1.0], [1.0], [1.0]))
+    assert step.state.step == 0
+    assert weight_of(step) == 1.0
+    step.stop_requested = lambda: False
+    step(batch([2.0], [2.0], [2.0]))
+    assert weight_of(step) == 0.0
+
+
+# --- saving in the background
+
+
+def test_a_copy_does_not_change_with_the_state():
+    weight, first, second = (tf.Variable([float(number)] * 3) for number in range(3))
+    state = State({"w": weight}, {"w": (first, second)}, first_loss_scale(8.0), 5)
+    copied = copy_state(state)
+    weight.assign(np.full(3, 7.0, np.float32))
+    second.assign(np.full(3, 7.0, np.float32))
+    state.step = 6
+    assert copied.step == 5 and copied.loss_scale.value == 8.0
+    np.testing.assert_array_equal(copied.weights["w"].numpy(), [0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(copied.moments["w"][1].numpy(), [2.0, 2.0, 2.0])
+
+
+class Disk:
+    """Writes block until it is free."""
+
+    def __init__(self) -> None:
+        self.free, self.written = threading.Event(), []
+
+    def write(self, name: str) -> None:
+        assert self.free.wait(10.0)
+        self.written.append(name)
+
+
+def test_the_run_continues_during_a_write_and_a_second_write_waits_for_the_first():
+    disk = Disk()
+    with BackgroundWriter() as writer:
+        writer.start(lambda: disk.write("first"))
+        writer.check()
+        assert disk.written == []
+        threading.Timer(0.05, disk.free.set).start()
+        writer.start(lambda: disk.write("second"))
+        assert disk.written[0] == "first"
+    assert disk.written == ["first", "second"]
+
+
+def fail() -> None:
+    raise OSError("the disk is full")
+
+
+def test_an_error_of_a_write_is_raised_once_at_the_next_check_or_at_the_end():
+    writer = BackgroundWriter()
+    writer.start(fail)
+    for act in (writer.wait, lambda: writer.start(fail)):
+        with pytest.raises(OSError, match="full"):
+            act()
+            writer.wait()
+    writer.check()
+    with pytest.raises(OSError, match="full"), BackgroundWriter() as other:
+        other.start(fail)
+
+
+@pytest.mark.parametrize(("error", "waits"), [(ValueError, True), (KeyboardInterrupt, False)])
+def test_an_error_of_the_run_waits_for_the_write_and_a_second_ctrl_c_does_not(error, waits):
+    disk = Disk()
+    with pytest.raises(error), BackgroundWriter() as writer:
+        writer.start(lambda: disk.write("a"))
+        if waits:
+            threading.Timer(0.05, disk.free.set).start()
+        raise error
+    assert bool(disk.written) is waits
+    disk.free.set()

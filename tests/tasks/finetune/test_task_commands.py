@@ -163,30 +163,26 @@ def sentiment(base):
 
 def test_a_glue_task_is_scored_and_its_test_set_is_written_for_the_server(base, sentiment):
     scores = json.loads((sentiment / "scores.json").read_text())
-    assert list(scores) == ["accuracy"]
-    assert scores["accuracy"] > 0.8
-    lines = (base / "sst2" / "SST-2.tsv").read_text().splitlines()
-    assert lines[0] == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines[1:]] == [str(number) for number in range(90)]
+    assert list(scores) == ["accuracy"] and scores["accuracy"] > 0.8
+    header, *lines = (base / "sst2" / "SST-2.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines] == [str(number) for number in range(90)]
     draw = np.random.default_rng(3)
     test = [review(draw, number, True)[1].split() for number in range(90)]
-    truth = [int("good" in words or "fine" in words) for words in test]
-    assert (
-        np.mean([int(line.split("\t")[1]) == t for line, t in zip(lines[1:], truth, strict=True)])
-        > 0.8
-    )
+    right = [
+        int(line.split("\t")[1]) == int("good" in words or "fine" in words)
+        for line, words in zip(lines, test, strict=True)
+    ]
+    assert np.mean(right) > 0.8
+    # Predictions of the development set have their texts.
+    rows = predictions_in(sentiment / "predictions.jsonl")
+    assert len(rows) == 90
+    assert np.mean([row["label"] == row["predicted"] for row in rows]) == scores["accuracy"]
+    assert all(0.5 <= row["probability"] <= 1.0 and row["text"] for row in rows)
 
 
 def predictions_in(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_predictions_of_the_development_set_have_their_texts(sentiment):
-    rows = predictions_in(sentiment / "predictions.jsonl")
-    scores = json.loads((sentiment / "scores.json").read_text())
-    assert len(rows) == 90
-    assert np.mean([row["label"] == row["predicted"] for row in rows]) == scores["accuracy"]
-    assert all(0.5 <= row["probability"] <= 1.0 and row["text"] for row in rows)
 
 
 def relabelled(folder, out, names, order=(0, 1)):
@@ -202,29 +198,30 @@ def relabelled(folder, out, names, order=(0, 1)):
     return out
 
 
+def score_only(base, task, data, model, output) -> int:
+    words = ["glue", "--glue-task", task, "--dataset-dir", data, "--do-test", "--no-do-training"]
+    words += [*COMMON, "--cache-dir", base / "cache", "--output-dir", output]
+    return main([*map(str, words), "--pretrained-ckpt-path", str(model)])
+
+
 def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
     base, sentiment, tmp_path, capsys
 ):
     best = best_checkpoint(sentiment)
     names = list(json.loads((best / "config.json").read_text())["id2label"].values())
-    words = ["glue", "--glue-task", "sst2", "--dataset-dir", str(base / "glue")]
-    words += [*COMMON, "--no-do-training", "--cache-dir", str(base / "cache")]
-    words += ["--do-test", "--output-dir", str(tmp_path)]
     expected = json.loads((sentiment / "scores.json").read_text())
-    swapped = relabelled(best, tmp_path / "swapped", names[::-1], (1, 0))
-    assert main([*words, "--pretrained-ckpt-path", str(swapped)]) == 0
-    out = capsys.readouterr().out
-    assert "are in another order" in out
-    assert json.loads(out.splitlines()[-1]) == expected
-    # The test set has no labels that could show a swap.
-    assert (tmp_path / "SST-2.tsv").read_text() == (sentiment / "SST-2.tsv").read_text()
-    unnamed = relabelled(best, tmp_path / "unnamed", ["LABEL_0", "LABEL_1"])
-    assert main([*words, "--pretrained-ckpt-path", str(unnamed)]) == 0
-    out = capsys.readouterr().out
-    assert f"have no names; assumed to be in this order: {', '.join(names)}" in out
-    assert json.loads(out.splitlines()[-1]) == expected
+    for own, order, message in (
+        (names[::-1], (1, 0), "are in another order"),
+        (["LABEL_0", "LABEL_1"], (0, 1), f"assumed to be in this order: {', '.join(names)}"),
+    ):
+        model = relabelled(best, tmp_path / own[0], own, order)
+        assert score_only(base, "sst2", base / "glue", model, tmp_path) == 0
+        out = capsys.readouterr().out
+        assert message in out and json.loads(out.splitlines()[-1]) == expected
+        # The test set has no labels that could show a swap.
+        assert (tmp_path / "SST-2.tsv").read_text() == (sentiment / "SST-2.tsv").read_text()
     strange = relabelled(best, tmp_path / "strange", ["yes", "no"])
-    assert main([*words, "--pretrained-ckpt-path", str(strange)]) == 2
+    assert score_only(base, "sst2", base / "glue", strange, tmp_path) == 2
     assert "(labels yes, no): are not those of this task" in capsys.readouterr().err
 
 
@@ -283,9 +280,7 @@ def test_similarities_are_learnt_as_numbers(base, capsys):
     assert np.corrcoef(predicted, true)[0, 1] == pytest.approx(scores["pearson"])
     read = (base / "glue" / "STS-B" / "dev.tsv").read_text().splitlines()[1:]
     assert true == [float(line.split("\t")[-1]) for line in read]
-    shown = [
-        json.loads(line) for line in (base / "stsb" / "metrics.jsonl").read_text().splitlines()
-    ]
+    shown = predictions_in(base / "stsb" / "metrics.jsonl")
     assert not any("accuracy" in name for line in shown for name in line)
     lines = (base / "stsb" / "STS-B.tsv").read_text().splitlines()
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])
@@ -304,15 +299,7 @@ def test_a_clue_task_is_scored_and_predicted_for_its_server(base, sentiment, tmp
             rows.append({n: v for n, v in row.items() if n != "label" or name != "test"})
         (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
     model = relabelled(best_checkpoint(sentiment), tmp_path / "model", ["0", "1"])
-    words = ["glue", "--glue-task", "afqmc", "--dataset-dir", str(tmp_path), "--do-test", *COMMON]
-    words += [
-        "--no-do-training",
-        "--output-dir",
-        str(tmp_path),
-        "--cache-dir",
-        str(base / "cache"),
-    ]
-    assert main([*words, "--pretrained-ckpt-path", str(model)]) == 0
+    assert score_only(base, "afqmc", tmp_path, model, tmp_path) == 0
     assert last_line(capsys)["accuracy"] > 0.8
     lines = (tmp_path / "afqmc_predict.json").read_text().splitlines()
     assert [int(json.loads(line)["id"]) for line in lines] == list(range(60))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
 from safetensors.numpy import load_file
 from support.bert import Process, start_bert
 from support.tiny_models import TINY_RUN, flags_of
@@ -148,7 +149,7 @@ def single(tmp_path_factory):
 def distributed(tmp_path_factory):
     """The same in two processes of two replicas of two stages, each with a part of the moments; with its outputs."""
     folder = tmp_path_factory.mktemp("distributed")
-    command = [*words(folder / "run", 4, 8, parallel__recompute=None, **SHARDED), *STAGES]
+    command = [*words(folder / "run", 4, 8, **SHARDED), *STAGES]
     return folder / "run", run(folder, [command, command])
 
 

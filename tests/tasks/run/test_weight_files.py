@@ -14,7 +14,7 @@ from support import tiny_models
 
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.tasks.run import start as weight_files
+from bert_cli.tasks.run import start
 from bert_cli.tasks.run.start import find_source, load_weights
 
 INDEX = "model.safetensors.index.json"
@@ -65,46 +65,26 @@ def assert_same_model(folder: Path, weights, left_out: tuple[str, ...] = ()) -> 
 
 
 def test_weights_in_shards_are_read(shards, weights):
-    found = find_source(str(shards)).tensors()
-    assert set(weights) <= set(found)
+    assert set(weights) <= set(find_source(str(shards)).tensors())
     assert_same_model(shards, weights)
 
 
-@pytest.fixture
-def broken(shards, tmp_path):
-    """A copy of the shards, and a way to change its index."""
-    folder = tmp_path / "broken"
-    shutil.copytree(shards, folder)
-    index = json.loads((folder / INDEX).read_text())
-
-    def change(**files):
-        index["weight_map"] |= files
+def test_an_index_names_files_of_its_folder_that_have_the_weights(shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "broken")
+    (tmp_path / "outside.safetensors").write_bytes(b"")
+    files = json.loads((folder / INDEX).read_text())["weight_map"]
+    first = files["cls.predictions.bias"]
+    for more, message in (
+        ({"more": "../outside.safetensors"}, r"index\.json \('.*'\): is no file of weights"),
+        ({"more": "/etc/passwd"}, r"index\.json \('.*'\): is no file of weights"),
+        ({"bert.more": first}, rf"{first}: lacks the weight bert\.more"),
+        ({"bert.more": "model-9.safetensors"}, r"model-9\.safetensors: is missing"),
+        (None, r"index\.json"),
+    ):
+        index = [1] if more is None else {"weight_map": files | more}
         (folder / INDEX).write_text(json.dumps(index))
-        return folder
-
-    return change
-
-
-@pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "..", "x/y.safetensors"])
-def test_an_index_cannot_name_a_file_elsewhere(file, broken):
-    folder = broken(more=file)
-    (folder.parent / "outside.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"index\.json \('.*'\): is no file of weights"):
-        find_source(str(folder)).tensors()
-
-
-def test_a_missing_shard_or_weight_is_named(broken, tmp_path):
-    folder = broken()
-    first = json.loads((folder / INDEX).read_text())["weight_map"]["cls.predictions.bias"]
-    broken(**{"bert.more": first})
-    with pytest.raises(CheckpointError, match=rf"{first}: lacks the weight bert\.more"):
-        find_source(str(folder)).tensors()
-    (folder / first).unlink()
-    with pytest.raises(CheckpointError, match=rf"{first}: is missing"):
-        find_source(str(folder)).tensors()
-    (folder / INDEX).write_text("[1]")
-    with pytest.raises(CheckpointError, match=r"index\.json"):
-        find_source(str(folder)).tensors()
+        with pytest.raises(CheckpointError, match=message):
+            find_source(str(folder)).tensors()
 
 
 @pytest.fixture(scope="module")
@@ -130,28 +110,29 @@ def test_pytorchs_file_is_read(in_torch, weights):
     assert_same_model(in_torch, {**weights, "cls.predictions.bias": rounded})
 
 
-def test_pytorchs_file_is_never_unpickled(in_torch, tmp_path):
+def test_pytorchs_file_is_never_unpickled(in_torch, tmp_path, monkeypatch):
     import torch
 
     class Harm:
         def __reduce__(self):
             return Path.write_text, (tmp_path / "harm", "done")
 
-    folder = tmp_path / "model"
-    shutil.copytree(in_torch, folder)
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            find_source(str(folder)).tensors()
+
+    folder = shutil.copytree(in_torch, tmp_path / "model")
     torch.save({"bert.pooler.dense.bias": Harm()}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as weights"):
-        find_source(str(folder)).tensors()
+    refused(folder, r"pytorch_model\.bin: cannot be read as weights")
     assert not (tmp_path / "harm").exists()
-
-
-def test_without_pytorch_its_file_is_told_with_the_conversion(in_torch, monkeypatch):
+    # An empty file is an error without a text.
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    refused(folder, r"as weights only \(.*EOF.*\); convert")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match=r"extra 'export'.*save_pretrained\(FOLDER\)"):
-        find_source(str(in_torch)).tensors()
+    refused(in_torch, r"extra 'export'.*save_pretrained\(FOLDER\)")
 
 
-@pytest.mark.parametrize("kind", ["model", "shards", "in_torch"])
+@pytest.mark.parametrize("kind", ["model", "in_torch"])
 def test_a_name_on_the_hub_brings_the_weights_that_it_has(kind, request, tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -171,16 +152,14 @@ def test_a_name_on_the_hub_brings_the_weights_that_it_has(kind, request, tmp_pat
     assert asked == ["someone/model"] * (2 if kind == "in_torch" else 1)
 
 
-@pytest.mark.parametrize("name", ["tf_model.h5", "weights.h5", "mine.keras", "saved_model.pb"])
-def test_a_keras_model_is_told_for_what_it_is(name, model, tmp_path):
+@pytest.mark.parametrize("name", ["tf_model.h5", "mine.keras", "saved_model.pb"])
+def test_a_keras_model_is_refused_with_its_conversion(name, model, tmp_path):
     (tmp_path / name).write_bytes(b"")
-    told = rf"{name}: is a Keras model, which cannot be read; .*save_pretrained"
-    for given in (tmp_path, tmp_path / name):
-        with pytest.raises(CheckpointError, match=told):
-            find_source(str(given))
-    shutil.copy(model / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=told):
-        find_source(str(tmp_path))
+    message = rf"{name}: is a Keras model, which cannot be read; .*save_pretrained"
+    for path in (tmp_path, tmp_path / name, tmp_path):
+        with pytest.raises(CheckpointError, match=message):
+            find_source(str(path))
+        shutil.copy(model / "config.json", tmp_path)
 
 
 # --- TensorFlow 2
@@ -309,38 +288,23 @@ def with_squad_head(model, weights, tmp_path):
     return write(root, model, tmp_path / "squad")
 
 
-def test_a_head_without_a_bias_is_read(with_squad_head):
+def test_a_head_without_a_bias_is_read_and_a_damaged_graph_of_objects_is_named(
+    with_squad_head, monkeypatch
+):
     found = find_source(str(with_squad_head)).tensors()
     np.testing.assert_array_equal(found["qa_outputs.weight"], np.ones((2, 32)))
     assert "qa_outputs.bias" not in found
+    own = start.TrackableObjectGraph.FromString
 
-
-@pytest.mark.parametrize("graph", ["damaged", "of other objects"])
-def test_a_damaged_graph_of_objects_is_named(graph, with_squad_head, monkeypatch):
-    own = weight_files.TrackableObjectGraph.FromString
-
-    def parsed(data: bytes):
-        if graph == "damaged":
-            return own(b"\xff" + data[1:])
+    def of_other_objects(data: bytes):
         changed = own(data)
         del changed.nodes[5:]
         return changed
 
-    broken = SimpleNamespace(FromString=parsed)
-    monkeypatch.setattr(weight_files, "TrackableObjectGraph", broken)
-    with pytest.raises(CheckpointError, match=r"170\.ckpt: cannot be read \("):
-        find_source(str(with_squad_head)).tensors()
-
-
-def test_an_error_without_words_is_named_by_its_kind(in_torch, monkeypatch):
-    import torch
-
-    def load(*_: object, **__: object) -> None:
-        raise EOFError
-
-    monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(CheckpointError, match=r"as weights only \(EOFError\); convert"):
-        find_source(str(in_torch)).tensors()
+    for parse in (lambda data: own(b"\xff" + data[1:]), of_other_objects):
+        monkeypatch.setattr(start, "TrackableObjectGraph", SimpleNamespace(FromString=parse))
+        with pytest.raises(CheckpointError, match=r"170\.ckpt: cannot be read \("):
+            find_source(str(with_squad_head)).tensors()
 
 
 def test_of_several_checkpoints_the_newest_is_read(with_squad_head):
