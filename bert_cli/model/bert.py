@@ -22,8 +22,6 @@ from bert_cli.model.heads import (
 )
 from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Pooler
 
-# Keras policies: the dtypes of variables and of matrix products.
-POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = ("enc_out", "pool", "heads")
 # Name of a block, without the number of a layer -> its class, and the attributes that it takes besides `config`.
@@ -57,7 +55,7 @@ def build_block(
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device.
 
-    `policy` is one of `POLICIES`. Only `heads` takes the `word_table` of `emb`: its weights then include it, with its
+    `policy` is a Keras policy: the dtypes of variables and of matrix products. Only `heads` takes the `word_table` of `emb`: its weights then include it, with its
     value unchanged. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss.
     """
     kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_cli.model import fused
-from bert_cli.model.bert import POLICIES, build_blocks, named_weights
+from bert_cli.model.bert import build_blocks, named_weights
 
 COMPUTE = {
     "float32": "float32",
@@ -30,7 +30,7 @@ def blocks_of(tiny):
     return blocks
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", COMPUTE)
 def test_blocks_run_forward_and_backward_in_every_precision(
     policy, tiny, blocks_of, make_examples, counts_of, gradients_of
 ):
@@ -55,7 +55,7 @@ def test_blocks_run_forward_and_backward_in_every_precision(
         assert np.any(gradient) or name.endswith("key/bias"), name
 
 
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "float32"])
+@pytest.mark.parametrize("policy", list(COMPUTE)[1:])
 def test_low_precision_differs_from_float32_by_roundings_of_the_matrix_products(
     policy, tiny, blocks_of, make_examples, counts_of, gradients_of, monkeypatch
 ):

@@ -19,22 +19,21 @@ KINDS = {
 def labels_of(kind, columns, seed=0):
     """Labels as ours are given them, and as theirs are."""
     draw = np.random.default_rng(seed)
-    examples, places = columns["input_ids"].shape
+    examples, length = columns["input_ids"].shape
     if kind == "question answering":
         # Within the shortest example: their loss has nothing against answers in the padding.
-        ends = np.sort(draw.integers(0, places // 2, (2, examples)).astype(np.int32), axis=0)
-        ours = {"start_positions": ends[0], "end_positions": ends[1]}
-        return ours, ours
-    if kind == "sequence classification":
+        starts, ends = np.sort(draw.integers(0, length // 2, (2, examples)), axis=0)
+        ours = {"start_positions": starts.astype(np.int32), "end_positions": ends.astype(np.int32)}
+    elif kind == "sequence classification":
         ours = {"labels": draw.integers(0, 3, examples).astype(np.int32)}
-        return ours, ours
-    if kind == "regression":
+    elif kind == "regression":
         ours = {"labels": draw.normal(size=examples).astype(np.float32)}
-        return ours, ours
-    labels = draw.integers(0, 3, (examples, places)).astype(np.int32)
-    weights = (draw.random((examples, places)) < 0.5) & (columns["input_mask"] > 0)
-    theirs = {"labels": np.where(weights, labels, -100)}
-    return {"labels": labels * weights, "label_weights": weights.astype(np.float32)}, theirs
+    else:
+        labels = draw.integers(0, 3, (examples, length)).astype(np.int32)
+        weights = (draw.random((examples, length)) < 0.5) & (columns["input_mask"] > 0)
+        ours = {"labels": labels * weights, "label_weights": weights.astype(np.float32)}
+        return ours, {"labels": np.where(weights, labels, -100)}
+    return ours, ours
 
 
 def theirs_of(kind, config, values, columns, labels):

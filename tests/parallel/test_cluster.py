@@ -133,23 +133,20 @@ def test_the_tasks_of_a_step_agree_on_ranks_hosts_and_ports():
     assert [one.rank for one in found] == [0, 1, 2]
     assert [one.local_rank for one in found] == [0, 1, 0]
     assert [one.local_processes for one in found] == [2, 2, 1]
+    of_job = slurm(2, SLURM_TASKS_PER_NODE="2,1")
+    del of_job["SLURM_STEP_NUM_TASKS"], of_job["SLURM_STEP_TASKS_PER_NODE"]
+    assert hosts(find_processes(UNSET, of_job)) == ["n1", "n1", "n2"]
     # Linux gives ports from 32,768 on to sockets without one.
     assert all(20_000 <= int(worker.rpartition(":")[2]) < 32_768 for worker in found[0].workers)
 
 
 def test_two_jobs_and_two_steps_on_a_host_have_different_ports():
-    numbers = [(job, step) for job in ("77", "78") for step in ("0", "1")]
     found = [
         find_processes(UNSET, slurm(0, SLURM_JOB_ID=job, SLURM_STEP_ID=step)).workers
-        for job, step in numbers
+        for job in ("77", "78")
+        for step in ("0", "1")
     ]
     assert len({worker for workers in found for worker in workers}) == 12
-
-
-def test_without_the_numbers_of_the_step_those_of_the_job_are_used():
-    environment = slurm(2, SLURM_TASKS_PER_NODE="2,1")
-    del environment["SLURM_STEP_NUM_TASKS"], environment["SLURM_STEP_TASKS_PER_NODE"]
-    assert hosts(find_processes(UNSET, environment)) == ["n1", "n1", "n2"]
 
 
 def test_a_batch_script_a_shell_and_a_step_of_one_task_are_single_processes():

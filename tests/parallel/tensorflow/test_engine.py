@@ -206,9 +206,8 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
     assert many < 0.01 < 0.02 < error(2048, 1.0)
 
 
-@pytest.mark.parametrize("layout", ["1x1", "2x2"])
-def test_functions_are_traced_once_however_many_micro_batches_there_are(layout):
-    engine, _ = engine_of(layout)
+def test_functions_are_traced_once_however_many_micro_batches_there_are():
+    engine, _ = engine_of("2x2")
     names = ("_forward_backward", "_forward", "_forward_saving_inputs", "_accumulate")
 
     def traces() -> list[int]:
@@ -218,7 +217,7 @@ def test_functions_are_traced_once_however_many_micro_batches_there_are(layout):
     accumulate(engine, examples(4, 2))
     before = traces()
     assert sum(before) >= len(engine.replicas[0])
-    for micro_batches in (4, 64):
+    for micro_batches in (4, 16):
         accumulate(engine, examples(2 * micro_batches, micro_batches))
     assert traces() == before
 

@@ -59,26 +59,19 @@ def forward_and_backward(blocks, run, policy):
 @pytest.mark.parametrize(("policy", "key"), [("float32", None), ("mixed_bfloat16", KEY)])
 def test_layers_with_a_shared_trace_are_the_layers_bit_for_bit_at_every_length(policy, key):
     blocks = layers(policy)
+    traces, single = SharedTraces(blocks), SharedTraces(blocks[:1])
     separate = forward_and_backward(blocks, lambda block, *rest: block(*rest), policy)
-    shared = forward_and_backward(blocks, SharedTraces(blocks).run, policy)
+    shared = forward_and_backward(blocks, traces.run, policy)
     for length in (16, 8, 16):
         values, expected = shared(length, key), separate(length, key)
         assert len(values) == len(expected) == 2 + 3 * 16
         for value, other in zip(values, expected, strict=True):
             assert other.any()
             np.testing.assert_array_equal(value, other)
-
-
-def test_three_layers_share_one_trace_for_each_length_and_a_single_one_has_none():
-    blocks = layers()
-    shared = SharedTraces(blocks)
-    run = forward_and_backward(blocks, shared.run, "float32")
-    for length in (16, 8):
-        run(length, KEY)
-    assert len(shared.functions) == 2
-    assert {f.experimental_get_tracing_count() for f in shared.functions.values()} == {1}
-    single = SharedTraces(blocks[:1])
-    forward_and_backward(blocks[:1], single.run, "float32")(16, KEY)
+    # One trace for each length; a single layer has none.
+    assert len(traces.functions) == 2
+    assert {f.experimental_get_tracing_count() for f in traces.functions.values()} == {1}
+    forward_and_backward(blocks[:1], single.run, policy)(16, key)
     assert not single.functions
 
 
@@ -102,19 +95,15 @@ def test_a_trace_for_any_length_is_not_used_for_a_known_one():
     assert shapes == {(B, 12, 16)}
 
 
-def test_layers_of_another_width_precision_or_class_are_of_another_kind():
-    class Other(type(layers()[0])):
-        """A layer that might compute something else."""
-
+def test_layers_of_another_width_or_precision_are_of_another_kind():
     first, second = layers()[:2]
     assert first.kind == second.kind and hash(first.kind) == hash(second.kind)
     narrow = CONFIG.model_copy(update={"intermediate_size": 8})
     others = [
         build_block("hid_1", narrow, seed=1, policy="float32"),
         build_block("hid_1", CONFIG, seed=1, policy="mixed_bfloat16"),
-        Other(config=CONFIG, name="hid_1", policy=first.dtype_policy, dropout_id=4),
     ]
-    assert len({block.kind for block in [first, *others]}) == 4
+    assert len({block.kind for block in [first, *others]}) == 3
 
 
 def test_a_weight_without_a_part_in_the_loss_has_a_gradient_of_zero():
