@@ -55,8 +55,9 @@ def build_block(
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device.
 
-    `policy` is a Keras policy: the dtypes of variables and of matrix products. Only `heads` takes the `word_table` of `emb`: its weights then include it, with its
-    value unchanged. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss.
+    `policy` is a Keras policy: the dtypes of variables and of matrix products. Only `heads` takes the `word_table` of
+    `emb`: its weights then include it, with its value unchanged. `labels` are the outputs of a task's head, `chunks`
+    those of the vocabulary in the masked-LM loss.
     """
     kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
     layers = int(number) if number else config.num_hidden_layers
