@@ -81,10 +81,10 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
     remarks: Counter[str] = Counter()
     words: list[list[str]] = [[]]
-    tags: list[list[tuple[int, str]]] = [[]]
+    tags: list[list[tuple[str, str]]] = [[]]
     columns = 0
     for number, line in enumerate(lines, 1):
-        cells = _cells(line, separator)
+        cells, where = _cells(line, separator), f"{path} (line {number})"
         is_label = bool(cells) and _LABEL.fullmatch(cells[-1]) is not None
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
@@ -98,9 +98,9 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             if len(cells) != columns or not cells[0] or not is_label:
                 problem = f"'{' '.join(cells)}' is not a word and a label in {columns} columns"
                 remedy = "give each line as many, the last O, B-type or I-type (convert other schemes to BIO)"
-                raise DataError(f"{path} (line {number})", problem, remedy)
+                raise DataError(where, problem, remedy)
             words[-1].append(cells[0])
-            tags[-1].append((number, cells[-1]))
+            tags[-1].append((where, cells[-1]))
     if not words[-1]:
         del words[-1], tags[-1]
     if not words:
@@ -110,7 +110,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     flat = [tag for sentence in tags for tag in sentence]
     types = sorted({tag[1:] for _, tag in flat if tag != "O"})
     names = tuple(label_names or ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI")))
-    numbers = label_numbers(path, flat, names)
+    numbers = label_numbers(flat, names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
     return Sentences(words, labels, names, +remarks)
@@ -125,12 +125,12 @@ def _cells(line: str, separator: str) -> list[str]:
     return [cell for cell in line.strip(" \t").split(" ") if cell]
 
 
-def _start_with_b(sentence: list[tuple[int, str]]) -> int:
+def _start_with_b(sentence: list[tuple[str, str]]) -> int:
     """Make every entity of a sentence start with B-, in place; return how many did not."""
     before, converted = "O", 0
-    for index, (number, tag) in enumerate(sentence):
+    for index, (where, tag) in enumerate(sentence):
         if tag[0] == "I" and (before == "O" or before[1:] != tag[1:]):
-            sentence[index] = (number, f"B{tag[1:]}")
+            sentence[index] = (where, f"B{tag[1:]}")
             converted += 1
         before = tag
     return converted

@@ -34,6 +34,7 @@ ENCODED_AT_ONCE = 20_000
 """Texts; the library's results take about 2 kB each."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+FLAT = ("tokens", "segments", "ends")
 
 
 @dataclass(frozen=True)
@@ -144,29 +145,25 @@ def encode_texts(
     transformers. Special tokens written in a text are plain characters. Of a pair that is too long, the
     longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
     """
-    special = tokenizer.special
+    special, cut = tokenizer.special, 0
     tokens: list[int] = []
-    segments: list[npt.NDArray[np.int8]] = []
-    ends = np.zeros(len(first), np.int64)
-    cut = 0
+    segments: list[int] = []
+    ends: list[int] = []
     for begin in range(0, len(first), ENCODED_AT_ONCE):
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
-        for number, (a, b) in enumerate(zip(left, right, strict=True), begin):
+        for a, b in zip(left, right, strict=True):
             length_a, length_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
             cut += length_a + length_b < len(a) + len(b)
-            before = len(tokens)
             tokens += [special.cls, *a[:length_a], special.sep]
-            border = len(tokens)
+            segments += [0] * (length_a + 2)
             if b:
                 tokens += [*b[:length_b], special.sep]
-            ends[number] = len(tokens)
-            segments.append(
-                np.repeat(np.array([0, 1], np.int8), [border - before, len(tokens) - border])
-            )
-    flat = np.concatenate([np.zeros(0, np.int8), *segments])
-    return Features(np.array(tokens, np.int32), flat, ends, labels), cut
+                segments += [1] * (length_b + 1)
+            ends.append(len(tokens))
+    arrays = np.array(tokens, np.int32), np.array(segments, np.int8), np.array(ends, np.int64)
+    return Features(*arrays, labels), cut
 
 
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -189,11 +186,7 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 
 def arrays_of(features: Features) -> dict[str, npt.NDArray[Any]]:
     """Return all arrays of the features by name, for a cache or a fingerprint."""
-    named: dict[str, npt.NDArray[Any]] = {
-        "tokens": features.tokens,
-        "segments": features.segments,
-        "ends": features.ends,
-    }
+    named: dict[str, npt.NDArray[Any]] = {name: getattr(features, name) for name in FLAT}
     named |= {f"labels.{name}": column for name, column in features.labels.items()}
     # The older name: another one would change the fingerprint in the checkpoints of existing runs.
     columns = features.position_labels.items()
@@ -202,16 +195,12 @@ def arrays_of(features: Features) -> dict[str, npt.NDArray[Any]]:
 
 def features_of(arrays: Arrays) -> Features:
     """Return the features of these arrays; others among them are ignored."""
-
-    def below(prefix: str) -> dict[str, npt.NDArray[Any]]:
-        return {
-            name.removeprefix(prefix): column
-            for name, column in arrays.items()
-            if name.startswith(prefix)
-        }
-
-    flat = arrays["tokens"], arrays["segments"], arrays["ends"]
-    return Features(*flat, below("labels."), below("place_labels."))
+    groups: dict[str, dict[str, npt.NDArray[Any]]] = {"labels": {}, "place_labels": {}}
+    for key, column in arrays.items():
+        prefix, _, name = key.partition(".")
+        if prefix in groups:
+            groups[prefix][name] = column
+    return Features(*(arrays[name] for name in FLAT), *groups.values())
 
 
 def cached(
@@ -257,10 +246,6 @@ def texts_hash(*columns: Sequence[str]) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes. DataError when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise DataError(str(path), problem, "check the path") from error
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ benchmark's server wants a prediction for each; `write_server_file` writes what 
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,12 @@ from bert_cli.data.finetune.tables import (
     EMPTY_TEXT,
     Labels,
     Row,
+    Rows,
     TextExamples,
     check_columns,
+    json_lines,
     label_numbers,
     label_of,
-    read_json_lines,
     read_lines,
     sorted_labels,
     text_of,
@@ -50,9 +51,6 @@ LARGEST_TRAIN_FILE = "train.50k.json"
 LABELS_FILE = "labels.json"
 HIGHEST_SIMILARITY = 5.0
 """STS-B's similarities are 0 to 5."""
-
-MakeTexts = Callable[[Row, str], tuple[str, ...]]
-"""A row and where it is -> one text or two."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,8 @@ class Task:
     """Columns of the ids, where there is one."""
     headless: tuple[str, ...] = ()
     """Columns of labelled files without a header."""
-    make_texts: MakeTexts | None = None
-    """Makes the texts of a row where they are more than columns."""
+    make_texts: Callable[[Row, str], tuple[str, ...]] | None = None
+    """Makes one text or two of a row and where it is, if they are more than columns."""
     may_lack_columns: bool = False
     """Labelled rows that are too short are left out."""
     may_lack_label: bool = False
@@ -196,16 +194,15 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
     path, is_labelled = _find_file(folder, task, split), not split.startswith("test")
     remarks: Counter[str] = Counter()
     texts: list[tuple[str, ...]] = []
-    words: list[tuple[int, str]] = []
+    words: list[tuple[str, str]] = []
     ids: list[str] = []
-    for number, (line, row) in enumerate(_rows(path, task, remarks, is_labelled)):
-        where = f"{path} (line {line})"
+    for number, (where, row) in enumerate(_rows(path, task, remarks, is_labelled)):
         if is_labelled:
             word = label_of(row, task.label, where)
             if word == "-" and task.may_lack_label:
                 remarks[UNLABELLED] += 1
                 continue
-            words.append((line, word))
+            words.append((where, word))
         if task.make_texts is not None:
             texts.append(task.make_texts(row, where))
         else:
@@ -220,7 +217,7 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
     return TextExamples(
         first=[row[0] for row in texts],
         second=[row[1] for row in texts] if len(texts[0]) == 2 else None,
-        labels=_labels(path, task, words, names) if is_labelled else None,
+        labels=_labels(task, words, names) if is_labelled else None,
         ids=ids,
         label_names=names,
         remarks=+remarks,
@@ -237,12 +234,10 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
     raise DataError(str(own / names[0]), "no such file", remedy)
 
 
-def _rows(
-    path: Path, task: Task, remarks: Counter[str], is_labelled: bool
-) -> Iterator[tuple[int, Row]]:
-    """Yield the line and the columns of each row of a TSV or a JSON-lines file."""
+def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> Rows:
+    """Yield where each row of a TSV or a JSON-lines file is, and its columns."""
     if path.suffix == ".json":
-        yield from read_json_lines(path)
+        yield from json_lines(read_lines(path), str(path))
         return
     lines = read_lines(path)
     headless = task.headless if is_labelled else ()
@@ -251,31 +246,28 @@ def _rows(
     check_columns(f"{path} (line 1)", wanted, columns)
     first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
-        cells = line.split("\t")
+        cells, where = line.split("\t"), f"{path} (line {number})"
         if len(cells) >= len(columns):
             remarks[LONG_ROW] += len(cells) > len(columns)
-            yield number, dict(zip(columns, cells, strict=False))
+            yield where, dict(zip(columns, cells, strict=False))
         elif is_labelled and task.may_lack_columns:
             remarks[SHORT_ROW] += 1
         else:
             problem = f"has {len(cells)} of {len(columns)} columns"
-            raise DataError(f"{path} (line {number})", problem, "get the file again")
+            raise DataError(where, problem, "get the file again")
 
 
-def _labels(
-    path: Path, task: Task, words: Sequence[tuple[int, str]], names: Sequence[str] | None
-) -> Labels:
-    """Return the label numbers, or for regression the scores [n], of (line, label) rows."""
+def _labels(task: Task, words: Sequence[tuple[str, str]], names: Sequence[str] | None) -> Labels:
+    """Return the label numbers, or for regression the scores [n], of labels with where they are."""
     if not task.is_regression:
-        return label_numbers(path, words, task.labels or names or ())
+        return label_numbers(words, task.labels or names or ())
     scores = np.zeros(len(words), np.float32)
-    for row, (line, word) in enumerate(words):
+    for row, (where, word) in enumerate(words):
         with suppress(ValueError):
             scores[row] = float(word)
             if 0 <= scores[row] <= HIGHEST_SIMILARITY:
                 continue
-        problem = f"score '{word}' is not a number from 0 to 5"
-        raise DataError(f"{path} (line {line})", problem, "fix the row")
+        raise DataError(where, f"score '{word}' is not a number from 0 to 5", "fix the row")
     return scores
 
 
@@ -283,8 +275,8 @@ def _label_names(own: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, those of the training file, sorted."""
     path = own / LABELS_FILE
     path = path if path.is_file() else _find_file(own, task, "train")
-    rows = read_json_lines(path)
-    return sorted_labels(label_of(row, task.label, f"{path} (line {line})") for line, row in rows)
+    rows = json_lines(read_lines(path), str(path))
+    return sorted_labels(label_of(row, task.label, where) for where, row in rows)
 
 
 def write_server_file(

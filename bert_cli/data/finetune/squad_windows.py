@@ -78,15 +78,12 @@ def windows_of(arrays: Arrays) -> Windows:
 
 
 class _Pieces(NamedTuple):
-    """Pieces of several texts, one text after another."""
+    """Pieces of several texts, one text after another; offsets [pieces, 2] are characters in the text."""
 
     ids: npt.NDArray[np.int32]
     starts: Numbers
-    """Of each text."""
     lengths: Numbers
-    """Of each text."""
     offsets: npt.NDArray[np.int32]
-    """[pieces, 2] characters in the text; empty unless requested."""
 
 
 class _Layout(NamedTuple):
@@ -98,9 +95,8 @@ class _Layout(NamedTuple):
     query: Numbers
     """Pieces of the question."""
     first: Numbers
-    """First piece of the paragraph."""
     length: Numbers
-    """Pieces of the paragraph."""
+    """First piece of the paragraph, and the number of its pieces."""
 
 
 def make_windows(
@@ -293,7 +289,10 @@ def answers(
     bounds = np.searchsorted(owner, np.arange(len(questions) + 1))
     begin, finish = windows.offsets[first, 0].tolist(), windows.offsets[last, 1].tolist()
     starts, ends = start[first].tolist(), end[last].tolist()
-    nulls = _null_positions(windows, start + end, len(questions))
+    # The [CLS] [q] of each question's window where no answer scores lowest, of equals the first.
+    cls = windows.features.starts
+    order = np.lexsort((cls, (start + end)[cls], windows.question))
+    nulls = cls[order[np.searchsorted(windows.question[order], np.arange(len(questions)))]]
 
     result = Answers({}, {}, {})
     for number, question in enumerate(questions.questions):
@@ -384,14 +383,6 @@ def _top_spans(
 
 
 # --- no answer
-
-
-def _null_positions(windows: Windows, sums: Floats, questions: int) -> Numbers:
-    """Return the [CLS] [q] of each question's window where no answer scores lowest, of equals the first."""
-    positions = windows.features.starts
-    order = np.lexsort((positions, sums[positions], windows.question))
-    first = np.searchsorted(windows.question[order], np.arange(questions))
-    return positions[order[first]]
 
 
 class _Threshold(BaseModel):

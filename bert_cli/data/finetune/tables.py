@@ -26,7 +26,9 @@ from bert_cli.files import write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Row = Mapping[str, Any]
-Cells = Iterator[tuple[int, list[str]]]
+Rows = Iterator[tuple[str, Mapping[str, Any]]]
+"""Where each row is, such as "FILE (line 3)", and its columns."""
+Cells = Iterator[tuple[str, list[str]]]
 Column = npt.NDArray[Any]
 
 EMPTY_TEXT = "rows with an empty text, included"
@@ -113,33 +115,24 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_text(path).rstrip("\r\n").split("\n")]
 
 
-def read_json(path: Path) -> Any:
-    """Return the value of a JSON file. DataError with its line when it cannot be read."""
-    return _parsed(read_text(path), str(path), "fix it or get the file again")
+def json_lines(lines: Iterable[str], source: str) -> Rows:
+    """Yield where each line is and its JSON object. DataError for a line that is none."""
+    for number, line in enumerate(lines, 1):
+        where = f"{source} (line {number})"
+        yield where, _object(_parsed(line, where), where)
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line's number, from 1, and its JSON object. DataError for a line that is none."""
-    for number, line in enumerate(read_lines(path), 1):
-        yield number, json_object(line, f"{path} (line {number})")
-
-
-def json_object(line: str, where: str) -> dict[str, Any]:
-    """Return the JSON object of a line. DataError for anything else."""
-    return _object(_parsed(line, where, "give one object per line"), where)
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(where, f"is not JSON ({error})", "fix it or get the file again") from error
 
 
 def _object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(where, "is not a JSON object", "give objects only")
+        raise DataError(where, "is not a JSON object", "give one object per line or item")
     return value
-
-
-def _parsed(text: str, where: str, remedy: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(where, f"is not JSON ({error})", remedy) from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -175,13 +168,15 @@ def label_of(row: Row, name: str, where: str) -> str:
 
 
 def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise DataError for a column that is not there."""
+    """Raise DataError for a column that is not there, or twice."""
     names = list(columns)
     for name in wanted:
         if name not in names:
             near = nearest(name, names)
             remedy = f"did you mean '{near}'?" if near else "give the name of another column"
             raise DataError(where, f"has no column '{name}', only {listed(names)}", remedy)
+        if names.count(name) > 1:
+            raise DataError(where, f"has two columns '{name}'", "rename one")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -192,18 +187,15 @@ def listed(names: Sequence[str]) -> str:
     )
 
 
-def label_numbers(
-    path: Path, rows: Iterable[tuple[int, str]], names: Sequence[str], unit: str = "line"
-) -> npt.NDArray[np.int32]:
-    """Return the numbers of (line, label) rows [n]. DataError for the first unknown label."""
+def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Return the numbers of labels [n], each with where it is. DataError for the first unknown label."""
     number_of = {name: number for number, name in enumerate(names)}
     numbers = []
-    for line, word in rows:
+    for where, word in rows:
         if word not in number_of:
             near = nearest(word, names)
             problem = f"label '{word}' is unknown; the labels are {listed(names)}"
-            remedy = f"did you mean '{near}'?" if near else "fix the label"
-            raise DataError(f"{path} ({unit} {line})", problem, remedy)
+            raise DataError(where, problem, f"did you mean '{near}'?" if near else "fix the label")
         numbers.append(number_of[word])
     return np.array(numbers, np.int32)
 
@@ -238,14 +230,14 @@ def read_table(
             f"text_column ({listed(text_columns)})", "is not one column or two", "give 1 or 2"
         )
     remarks: Counter[str] = Counter()
-    unit, rows = _rows(path, [*text_columns, *([label_column] if label_column else [])], remarks)
     texts: list[list[str]] = []
-    words: list[tuple[int, str]] = []
-    for number, row in rows:
-        where = f"{path} ({unit} {number})"
+    words: list[tuple[str, str]] = []
+    for where, row in _rows(
+        path, [*text_columns, *([label_column] if label_column else [])], remarks
+    ):
         texts.append([text_of(row, name, where) for name in text_columns])
         if label_column is not None:
-            words.append((number, label_of(row, label_column, where)))
+            words.append((where, label_of(row, label_column, where)))
     if not texts:
         raise DataError(str(path), "contains no rows", "give a file that contains examples")
     if file_kind(path) == ".tsv":
@@ -261,65 +253,61 @@ def read_table(
     return TextExamples(
         first=[row[0] for row in texts],
         second=[row[1] for row in texts] if len(text_columns) == 2 else None,
-        labels=None if names is None else label_numbers(path, words, names, unit),
+        labels=None if names is None else label_numbers(words, names),
         ids=[str(number) for number in range(len(texts))],
         label_names=names,
         remarks=+remarks,
     )
 
 
-def _rows(
-    path: Path, wanted: Sequence[str], remarks: Counter[str]
-) -> tuple[str, Iterator[tuple[int, Row]]]:
-    """Return the unit that rows are counted in, and the rows with their numbers from 1."""
+def _rows(path: Path, wanted: Sequence[str], remarks: Counter[str]) -> Rows:
+    """Yield where each row is, and its columns."""
     kind = file_kind(path)
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
         raise DataError(str(path), "is of an unknown kind", remedy)
     if kind == ".csv":
-        return "line", _with_header(path, _csv_cells(path, remarks), wanted)
-    if kind == ".tsv":
-        cells = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), 1))
-        return "line", _with_header(path, cells, wanted)
-    if kind == ".json" and read_text(path).lstrip().startswith("["):
-        items = enumerate(read_json(path), 1)
-        return "item", (
-            (number, _object(item, f"{path} (item {number})")) for number, item in items
-        )
-    return "line", read_json_lines(path)
+        yield from _with_header(_csv_cells(path, remarks), wanted)
+    elif kind == ".tsv":
+        lines = enumerate(read_lines(path), 1)
+        cells = ((f"{path} (line {number})", line.split("\t")) for number, line in lines)
+        yield from _with_header(cells, wanted)
+    elif kind == ".json" and (text := read_text(path)).lstrip().startswith("["):
+        for number, item in enumerate(_parsed(text, str(path)), 1):
+            where = f"{path} (item {number})"
+            yield where, _object(item, where)
+    else:
+        yield from json_lines(read_lines(path), str(path))
 
 
 def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
-    """Yield the first line and the cells of each row of a CSV file, the header first."""
+    """Yield where each row of a CSV file begins and its cells, the header first."""
     before = csv.field_size_limit(LONGEST_CELL)
-    begin = 1
+    where = f"{path} (line 1)"
     try:
         reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
         for cells in reader:
             if cells:
-                yield begin, cells
+                yield where, cells
             else:
                 remarks[BLANK] += 1
-            begin = reader.line_num + 1
+            where = f"{path} (line {reader.line_num + 1})"
     except csv.Error as error:
         remedy = "put a text with quotes in quotes and double each quote in it"
-        raise DataError(f"{path} (line {begin})", f"is not CSV ({error})", remedy) from error
+        raise DataError(where, f"is not CSV ({error})", remedy) from error
     finally:
         csv.field_size_limit(before)
 
 
-def _with_header(path: Path, cells: Cells, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+def _with_header(cells: Cells, wanted: Sequence[str]) -> Rows:
     """Yield the rows below a header as column -> cell."""
-    first, header = next(cells, (1, []))
-    check_columns(f"{path} (line {first})", wanted, header)
-    for name in wanted:
-        if header.count(name) > 1:
-            raise DataError(f"{path} (line {first})", f"has two columns '{name}'", "rename one")
-    for line, row in cells:
+    first, header = next(cells)
+    check_columns(first, wanted, header)
+    for where, row in cells:
         if len(row) != len(header):
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
-            raise DataError(f"{path} (line {line})", problem, "fix the row")
-        yield line, dict(zip(header, row, strict=True))
+            raise DataError(where, problem, "fix the row")
+        yield where, dict(zip(header, row, strict=True))
 
 
 def hold_out(
@@ -380,7 +368,7 @@ def _correlation(function: Callable[..., Any], labels: Column, predictions: Colu
 
 def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:
     """Return how often each label (row) was predicted as each label (column), of `size` labels."""
-    counts = np.zeros((size, size), np.int64)
-    np.add.at(counts, (labels, predictions), 1)
-    rows: list[list[int]] = counts.tolist()
+    from sklearn.metrics import confusion_matrix
+
+    rows: list[list[int]] = confusion_matrix(labels, predictions, labels=range(size)).tolist()
     return rows

@@ -23,14 +23,8 @@ from bert_cli.errors import ConfigError
 
 SHORTEST = 6
 """Fewest tokens of a sequence."""
-CONTINUES = 4
-"""One of so many tokens continues a word, where complete words are masked."""
 FIRST_WORD = 5
 """Ids below are special tokens."""
-FIRST_TEXT = 12
-"""Tokens of the first text of a pair of features, with [CLS] and [SEP]; fewer where S is short."""
-SHORT_FRACTION = 0.25
-"""Fraction of the features that are shorter than S."""
 
 
 class SyntheticStream(ExampleStream):
@@ -53,29 +47,25 @@ class SyntheticStream(ExampleStream):
     ) -> None:
         """Raise ConfigError for too small a vocabulary or too few positions."""
         _check_sizes(vocab_size, sequence_length)
-        self.most = max_sequences_per_pack
-        if not 1 <= self.most <= sequence_length // SHORTEST:
+        self.most, longest = max_sequences_per_pack, sequence_length // SHORTEST
+        if not 1 <= self.most <= longest:
+            problem = (
+                f"a synthetic example of {sequence_length} positions has 1 to {longest} sequences"
+            )
             raise ConfigError(
-                f"max_sequences_per_pack ({self.most})",
-                f"a synthetic example of {sequence_length} positions has 1 to {sequence_length // SHORTEST} sequences",
-                "give such a number",
+                f"max_sequences_per_pack ({self.most})", problem, "give such a number"
             )
         self.batching, self.seed, self.vocab_size = batching, seed, vocab_size
         self.sequence_length, self.predictions = sequence_length, predictions
         self._masking = masking or Masking()
-        self._is_continuation = np.arange(vocab_size) % CONTINUES == CONTINUES - 1
-        self.masked_positions = packed_predictions(
-            sequence_length, self.most, predictions, self._masking.probability
-        )
-        """P of an example."""
+        self._special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+        self._kinds = TokenKinds(self._special, vocab_size, np.arange(vocab_size) % 4 == 3)
         packs = "" if self.most == 1 else f" N {self.most}"
         self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}{packs}"
-        self._special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
         self.sequences_per_example = 1.0
         if self.most > 1:
-            self.sequences_per_example = float(
-                self.rows(np.arange(1024))["input_mask"].max(axis=1).mean()
-            )
+            counts = self.rows(np.arange(1024))["input_mask"].max(axis=1)
+            self.sequences_per_example = float(counts.mean())
 
     def rows(self, sample_indices: npt.ArrayLike) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
@@ -120,7 +110,9 @@ class SyntheticStream(ExampleStream):
             counts_B,
             sequence_length=self.sequence_length,
             most=self.most,
-            predictions=self.masked_positions,
+            predictions=packed_predictions(
+                self.sequence_length, self.most, self.predictions, self._masking.probability
+            ),
             next_sentence=True,
             pad=self._special.pad,
         )
@@ -144,7 +136,7 @@ class SyntheticStream(ExampleStream):
             first_lengths_B,
             label_B % 2,
             keys_B,
-            kinds=TokenKinds(special, self.vocab_size, self._is_continuation),
+            kinds=self._kinds,
             masking=self._masking,
             predictions=self.predictions,
         )
@@ -158,11 +150,8 @@ def _numbers(keys_B: Keys, length: int, count: int) -> npt.NDArray[np.int64]:
 
 def _check_sizes(vocab_size: int, sequence_length: int) -> None:
     if vocab_size < 8 or sequence_length < 8:
-        raise ConfigError(
-            f"generated_dataset (vocabulary {vocab_size}, {sequence_length} positions)",
-            "synthetic examples need at least 8 of each",
-            "raise the smaller one",
-        )
+        where = f"generated_dataset (vocabulary {vocab_size}, {sequence_length} positions)"
+        raise ConfigError(where, "needs at least 8 of each", "raise the smaller one")
 
 
 def synthetic_features(
@@ -175,9 +164,9 @@ def synthetic_features(
     with one output a number from 0 to 5. Raises ConfigError for too small a vocabulary or length.
     """
     _check_sizes(vocab_size, sequence_length)
-    first_text = min(FIRST_TEXT, sequence_length // 2 - 1)
+    first_text = min(12, sequence_length // 2 - 1)  # tokens, with [CLS] and [SEP]
     drawn = np.random.default_rng(seed)
-    is_short = drawn.random(number) < SHORT_FRACTION
+    is_short = drawn.random(number) < 0.25
     # The first has the full length, so that epochs of one step have equally long steps.
     is_short[0] = False
     some = drawn.integers(2 * first_text, sequence_length, number)

@@ -6,15 +6,14 @@ built. Standard output has the answers only.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune.squad_windows import read_null_threshold
 from bert_cli.data.finetune.tables import (
     file_kind,
-    json_object,
+    json_lines,
     listed,
-    read_json_lines,
     read_lines,
     text_of,
 )
@@ -125,18 +124,12 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
         yield Input("TEXT", {"text": settings.text, **second})
     elif settings.input is not None:
         path = settings.input.expanduser()
-        if file_kind(path) == ".jsonl" or task == "question-answering":
-            yield from _objects(read_json_lines(path), task, str(path))
-        else:
-            yield from _lines(read_lines(path), str(path))
+        is_json = file_kind(path) == ".jsonl" or task == "question-answering"
+        yield from (_objects if is_json else _lines)(read_lines(path), str(path), task)
     else:
-        where, lines = "standard input", _standard_input(task)
-        if task == "question-answering":
-            numbered = enumerate(lines, 1)
-            rows = ((n, json_object(line, f"{where} (line {n})")) for n, line in numbered)
-            yield from _objects(rows, task, where)
-        else:
-            yield from _lines(lines, where)
+        lines = _standard_input(task)
+        read = _objects if task == "question-answering" else _lines
+        yield from read(lines, "standard input", task)
 
 
 def _standard_input(task: str) -> list[str]:
@@ -153,19 +146,16 @@ def _standard_input(task: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
-def _lines(lines: Iterable[str], where: str) -> Iterator[Input]:
+def _lines(lines: Iterable[str], where: str, _: str) -> Iterator[Input]:
     for number, line in enumerate(lines, 1):
         yield Input(f"{where} (line {number})", {"text": line})
 
 
-def _objects(
-    rows: Iterable[tuple[int, Mapping[str, object]]], task: str, where: str
-) -> Iterator[Input]:
+def _objects(lines: Iterable[str], where: str, task: str) -> Iterator[Input]:
     """Yield the task's fields of JSON objects; fields that no task has are ignored."""
     needed, optional = FIELDS[task]
     known = {name for fields in FIELDS.values() for group in fields for name in group}
-    for number, row in rows:
-        line = f"{where} (line {number})"
+    for line, row in json_lines(lines, where):
         foreign = sorted((known & set(row)) - {*needed, *optional})
         if foreign:
             problem = f"'{foreign[0]}' is not read by task {task}, which reads {listed(needed)}"
