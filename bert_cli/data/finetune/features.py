@@ -34,7 +34,6 @@ ENCODED_AT_ONCE = 20_000
 """Texts; the library's results take about 2 kB each."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-FLAT = ("tokens", "segments", "ends")
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,9 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 
 def arrays_of(features: Features) -> dict[str, npt.NDArray[Any]]:
     """Return all arrays of the features by name, for a cache or a fingerprint."""
-    named: dict[str, npt.NDArray[Any]] = {name: getattr(features, name) for name in FLAT}
+    named: dict[str, npt.NDArray[Any]] = {
+        name: getattr(features, name) for name in ("tokens", "segments", "ends")
+    }
     named |= {f"labels.{name}": column for name, column in features.labels.items()}
     # The older name: another one would change the fingerprint in the checkpoints of existing runs.
     columns = features.position_labels.items()
@@ -200,7 +201,8 @@ def features_of(arrays: Arrays) -> Features:
         prefix, _, name = key.partition(".")
         if prefix in groups:
             groups[prefix][name] = column
-    return Features(*(arrays[name] for name in FLAT), *groups.values())
+    flat = arrays["tokens"], arrays["segments"], arrays["ends"]
+    return Features(*flat, *groups.values())
 
 
 def cached(
