@@ -60,7 +60,7 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
     import tensorflow as tf
 
     from bert_cli.data.records.corpus import RecordFiles, read_corpus
-    from bert_cli.data.records.formats import STATIC_FEATURES, static_lengths
+    from bert_cli.data.records.formats import static_lengths
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     corpus = read_corpus(folder)
@@ -68,9 +68,8 @@ def parse_by_tensorflow(folder: Path) -> Iterator[Any]:
         sys.exit(f"{folder}: has {corpus['format']} records; make some with --masking static")
     chosen = np.random.default_rng(1).integers(0, corpus["records"], STEP)
     payloads = RecordFiles(folder, corpus).payloads(chosen)
-    kinds = {"int64": tf.int64, "float": tf.float32}
     features = {
-        name: tf.io.FixedLenFeature([length], kinds[STATIC_FEATURES[name]])
+        name: tf.io.FixedLenFeature([length], tf.float32 if "weights" in name else tf.int64)
         for name, length in static_lengths(corpus["sequence_length"], corpus["mask_tokens"]).items()
     }
     parse = tf.function(lambda texts: tf.io.parse_example(texts, features))

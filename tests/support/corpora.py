@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.data.records.columns import Batch
-from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
+from bert_cli.data.records.formats import Batch, DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.vocab import read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import read_vocabulary, write_vocabulary
 from bert_cli.data.stream.reader import Batching, BucketReader, Reader
 from bert_cli.data.stream.source import Records
 

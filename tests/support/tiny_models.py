@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.data.records.vocab import write_vocabulary
+from bert_cli.data.records.tokenizer import write_vocabulary
 
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
 OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]

@@ -19,8 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_cli.config.training import PretrainSettings
-from bert_cli.data.records.vocab import write_vocabulary
-from bert_cli.data.records.wordpiece import Encoder
+from bert_cli.data.records.tokenizer import Encoder, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.columns import Batch
+from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import Batching, Stream

@@ -6,6 +6,7 @@ where each record starts, so opening a corpus of any size takes milliseconds.
 """
 
 import os
+from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,19 +16,19 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from bert_cli.config.data import packed_predictions
-from bert_cli.data.records.columns import Batch, Outside, first_outside, value_limits
 from bert_cli.data.records.formats import (
     BLOCK,
+    PACKED_FIELDS,
+    Batch,
     DynamicRecords,
     dynamic_lengths,
     parse_dynamic,
     parse_packs,
     parse_static,
 )
-from bert_cli.data.records.sentence_pairs import SpecialIds
-from bert_cli.data.records.tfrecord import read_payload, read_payloads
-from bert_cli.data.shards.manifest import MANIFEST as STEP_MANIFEST
-from bert_cli.data.shards.manifest import file_crc32c, recorded_step
+from bert_cli.data.records.tfrecord import Ints, read_payloads
+from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds
+from bert_cli.data.shards.manifest import MANIFEST, file_crc32c, read_manifest, recorded_step
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, parse_json, read_json
 
@@ -38,7 +39,6 @@ COPY_LOCK = ".lock"
 LENGTHS_BLOCK = 1 << 20
 """Records whose lengths are computed at once, in about 40 MB."""
 
-Ints = npt.NDArray[np.integer[Any]]
 Numbers = npt.NDArray[np.int64]
 Count = Annotated[int, Field(ge=0)]
 Positions = Annotated[int, Field(ge=1, le=65535)]
@@ -48,17 +48,16 @@ class _Checked(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _File(_Checked):
+class _RecordFile(_Checked):
     name: InnerPath
     bytes: Count
-
-
-class _RecordFile(_File):
     records: Count
     crc32c: str | None = None
 
 
-class _OtherFile(_File):
+class _OtherFile(_Checked):
+    name: InnerPath
+    bytes: Count
     crc32c: str
 
 
@@ -91,15 +90,18 @@ def read_corpus(folder: Path) -> dict[str, Any]:
     path = folder / CORPUS
     refuse_unfinished(folder)
     if not path.exists():
-        is_run = any(folder.glob("step_*/"))
-        hint = f"{folder} is a run, see `bert runs {folder.parent}`; " if is_run else ""
-        raise DataError(
-            str(path),
-            "does not exist",
-            f"{hint}give a folder of records that `bert tokenize` or `bert index` has finished",
-        )
-    corpus = read_json(path, Corpus, DataError, _rewrite_remedy(folder))
-    return corpus.model_dump(exclude_unset=True)
+        remedy = "give a folder of records that `bert tokenize` or `bert index` has finished"
+        if any(folder.glob("step_*/")):
+            remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
+        raise DataError(str(path), "does not exist", remedy)
+    if _is_copy(folder):
+        remedy = _fetch_again(folder)
+    elif step := recorded_step(folder):
+        remedy = f"remove it and run the same `bert {step}` again, which keeps the records"
+    else:
+        vocab = folder / VOCAB_FILE if (folder / VOCAB_FILE).exists() else VOCAB_FILE
+        remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
+    return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
 def parse_corpus(address: str, text: bytes) -> dict[str, Any]:
@@ -110,33 +112,27 @@ def parse_corpus(address: str, text: bytes) -> dict[str, Any]:
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise DataError while a step is writing the folder: an older corpus.json does not describe it."""
-    if (folder / ".done").exists() and not (folder / STEP_MANIFEST).exists():
-        step = recorded_step(folder) or "tokenize"
-        raise DataError(
-            f"folder ({folder})",
-            f"`bert {step}` has not finished in it",
-            "run it again to continue",
-        )
+    if (folder / ".done").exists() and not (folder / MANIFEST).exists():
+        problem = f"`bert {recorded_step(folder) or 'tokenize'}` has not finished in it"
+        raise DataError(f"folder ({folder})", problem, "run it again to continue")
+
+
+def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
+    """Return the duplication factor of static records; None where it is not recorded."""
+    if corpus["format"] != "static":
+        return None
+    copies = corpus.get("duplication_factor")
+    if copies is None and (folder / MANIFEST).is_file():
+        copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
+    return copies if isinstance(copies, int) else None
 
 
 def _is_copy(folder: Path) -> bool:
     return (folder / COPY_LOCK).exists()
 
 
-def _rewrite_remedy(folder: Path) -> str:
-    """Return how to get an unreadable corpus.json written again; that depends on what wrote it."""
-    if _is_copy(folder):
-        return f"remove {folder}, it will be fetched again"
-    step = recorded_step(folder)
-    if step is not None:
-        return (
-            f"remove it and run the same `bert {step}` again, which keeps the records and writes it"
-        )
-    vocab = folder / "vocab.txt"
-    return (
-        f"remove it and run `bert index {folder} --vocab {vocab if vocab.exists() else 'vocab.txt'}`, with "
-        "the vocabulary that the records were made with"
-    )
+def _fetch_again(folder: Path) -> str:
+    return f"remove {folder}, it will be fetched again"
 
 
 class RecordFiles:
@@ -149,12 +145,9 @@ class RecordFiles:
         self._paths = [folder / file["name"] for file in corpus["files"]]
         self._sizes = np.array([file["bytes"] for file in corpus["files"]], np.int64)
         self._ends = np.cumsum([file["records"] for file in corpus["files"]])
-        if _is_copy(folder):
-            self._remedy = f"remove {folder}, it will be fetched again"
-        else:
-            self._remedy = f"run `bert index {folder}`"
-        self._offsets = self._map_offsets()
+        self._remedy = _fetch_again(folder) if _is_copy(folder) else f"run `bert index {folder}`"
         self._check_files()
+        self._offsets = np.memmap(folder / OFFSETS, "<u8", "r")
 
     def payloads(self, records: Ints) -> list[bytes]:
         """Return the payloads of records [n]; each file is read once, from front to back."""
@@ -187,31 +180,39 @@ class RecordFiles:
         most = corpus.get("max_sequences_per_pack", 1)
         masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
         columns = parse_static(self.payloads(records), length, masked, most if most > 1 else None)
-        outside = first_outside(columns, value_limits(corpus["vocab_size"], length, most))
-        if outside is not None:
-            raise self._impossible(int(records[outside.row]), outside)
+        limits = dict.fromkeys(PACKED_FIELDS, 1) | {"input_mask": most}
+        limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
+        of_positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
+        limits |= dict.fromkeys(of_positions, length - 1)
+        for name, values in columns.items():
+            self._check(name, values, limits[name], records)
         return columns
 
     def check_dynamic(self, sequences: DynamicRecords, records: Ints) -> None:
         """Raise DataError, as `static` does, for impossible values in the sequences [R] of records [R]."""
-        length = self.corpus["sequence_length"]
-        limits = {
-            "tokens": self.corpus["vocab_size"] - 1,
-            "lengths": length,
-            "first_lengths": length,
-            "next_sentence_labels": 1,
-        }
-        outside = first_outside({name: getattr(sequences, name) for name in limits}, limits)
-        longer = np.flatnonzero(sequences.first_lengths > sequences.lengths)
-        if outside is None and longer.size:
-            row = int(longer[0])
-            value, limit = int(sequences.first_lengths[row]), int(sequences.lengths[row])
-            outside = Outside("first_lengths", row, value, limit)
-        if outside is not None:
-            row = outside.row
-            if outside.column == "tokens":
-                row = int(np.searchsorted(np.cumsum(sequences.lengths), row, side="right"))
-            raise self._impossible(int(records[row]), outside)
+        lengths = sequences.lengths
+        of_tokens = np.repeat(records, lengths)
+        self._check("tokens", sequences.tokens, self.corpus["vocab_size"] - 1, of_tokens)
+        self._check("lengths", lengths, self.corpus["sequence_length"], records)
+        self._check("first_lengths", sequences.first_lengths, lengths, records)
+        self._check("next_sentence_labels", sequences.next_sentence_labels, 1, records)
+
+    def _check(
+        self, column: str, values: npt.NDArray[Any], limit: int | Ints, records: Ints
+    ) -> None:
+        """Raise DataError for the first row of a column, of record [row], with a value outside 0 to the limit."""
+        wrong = np.argwhere(~((values >= 0) & (values <= limit)))  # NaN is outside, too
+        if not len(wrong):
+            return
+        at = tuple(wrong[0])
+        record = int(records[at[0]])
+        path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]
+        raise DataError(
+            f"{path} (record {record - self.numbers_of(path)[0]}, counted from 0)",
+            f"{column} has {values[at].item()}, which is outside 0 to "
+            f"{np.broadcast_to(limit, values.shape)[at]}",
+            "make the records again, with the vocabulary in their folder",
+        )
 
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""
@@ -261,50 +262,27 @@ class RecordFiles:
         first_of_file = np.flatnonzero(np.diff(files, prepend=-1)).tolist()
         for begin, end in zip(first_of_file, [*first_of_file[1:], len(files)], strict=True):
             # pread, because a memory map of a file that shrinks kills the process.
-            descriptor = os.open(
-                self._paths[files[begin]], os.O_RDONLY | getattr(os, "O_BINARY", 0)
-            )
-            try:
-                frames += map(os.pread, repeat(descriptor), lengths[begin:end], offsets[begin:end])
-            finally:
-                os.close(descriptor)
-        payloads = read_payloads(frames)
-        if payloads is not None:
-            return payloads
-        try:  # one by one, so that the error names the record
-            return [
-                read_payload(frame, 0, self._paths[file], base=start)
-                for frame, file, start in zip(frames, files, offsets, strict=True)
-            ]
-        except DataError as error:
-            remedy = self._remedy if _is_copy(self.folder) else error.remedy
-            raise DataError(error.where, error.problem, remedy) from None
-
-    def _impossible(self, record: int, outside: Outside) -> DataError:
-        file = int(np.searchsorted(self._ends, record, side="right"))
-        first, _ = self.numbers_of(self._paths[file])
-        return DataError(
-            f"{self._paths[file]} (record {record - first}, counted from 0)",
-            f"{outside.column} has {outside.value}, which is outside 0 to {outside.limit}",
-            "make the records again, with the vocabulary in their folder",
+            with self._paths[files[begin]].open("rb", buffering=0) as file:
+                descriptor = repeat(file.fileno())
+                frames += map(os.pread, descriptor, lengths[begin:end], offsets[begin:end])
+        return read_payloads(
+            frames,
+            lambda row: f"{self._paths[files[row]]} (byte {starts[row]})",
+            f"{self._remedy}, or make the file again",
         )
-
-    def _map_offsets(self) -> npt.NDArray[np.uint64]:
-        path = self.folder / OFFSETS
-        size = path.stat().st_size if path.exists() else 0
-        if size != 8 * self.records or self._ends[-1] != self.records:
-            raise DataError(
-                f"{path} ({size} bytes)",
-                f"does not hold the offsets of the {self.records} records that corpus.json counts",
-                self._remedy,
-            )
-        return np.memmap(path, "<u8", "r")
 
     def _check_files(self) -> None:
         """Raise DataError for a file that is absent or not as corpus.json says.
 
-        Record files are compared by their sizes, the tokenizer's files by their checksums.
+        Record files and offsets are compared by their sizes, the tokenizer's files by their checksums.
         """
+        size = _size(self.folder / OFFSETS) or 0
+        if size != 8 * self.records or self._ends[-1] != self.records:
+            raise DataError(
+                f"{self.folder / OFFSETS} ({size} bytes)",
+                f"does not hold the offsets of the {self.records} records that corpus.json counts",
+                self._remedy,
+            )
         for other in self.corpus.get("beside", []):
             path = self.folder / other["name"]
             if path.name == OFFSETS:
@@ -317,11 +295,15 @@ class RecordFiles:
                     "bring back the file that the records were made with, or "
                     f"{self._remedy} if it was changed on purpose",
                 )
-        for path, size in zip(self._paths, self._sizes, strict=True):
-            actual = path.stat().st_size if path.exists() else None
-            if actual != size:
+        for path, expected in zip(self._paths, self._sizes.tolist(), strict=True):
+            actual = _size(path)
+            if actual != expected:
                 raise DataError(
                     f"{path} ({'missing' if actual is None else f'{actual} bytes'})",
-                    f"corpus.json says {size} bytes",
+                    f"corpus.json says {expected} bytes",
                     f"bring the file back or {self._remedy}",
                 )
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None

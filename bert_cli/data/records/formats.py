@@ -1,9 +1,11 @@
-"""The record formats: the only file that knows which features a record has.
+"""The record formats, the columns of a batch, and the columns of packs.
 
 A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static` record has the seven features of
 fixed length that BERT's own scripts write. A `dynamic` record has the unmasked pair once, as one string of
 little-endian token ids. A packed record holds several sequences: a static one the columns of a packed batch, a
 dynamic one the tokens of all sequences in a row. Only reading static records loads TensorFlow.
+
+Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C most sequences of a pack.
 """
 
 import sys
@@ -15,8 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.example_proto import (
+from bert_cli.data.records.tfrecord import (
+    FRAME_BYTES,
     Feature,
+    Ints,
+    byte_rows,
     example_bytes,
     parse_features,
     parse_varints,
@@ -24,36 +29,36 @@ from bert_cli.data.records.example_proto import (
     split_bytes,
     varint_rows,
 )
-from bert_cli.data.records.tfrecord import FRAME_BYTES
 from bert_cli.errors import DataError
 from bert_cli.processes import quiet_imports
 
-# Features of a static record, in the order in which they are written, and the type of their lists.
-STATIC_FEATURES = {
-    "input_ids": "int64",
-    "input_mask": "int64",
-    "masked_lm_ids": "int64",
-    "masked_lm_positions": "int64",
-    "masked_lm_weights": "float",
-    "next_sentence_labels": "int64",
-    "segment_ids": "int64",
-}
-PACKED_FEATURES = dict(
-    sorted(
-        {
-            **STATIC_FEATURES,
-            "next_sentence_positions": "int64",
-            "next_sentence_weights": "float",
-            "position_ids": "int64",
-        }.items()
-    )
+Batch = dict[str, npt.NDArray[Any]]
+"""The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
+
+# The columns, in this order; weights are float32, all others int32.
+FIELDS = (
+    "input_ids",  # [S]
+    "input_mask",  # [S] 1 for a token; in a pack k for the tokens of its k-th sequence
+    "segment_ids",  # [S]
+    "masked_lm_positions",  # [P]
+    "masked_lm_ids",  # [P]
+    "masked_lm_weights",  # [P]
+    "next_sentence_labels",  # [] or, of a pack, [C]
+    "next_sentence_weights",  # the same: 0 where there is no such label
 )
+PACKED_FIELDS = (
+    *FIELDS,
+    "position_ids",  # [S] from 0 in each sequence
+    "next_sentence_positions",  # [C] position of each sequence's [CLS]
+)
+# Features of a static record and of a pack of them, in the order in which they are written.
+STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
+PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024
 """Records that are read or parsed at once. TensorFlow parses numbers as int64: 3 MB at 128 positions."""
 LARGEST = 2**31 - 1
 """Numbers that do not fit into int32 are read as this one, which no limit of values allows."""
 
-Ints = npt.NDArray[np.integer[Any]]
 _loading = Lock()
 
 
@@ -97,34 +102,41 @@ def token_bytes(vocab_size: int) -> int:
     return 2 if vocab_size <= 65536 else 4
 
 
+def label_weights(labels: Ints, next_sentence: bool) -> npt.NDArray[np.float32]:
+    """Return the weights of next-sentence labels, in their shape: 0 where the corpus has no pairs."""
+    return np.full(labels.shape, next_sentence, np.float32)
+
+
+def _is_float(name: str) -> bool:
+    return name.endswith("weights")
+
+
 # --- writing
 
 
 def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     """Serialize masked examples [B], the inverse of `parse_static`; packed ones have `position_ids`."""
-    rows = len(block["input_ids"])
     features: list[Feature] = []
-    for name, kind in (PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES).items():
-        column = block[name].reshape(rows, -1)
-        if kind == "float":
-            features.append((name, kind, np.ascontiguousarray(column, "<f4").view(np.uint8)))
+    for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
+        column = block[name].reshape(len(block[name]), -1)
+        if _is_float(name):
+            values = np.ascontiguousarray(column, "<f4").view(np.uint8)
+            features.append((name, "float", byte_rows(values)))
         else:
-            features.append((name, kind, varint_rows(column)))
-    return serialize_examples(features, rows)
+            features.append((name, "int64", varint_rows(column)))
+    return serialize_examples(features)
 
 
 def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialize unmasked pairs, the inverse of `parse_dynamic`."""
-    features: list[Feature] = [
-        ("first_length", "int64", varint_rows(records.first_lengths[:, None])),
-        ("next_sentence_labels", "int64", varint_rows(records.next_sentence_labels[:, None])),
-        (
-            "tokens",
-            "bytes",
-            _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes),
-        ),
-    ]
-    return serialize_examples(features, len(records.lengths))
+    tokens = _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes)
+    return serialize_examples(
+        [
+            ("first_length", "int64", varint_rows(records.first_lengths[:, None])),
+            ("next_sentence_labels", "int64", varint_rows(records.next_sentence_labels[:, None])),
+            ("tokens", "bytes", tokens),
+        ]
+    )
 
 
 def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
@@ -144,7 +156,7 @@ def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
         features.append((name, "int64", varint_rows(padded_BC, counts)))
     ends = np.cumsum(sequences.lengths, dtype=np.int64)[np.cumsum(counts) - 1]
     features.append(("tokens", "bytes", _token_strings(sequences.tokens, ends, token_bytes)))
-    return serialize_examples(features, len(counts))
+    return serialize_examples(features)
 
 
 def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
@@ -181,13 +193,9 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
     lengths: dict[int, int] = {}
     for width in (1, 2, 3):  # bytes of first_length, which is at most the length
         for length in range(1 << 7 * (width - 1), longest + 1):
-            size = FRAME_BYTES + example_bytes(
-                (
-                    ("first_length", "int64", width),
-                    ("next_sentence_labels", "int64", 1),
-                    ("tokens", "bytes", length * token_bytes),
-                )
-            )
+            features = [("first_length", "int64", width), ("next_sentence_labels", "int64", 1)]
+            features.append(("tokens", "bytes", length * token_bytes))
+            size = FRAME_BYTES + example_bytes(features)
             lengths[size] = length if lengths.get(size, length) == length else -1
     table = np.zeros(max(lengths) + 1, np.int32)
     table[list(lengths)] = list(lengths.values())
@@ -197,17 +205,13 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
 # --- reading
 
 
-def _dtype(name: str) -> type[np.float32 | np.int32]:
-    return np.float32 if name.endswith("weights") else np.int32
-
-
 def static_lengths(
     sequence_length: int, predictions: int, sequences: int | None = None
 ) -> dict[str, int]:
     """Return how many numbers each feature of a static record has, or of a pack of `sequences`."""
-    kinds = STATIC_FEATURES if sequences is None else PACKED_FEATURES
     lengths = {"masked_lm": predictions, "next_sentence": sequences or 1}
-    return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in kinds}
+    names = STATIC_FEATURES if sequences is None else PACKED_FEATURES
+    return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in names}
 
 
 def parse_static(
@@ -215,7 +219,7 @@ def parse_static(
     sequence_length: int,
     predictions: int,
     sequences: int | None = None,
-) -> dict[str, npt.NDArray[Any]]:
+) -> Batch:
     """Parse static records of any tool into columns [B, S] and [B, P], next_sentence_labels [B].
 
     Packs of at most `sequences` have next_sentence_* [B, C], and `predictions` are those of a pack. Columns are
@@ -223,19 +227,19 @@ def parse_static(
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
     parse = _parser(tuple(lengths.items()))
-    columns: dict[str, npt.NDArray[Any]] = {
-        name: np.empty((len(payloads), length), _dtype(name)) for name, length in lengths.items()
+    columns: Batch = {
+        name: np.empty((len(payloads), length), np.float32 if _is_float(name) else np.int32)
+        for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
         block = slice(start, start + BLOCK)
         try:
             parsed = parse(np.array(payloads[block], object))
         except tensorflow().errors.InvalidArgumentError as error:
-            of_packs = "" if sequences is None else f", {sequences} sequences"
             lines = str(error.message).splitlines()
             reason = next((line for line in lines if "Key: " in line), lines[0])
             raise DataError(
-                f"records (S {sequence_length}, P {predictions}{of_packs})",
+                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
                 f"not static records of these lengths ({reason[:300]})",
                 "give the lengths they were made with",
             ) from error
@@ -250,7 +254,7 @@ def parse_static(
 
 
 @lru_cache(maxsize=4)
-def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], dict[str, Any]]:
+def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], Batch]:
     """Return a function that parses a block of records with features of these lengths.
 
     It is a graph with its own session, because an eager operation would initialize all devices of the process, and a
@@ -260,94 +264,141 @@ def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], dict[str, A
     with tf.Graph().as_default():
         payloads = tf.compat.v1.placeholder(tf.string, [None])
         features = {
-            name: tf.io.FixedLenFeature(
-                [length], tf.int64 if _dtype(name) is np.int32 else tf.float32
-            )
+            name: tf.io.FixedLenFeature([length], tf.float32 if _is_float(name) else tf.int64)
             for name, length in lengths
         }
         parsed = tf.io.parse_example(payloads, features)
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        parse: Callable[[Any], dict[str, Any]] = tf.compat.v1.Session(config=config).make_callable(
-            parsed, [payloads]
-        )
+        session = tf.compat.v1.Session(config=config)
+        parse: Callable[[Any], Batch] = session.make_callable(parsed, [payloads])
     return parse
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
     """Parse dynamic records; DataError when one is of another kind."""
-    tokens: list[bytes] = []
-    first_lengths: list[int] = []
-    labels: list[int] = []
-    for payload in payloads:
-        try:
-            features = parse_features(payload)
-            tokens.append(features[b"tokens"])
-            first_lengths.append(parse_varints(features[b"first_length"])[0])
-            labels.append(parse_varints(features[b"next_sentence_labels"])[0])
-        except (KeyError, IndexError, ValueError) as error:
-            raise DataError(
-                "records",
-                "not dynamic ones (tokens, first_length, next_sentence_labels)",
-                "corpus.json names another format than the files have, run `bert index`",
-            ) from error
-    lengths = list(map(len, tokens))
-    if any(length % token_bytes for length in lengths):
-        raise DataError(
-            "records", f"tokens are not of {token_bytes} bytes each", "run `bert index`"
-        )
-    return _records(tokens, [n // token_bytes for n in lengths], first_lengths, labels, token_bytes)
+    names = ("first_length", "next_sentence_labels")
+    tokens, counts, (first_lengths, labels) = _parse_lists(payloads, names)
+    lengths = [len(text) // token_bytes for text in tokens]
+    if set(counts) - {1} or any(len(text) % token_bytes for text in tokens):
+        raise _not_these(names)
+    return _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
 
 
 def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks:
     """Parse packed dynamic records; DataError when one is of another kind."""
+    names = ("first_lengths", "lengths", "next_sentence_labels", "numbers")
+    tokens, counts, (first_lengths, lengths, labels, numbers) = _parse_lists(payloads, names)
+    end = 0
+    for text, count in zip(tokens, counts, strict=True):
+        start, end = end, end + count
+        if not count or sum(lengths[start:end]) * token_bytes != len(text):
+            raise _not_these(names)
+    if max(numbers, default=0) >= 2**63:
+        raise _not_these(names)
+    sequences = _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
+    return DynamicPacks(sequences, np.array(numbers, np.int64), np.array(counts, np.int32))
+
+
+def _parse_lists(
+    payloads: Sequence[bytes], names: Sequence[str]
+) -> tuple[list[bytes], list[int], list[list[int]]]:
+    """Return the tokens of records, the length of the lists of each, and these lists joined, by name."""
     tokens: list[bytes] = []
-    lists: dict[bytes, list[int]] = {
-        name: [] for name in (b"first_lengths", b"lengths", b"next_sentence_labels", b"numbers")
-    }
     counts: list[int] = []
-    for payload in payloads:
-        try:
+    joined: list[list[int]] = [[] for _ in names]
+    keys = [name.encode() for name in names]
+    try:
+        for payload in payloads:
             features = parse_features(payload)
             tokens.append(features[b"tokens"])
-            of_pack = {name: parse_varints(features[name]) for name in lists}
-        except (KeyError, IndexError, ValueError) as error:
-            raise _not_packs() from error
-        counts.append(len(of_pack[b"lengths"]))
-        if {len(numbers) for numbers in of_pack.values()} != {counts[-1]} or not counts[-1]:
-            raise _not_packs()
-        has_its_tokens = sum(of_pack[b"lengths"]) * token_bytes == len(tokens[-1])
-        if not has_its_tokens or max(of_pack[b"numbers"]) >> 63:
-            raise _not_packs()
-        for name, numbers in of_pack.items():
-            lists[name] += numbers
-    sequences = _records(
-        tokens,
-        lists[b"lengths"],
-        lists[b"first_lengths"],
-        lists[b"next_sentence_labels"],
-        token_bytes,
-    )
-    return DynamicPacks(
-        sequences, np.array(lists[b"numbers"], np.int64), np.array(counts, np.int32)
-    )
+            lists = [parse_varints(features[key]) for key in keys]
+            (count,) = set(map(len, lists))  # ValueError unless all have one length
+            counts.append(count)
+            for numbers, more in zip(joined, lists, strict=True):
+                numbers += more
+    except (KeyError, IndexError, ValueError) as error:
+        raise _not_these(names) from error
+    return tokens, counts, joined
 
 
-def _not_packs() -> DataError:
+def _not_these(names: Sequence[str]) -> DataError:
     return DataError(
         "records",
-        "not packed dynamic ones (first_lengths, lengths, next_sentence_labels, numbers, tokens)",
-        "corpus.json names another format than the files have, run `bert pack` again",
+        f"not dynamic ones with {', '.join(names)}, tokens as corpus.json describes them",
+        "run `bert index`, or make them again",
     )
 
 
-def _records(
+def _dynamic(
     tokens: list[bytes], lengths: list[int], first: list[int], labels: list[int], token_bytes: int
 ) -> DynamicRecords:
     return DynamicRecords(
         np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
         np.array(lengths, np.int32),
-        *(
-            np.array([min(number, LARGEST) for number in numbers], np.int32)
-            for numbers in (first, labels)
-        ),
+        np.array([min(number, LARGEST) for number in first], np.int32),
+        np.array([min(number, LARGEST) for number in labels], np.int32),
     )
+
+
+# --- packs
+
+
+def pack_columns(
+    sequences: Batch,
+    lengths_R: Ints,
+    counts_B: Ints,
+    *,
+    sequence_length: int,
+    most: int,
+    predictions: int,
+    next_sentence: bool,
+    pad: int,
+) -> Batch:
+    """Put masked sequences into packs [B], of which each has the next `counts` of them.
+
+    The sequences of a pack follow one another from its first position. So the tokens of a block of packs, read row by
+    row, are those of its sequences, read one by one, and a column of packs is one masked assignment. `predictions` are
+    those of a pack and `most` is C. DataError when a pack has too many tokens or predictions.
+    """
+    ends_R = np.cumsum(lengths_R, dtype=np.int64)
+    totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
+    starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
+    is_sequence_BC = np.arange(most) < counts_B[:, None]
+    number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+    is_token_RS = np.arange(sequences["input_ids"].shape[1]) < lengths_R[:, None]
+    is_token_BS = np.arange(sequence_length) < totals_B[:, None]
+    is_masked_RP = sequences["masked_lm_weights"] > 0
+    pack_R = np.repeat(np.arange(len(counts_B)), counts_B)
+    masked_B = np.bincount(pack_R, is_masked_RP.sum(axis=1), len(counts_B)).astype(np.int64)
+    is_masked_BP = np.arange(predictions) < masked_B[:, None]
+    for unit, totals, room in (
+        ("tokens", totals_B, sequence_length),
+        ("masked positions", masked_B, predictions),
+    ):
+        if int(totals.max(initial=0)) > room:
+            raise DataError(
+                f"a pack ({totals.max()} {unit})",
+                f"has room for {room}, by the lengths and masked_lm_prob that corpus.json names",
+                "its records were made otherwise, make them again",
+            )
+
+    packed: Batch = {}
+
+    def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
+        packed[name] = np.full(where.shape, empty, np.float32 if _is_float(name) else np.int32)
+        packed[name][where] = values
+
+    put("input_ids", sequences["input_ids"][is_token_RS], is_token_BS, pad)
+    put("input_mask", np.repeat(number_R + 1, lengths_R), is_token_BS, 0)
+    put("segment_ids", sequences["segment_ids"][is_token_RS], is_token_BS, 0)
+    positions = np.arange(ends_R[-1]) - np.repeat(ends_R - lengths_R, lengths_R)
+    put("position_ids", positions, is_token_BS, 0)
+    positions_RP = sequences["masked_lm_positions"] + starts_R[:, None]
+    put("masked_lm_positions", positions_RP[is_masked_RP], is_masked_BP, 0)
+    for name in ("masked_lm_ids", "masked_lm_weights"):
+        put(name, sequences[name][is_masked_RP], is_masked_BP, 0)
+    put("next_sentence_positions", starts_R, is_sequence_BC, 0)
+    put("next_sentence_labels", sequences["next_sentence_labels"], is_sequence_BC, 0)
+    weights_R = label_weights(sequences["next_sentence_labels"], next_sentence)
+    put("next_sentence_weights", weights_R, is_sequence_BC, 0)
+    return {name: packed[name] for name in PACKED_FIELDS}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,30 @@ from bert_cli.data.records.corpus import (
     read_corpus,
     refuse_unfinished,
 )
-from bert_cli.data.records.formats import STATIC_FEATURES, parse_static, tensorflow, token_bytes
-from bert_cli.data.records.tfrecord import FRAME_BYTES, HEAD_BYTES, payload_bytes, read_payload
-from bert_cli.data.records.tokenizer import FILES as TOKENIZER
-from bert_cli.data.records.vocab import (
+from bert_cli.data.records.formats import STATIC_FEATURES, parse_static, token_bytes
+from bert_cli.data.records.tfrecord import (
+    FRAME_BYTES,
+    HEAD_BYTES,
+    parse_features,
+    parse_varints,
+    payload_bytes,
+    read_payloads,
+)
+from bert_cli.data.records.tokenizer import (
+    FILES,
     VOCAB_FILE,
     Vocabulary,
-    find_vocabulary,
     read_vocabulary,
     tokenizer_config,
     write_vocabulary,
 )
+from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
 
-MANIFEST = "index_manifest.json"
+INDEX_MANIFEST = "index_manifest.json"
 """manifest.json is that of the step that made the records."""
 INDEX_FRACTION = 0.05
 """Bytes of an index for a byte of records, at most: 0.05 for dynamic records of 128 tokens."""
@@ -91,7 +98,7 @@ def run(settings: IndexSettings) -> None:
     )
     indexed = {path.relative_to(folder).as_posix() for path in stale}
     write_json_atomically(
-        folder / MANIFEST,
+        folder / INDEX_MANIFEST,
         {
             "step": "index",
             "settings": {"vocab": settings.vocab},
@@ -116,19 +123,12 @@ def record_files(folder: Path) -> list[Path]:
 
     Hidden folders, which hold partial shards, are skipped. DataError when there are no record files.
     """
-    if not folder.is_dir():
-        raise DataError(f"folder ({folder})", "does not exist", "give a folder of .tfrecord files")
-    paths = {path.relative_to(folder): path for path in folder.rglob("*.tfrecord")}
-    visible = {
-        name.as_posix(): path
-        for name, path in paths.items()
-        if not any(part.startswith(".") for part in name.parts)
-    }
+    names = (path.relative_to(folder) for path in folder.rglob("*.tfrecord"))
+    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     if not visible:
-        raise DataError(
-            f"folder ({folder})", "holds no .tfrecord files", "give a folder of records"
-        )
-    return [visible[name] for name in sorted(visible)]
+        problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
+        raise DataError(f"folder ({folder})", problem, "give a folder of records")
+    return [folder / name for name in sorted(visible, key=Path.as_posix)]
 
 
 # --- the index of a file
@@ -140,70 +140,42 @@ def read_index(path: Path) -> Offsets | None:
     It is unusable when it is absent, older than the records, not numbers, or when its records do not follow each other
     from the first byte of the file to the last.
     """
-    index = path.with_suffix(".index")
+    index, records = path.with_suffix(".index"), path.stat()
     try:
-        records, text = path.stat(), index.stat()
-    except FileNotFoundError:
+        if index.stat().st_mtime_ns < records.st_mtime_ns:
+            return None
+        lines = np.array(index.read_bytes().split(), np.int64).reshape(-1, 2)
+    except (FileNotFoundError, ValueError):
         return None
-    if text.st_mtime_ns < records.st_mtime_ns:
-        return None
-    if text.st_size == 0:
-        return np.zeros(1, np.int64) if records.st_size == 0 else None
-    try:
-        lines = np.loadtxt(index, np.int64, ndmin=2)
-    except ValueError:
-        return None
-    if lines.shape[1] != 2:
-        return None
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines[:, 1])))
-    if not np.array_equal(offsets[:-1], lines[:, 0]) or offsets[-1] != records.st_size:
-        return None
-    return offsets
+    offsets = np.append(0, np.cumsum(lines[:, 1]))
+    fits = np.array_equal(offsets[:-1], lines[:, 0]) and offsets[-1] == records.st_size
+    return offsets if fits else None
 
 
 def write_index(path: Path) -> int:
-    """Write the index of a record file from its frames and return the size of the file.
+    """Write the index of a record file from its frames, without the payloads; return the size of the file.
 
     DataError, with file and byte, where a frame is corrupt or cut.
     """
-    size = path.stat().st_size
+    size, offset = path.stat().st_size, 0
     with (
         atomic_file(path.with_suffix(".index"), INDEX_FRACTION * size) as partial,
         partial.open("wb", buffering=1 << 18) as out,
+        path.open("rb", buffering=1 << 20) as file,
     ):
-        for offset, length in _frames(path, size):
-            out.write(b"%d %d\n" % (offset, length))
-    return size
-
-
-def _frames(path: Path, size: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of each frame; payloads are skipped."""
-    # A file has a few hundred different sizes: each head, with its checksum, is verified once.
-    lengths: dict[bytes, int] = {}
-    offset = 0
-    with path.open("rb", buffering=1 << 20) as file:
         while offset < size:
-            head = file.read(HEAD_BYTES)
-            length = lengths.get(head)
-            if length is None:
-                # A head that the end of the file cuts is too long for what is left, too.
-                payload = payload_bytes(head) if len(head) == HEAD_BYTES else size
-                if payload is None:
-                    raise DataError(
-                        f"{path} (byte {offset})",
-                        "no record starts here (wrong checksum of its length)",
-                        "the file is corrupt, rebuild it",
-                    )
-                length = lengths[head] = payload + FRAME_BYTES
-            if offset + length > size:
+            payload = payload_bytes(file.read(HEAD_BYTES))
+            length = FRAME_BYTES + (payload or 0)
+            if payload is None or offset + length > size:
                 raise DataError(
-                    f"{path} (byte {offset})",
-                    f"the file of {size} bytes is cut within this record",
-                    "rebuild it",
+                    f"{path} (byte {offset} of {size})",
+                    "no record starts here, or the file is cut within it",
+                    "the file is corrupt, rebuild it",
                 )
-            yield offset, length
+            out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - HEAD_BYTES, os.SEEK_CUR)
+    return size
 
 
 # --- corpus.json
@@ -225,11 +197,8 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
         for path in paths:
             offsets = read_index(path)
             if offsets is None:
-                raise DataError(
-                    str(path),
-                    "its index is missing or does not fit it",
-                    f"run `bert index {folder}`",
-                )
+                problem = "its index is missing or does not fit it"
+                raise DataError(str(path), problem, f"run `bert index {folder}`")
             starts = offsets[:-1].astype("<u8").tobytes()
             out.write(starts)
             name = path.relative_to(folder).as_posix()
@@ -240,9 +209,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     corpus |= optional | {key: description[key] for key in INFORMATION if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
-        raise DataError(
-            f"folder ({folder})", f"its {len(files)} files hold no records", "rebuild them"
-        )
+        raise DataError(f"folder ({folder})", "its files hold no records", "rebuild them")
     # Everything that the masks of dynamic records depend on.
     hashed = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
     hashed += [optional] if optional else []
@@ -251,58 +218,67 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     sums = checksums(folder, [file["name"] for file in files], before)
     for file, checksum in zip(files, sums, strict=True):
         file["crc32c"] = checksum["crc32c"]
-    others = [name for name in (OFFSETS, *TOKENIZER) if (folder / name).is_file()]
+    others = [name for name in (OFFSETS, *FILES) if (folder / name).is_file()]
     corpus["beside"] = checksums(folder, others, {})
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
+
+
+def describe(vocabulary: Vocabulary, *, cased: bool, **values: Any) -> dict[str, Any]:
+    """Return the description of records: what follows from their vocabulary, and `values`."""
+    return {
+        "masked_lm_prob": None,  # unknown
+        "whole_word_masking": None,
+        "vocab_size": len(vocabulary.pieces),
+        "vocab_sha256": vocabulary.sha256,
+        "token_bytes": token_bytes(len(vocabulary.pieces)),
+        "special_ids": vars(vocabulary.special),
+        "tokenizer": tokenizer_config(cased=cased),
+        **values,
+    }
 
 
 def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     """Return what corpus.json says of the records, or what their first one and the vocabulary say."""
     refuse_unfinished(folder)
     if not (folder / CORPUS).exists():
-        if vocab is None:
-            raise DataError(
-                f"folder ({folder})",
-                "has no corpus.json, so another tool made its records",
-                "name their vocabulary: --vocab vocab.txt",
-            )
         return _describe_foreign(folder, vocab)
     corpus = read_corpus(folder)
-    if vocab is not None and _vocabulary(vocab)[0].sha256 != corpus["vocab_sha256"]:
-        raise DataError(
-            f"vocab ({vocab})",
-            f"is not the vocabulary that {folder / CORPUS} names",
-            "leave it out",
-        )
-    path = folder / VOCAB_FILE
-    if path.exists() and read_vocabulary(path).sha256 != corpus["vocab_sha256"]:
-        raise DataError(
-            str(path), "is not the vocabulary that the records were made with", "bring it back"
-        )
+    if vocab is not None:
+        read_vocabulary(_find_vocabulary(vocab)[0].path, corpus["vocab_sha256"])
+    if (folder / VOCAB_FILE).exists():
+        read_vocabulary(folder / VOCAB_FILE, corpus["vocab_sha256"])
     return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}
 
 
-def _describe_foreign(folder: Path, vocab: str) -> dict[str, Any]:
+def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     """Describe another tool's records by the first one; write the vocabulary into their folder."""
+    if vocab is None:
+        problem = "has no corpus.json, so another tool made its records"
+        raise DataError(f"folder ({folder})", problem, "name their vocabulary: --vocab vocab.txt")
     path = next((path for path in record_files(folder) if path.stat().st_size), None)
     if path is None:
         raise DataError(f"folder ({folder})", "its files hold no records", "rebuild them")
     with path.open("rb") as file:
         size = payload_bytes(file.read(HEAD_BYTES)) or 0
         file.seek(0)
-        payload = read_payload(file.read(size + FRAME_BYTES), 0, path)
-    sizes = _feature_sizes(payload, path)
-    missing = [name for name in STATIC_FEATURES if name not in sizes]
-    if missing:
-        raise DataError(
-            f"{path} (first record)",
-            f"has no {', '.join(missing)}, only {', '.join(sorted(sizes))}",
-            "give records of masked examples",
-        )
-    vocabulary, cased = _vocabulary(vocab)
-    columns = parse_static([payload], sizes["input_ids"], sizes["masked_lm_positions"])
-    ids, cls, count = columns["input_ids"][0], vocabulary.special.cls, len(vocabulary.pieces)
+        frame = file.read(size + FRAME_BYTES)
+    where = f"{path} (first record)"
+    (payload,) = read_payloads([frame], lambda _: where, "rebuild the file")
+    try:
+        features = parse_features(payload)
+    except (ValueError, IndexError):
+        raise DataError(where, "is no tf.train.Example", "give BERT records") from None
+    if missing := [name for name in STATIC_FEATURES if name.encode() not in features]:
+        names = ", ".join(sorted(name.decode(errors="replace") for name in features))
+        problem = f"has no {', '.join(missing)}, only {names}"
+        raise DataError(where, problem, "give records of masked examples")
+    vocabulary, cased = _find_vocabulary(vocab)
+    length, predictions = (
+        len(parse_varints(features[name])) for name in (b"input_ids", b"masked_lm_positions")
+    )
+    ids = parse_static([payload], length, predictions)["input_ids"][0]
+    cls, count = vocabulary.special.cls, len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:
         raise DataError(
             f"vocab ({vocab})",
@@ -311,38 +287,11 @@ def _describe_foreign(folder: Path, vocab: str) -> dict[str, Any]:
             "give the vocabulary that the records were made with",
         )
     write_vocabulary(folder, vocabulary.path.read_bytes(), cased=cased)
-    return {
-        "format": "static",
-        "sequence_length": sizes["input_ids"],
-        "mask_tokens": sizes["masked_lm_positions"],
-        "masked_lm_prob": None,  # unknown
-        "whole_word_masking": None,
-        "vocab_size": count,
-        "vocab_sha256": vocabulary.sha256,
-        "token_bytes": token_bytes(count),
-        "special_ids": vars(vocabulary.special),
-        "tokenizer": tokenizer_config(cased=cased),
-    }
+    found = {"format": "static", "sequence_length": length, "mask_tokens": predictions}
+    return describe(vocabulary, cased=cased, **found)
 
 
-def _feature_sizes(payload: bytes, path: Path) -> dict[str, int]:
-    """Return the names of a record's features with the number of their values."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        features = tensorflow().train.Example.FromString(payload).features.feature
-    except DecodeError:
-        raise DataError(
-            f"{path} (first record)", "is no tf.train.Example", "give BERT records"
-        ) from None
-    kinds = ("int64_list", "float_list", "bytes_list")
-    return {
-        name: sum(len(getattr(feature, kind).value) for kind in kinds)
-        for name, feature in features.items()
-    }
-
-
-def _vocabulary(name: str) -> tuple[Vocabulary, bool]:
+def _find_vocabulary(name: str) -> tuple[Vocabulary, bool]:
     """Return the vocabulary that --vocab names, and whether it is cased."""
     try:
         vocabulary = find_vocabulary(name, cased=False)

@@ -2,11 +2,15 @@
 
 It reads what a run would read: the first records in the order of a seed. They are spread over the folder, so 20,000 of
 them show in seconds what a pass over a billion would show in hours. Records by file and bytes are those of the complete
-folder. `LIMITS` says where a statistic becomes a warning.
+folder. An example is counted as the sequences that its `input_mask` numbers, so an unpacked one is a pack of one.
+
+Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
 
+import hashlib
 import math
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -14,47 +18,83 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from bert_cli import processes
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.tools import InspectSettings
-from bert_cli.data.records.statistics import Batch, SampleStatistics, labels_of, unmasked
-from bert_cli.data.records.vocab import VOCAB_FILE, Vocabulary, read_vocabulary
-from bert_cli.data.shards.manifest import MANIFEST, read_manifest
+from bert_cli.data.records.corpus import number_of_copies
+from bert_cli.data.records.formats import BLOCK, Batch
+from bert_cli.data.records.tfrecord import Ints
+from bert_cli.data.records.tokenizer import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.reader import BLOCK, shuffled
+from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError
 from bert_cli.files import format_bytes, is_stdout, output_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-# Statistic -> the least and most without a warning. English text under BERT's own vocabulary has 1.1 pieces a word,
-# 0.0005 % unknown tokens and, of five copies, 0.02 duplicates of an example.
-LIMITS: dict[str, tuple[float, float]] = {
-    "pieces_per_word": (0.0, 2.5),
-    "unknown_share_of_tokens": (0.0, 0.01),
-    "equals_per_example": (0.0, 0.1),
-    "largest_shard_share": (0.0, 0.75),
-    "masked_share_of_tokens": (0.1, 0.2),
-    "masks_shown_as_mask": (0.75, 0.85),
-    "random_next_share": (0.4, 0.6),
-    "real_token_share": (0.5, 1.0),
-}
-# Statistic -> its denominator and how large that must be before a deviation is more than chance.
-ENOUGH = {
-    "masked_share_of_tokens": ("tokens", 1000),
-    "masks_shown_as_mask": ("predictions", 1000),
-    "random_next_share": ("next_sentence_labels", 20),
-    "unknown_share_of_tokens": ("tokens", 1000),
-    "pieces_per_word": ("tokens", 1000),
-    "equals_per_example": ("equal_pairs", 5),
-}
+Flags = npt.NDArray[np.bool_]
 BARS, BAR_WIDTH = 16, 50
 MASK_STYLE = "yellow"
+
+
+# Statistic -> the least and most without a warning, and the count that must be so large before a deviation is more than
+# chance. English text under BERT's own vocabulary has 1.1 pieces a word, 0.0005 % unknown tokens and, of five copies,
+# 0.02 duplicates of an example.
+LIMITS = {
+    "pieces_per_word": (0.0, 2.5, "tokens", 1000),
+    "unknown_share_of_tokens": (0.0, 0.01, "tokens", 1000),
+    "equals_per_example": (0.0, 0.1, "equal_pairs", 5),
+    "largest_shard_share": (0.0, 0.75, "files", 2),
+    "masked_share_of_tokens": (0.1, 0.2, "tokens", 1000),
+    "masks_shown_as_mask": (0.75, 0.85, "predictions", 1000),
+    "random_next_share": (0.4, 0.6, "next_sentence_labels", 20),
+    "real_token_share": (0.5, 1.0, "records", 1),
+}
+# Statistic -> what is wrong beyond its limits, and the remedy.
+MESSAGES = {
+    "pieces_per_word": (
+        "words are split into {:.2f} pieces on average",
+        "the vocabulary is not this text's: train one with `bert vocab`, or take one of its language",
+    ),
+    "unknown_share_of_tokens": (
+        "{:.1%} of the tokens are [UNK]",
+        "the vocabulary lacks letters of this text: train one with `bert vocab`, or take one of its language",
+    ),
+    "equals_per_example": (
+        "the text of an example is {:.2f} times more in the folder, on average",
+        "remove duplicate text: `bert preprocess --deduplicate`",
+    ),
+    "largest_shard_share": (
+        "{:.0%} of the records are in one shard",
+        "its texts are paired only with each other, and one process makes it alone; cut its input into files of "
+        "similar size",
+    ),
+    "masked_share_of_tokens": (
+        "{:.1%} of the tokens are predicted",
+        "give dynamic records and the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
+        "ones again with --masked-lm-prob 0.15 and enough --mask-tokens",
+    ),
+    "masks_shown_as_mask": (
+        "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
+        "the records are of another recipe; make them with `bert tokenize`",
+    ),
+    "random_next_share": (
+        "{:.1%} of the pairs are random ones, not half",
+        "documents of one sentence, and sentences longer than an example, have no next one: split the text with "
+        "`bert preprocess`, use --documents files where blank lines separate the paragraphs of a file, join short "
+        "documents, or do without pairs",
+    ),
+    "real_token_share": (
+        "only {:.1%} of the positions hold a token, the others are padding",
+        "pack more sequences into an example with `bert pack`, or choose a shorter --sequence-length",
+    ),
+}
 
 
 class Finding(NamedTuple):
@@ -70,7 +110,14 @@ def run(settings: InspectSettings) -> None:
 
     DataError for records that cannot be read, ConfigError for a setting without effect.
     """
-    source, vocabulary = _open(settings)
+    folder = Path(settings.folder)
+    if is_remote(settings.folder):
+        folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
+    source = Records(folder, seed=settings.seed, masking=settings.masking)
+    if not source.is_dynamic and is_set(settings, "masking"):
+        problem = f"has no effect on {settings.folder}, whose records are static and masked already"
+        raise ConfigError("masking", problem, "leave it out")
+    vocabulary = read_vocabulary(folder / VOCAB_FILE, source.corpus["vocab_sha256"])
     number = min(settings.sample, len(source))
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
@@ -86,42 +133,146 @@ def run(settings: InspectSettings) -> None:
             return
     console = processes.console()
     print_line = partial(console.print, soft_wrap=True)
-    print_line(_heading(settings, report, number))
+    sampled = f"a sample of {number:,}, drawn from the complete folder"
+    print_line(
+        f"{settings.folder}: {len(source):,} {report['format']} records of {source.sequence_length} positions, in "
+        f"{report['files']:,} files, {format_bytes(report['bytes'])}, vocabulary of {report['vocab_size']:,} tokens\n"
+        f"read: {'all of them' if number == len(source) else sampled} (seed {settings.seed})"
+    )
     if settings.examples:
         _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
     print_line("\nlengths of sequences, in tokens with [CLS] and [SEP]")
-    for line in (
-        *histogram(sample.lengths, source.sequence_length),
-        "\nstatistics",
-        *table(report),
-    ):
+    for line in histogram(sample.lengths, source.sequence_length):
+        print_line(line)
+    print_line("\nstatistics")
+    for line in _table(report):
         print_line(line)
     print_line("\nwarnings" if warnings else "\nno warnings")
     for warning in warnings:
         print_line(f"  {settings.folder}: {warning.what}; {warning.remedy}")
 
 
-def _open(settings: InspectSettings) -> tuple[Records, Vocabulary]:
-    folder = Path(settings.folder)
-    if is_remote(settings.folder):
-        folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
-    source = Records(folder, seed=settings.seed, masking=settings.masking)
-    if not len(source):
-        raise DataError(f"folder ({settings.folder})", "holds no records", "rebuild it")
-    if not source.is_dynamic and is_set(settings, "masking"):
-        raise ConfigError(
-            "masking",
-            f"has no effect on {settings.folder}, whose records are static and masked already",
-            "leave it out",
+# --- statistics
+
+
+def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
+    """Return the tokens [B, S] before masking."""
+    tokens_BS = np.array(batch["input_ids"], np.int32)
+    row, column = np.nonzero(batch["masked_lm_weights"] > 0)
+    tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
+    return tokens_BS
+
+
+def labels_of(batch: Batch) -> tuple[Ints, Flags]:
+    """Return next-sentence labels [B, C], and which of them count."""
+    labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
+    return labels_BC, batch["next_sentence_weights"].reshape(labels_BC.shape) > 0
+
+
+class SampleStatistics:
+    """Counts over a sample of unmasked examples; a ratio without a denominator is None."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._special = vocabulary.special
+        self._is_continuation_V = vocabulary.is_continuation
+        # Tokens without a letter or digit, which BERT separates from words.
+        self._is_punctuation_V = np.array(
+            [all(unicodedata.category(c)[0] in "PS" for c in piece) for piece in vocabulary.pieces]
         )
-    vocabulary = read_vocabulary(folder / VOCAB_FILE)
-    if vocabulary.sha256 != source.corpus["vocab_sha256"]:
-        raise DataError(
-            str(vocabulary.path),
-            "is not the vocabulary that the records were made with",
-            "bring it back",
-        )
-    return source, vocabulary
+        self.counts: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        """Sequences by their number of tokens."""
+        self._texts: Counter[bytes] = Counter()
+        """Sequences by the hash of their tokens and segments."""
+        self._masked_texts: Counter[bytes] = Counter()
+        """The same with their masks."""
+
+    def add(self, batch: Batch) -> None:
+        """Count a block of examples."""
+        special, tokens_BS = self._special, unmasked(batch)
+        is_token_BS = batch["input_mask"] > 0
+        is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
+        is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
+        # A continuation whose first piece was cut off begins a word, as it does for masks.
+        continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
+        continues_BS[:, 0] = False
+        continues_BS[:, 1:] &= is_text_BS[:, :-1]
+        is_punctuation_BS = is_text_BS & ~continues_BS & self._is_punctuation_V[tokens_BS]
+        is_piece_BS = is_text_BS & ~is_unknown_BS & ~is_punctuation_BS
+        is_predicted_BP = batch["masked_lm_weights"] > 0
+        shown_BP = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
+        is_mask_BP = is_predicted_BP & (shown_BP == special.mask)
+        labels_BC, counts_BC = labels_of(batch)
+        flags = {
+            "labels": counts_BC,
+            "random_labels": counts_BC & (labels_BC == 1),
+            "tokens": is_token_BS,
+            "text_tokens": is_text_BS,
+            "unknown": is_unknown_BS,
+            "word_pieces": is_piece_BS,
+            "words": is_piece_BS & ~continues_BS,
+            "predictions": is_predicted_BP,
+            "masked": is_mask_BP,
+            "unchanged": is_predicted_BP & ~is_mask_BP & (shown_BP == batch["masked_lm_ids"]),
+            "full": is_predicted_BP.all(axis=1),
+        }
+        self.counts.update({name: int(counted.sum()) for name, counted in flags.items()})
+        self.counts.update(examples=len(tokens_BS), positions=tokens_BS.size)
+        for row in range(len(tokens_BS)):
+            self._count_sequences(
+                {name: column[row] for name, column in batch.items()}, tokens_BS[row]
+            )
+
+    def _count_sequences(self, example: Batch, tokens_S: Ints) -> None:
+        is_predicted_S = np.zeros(len(tokens_S), np.bool_)
+        is_predicted_S[example["masked_lm_positions"][example["masked_lm_weights"] > 0]] = True
+        sequence_S = example["input_mask"]
+        for number in range(1, int(sequence_S.max(initial=0)) + 1):
+            at = np.flatnonzero(sequence_S == number)
+            self.counts["sequences"] += 1
+            self.lengths[len(at)] += 1
+            text = tokens_S[at].tobytes() + example["segment_ids"][at].astype(np.int8).tobytes()
+            masks = example["input_ids"][at].tobytes() + is_predicted_S[at].tobytes()
+            # 8 bytes: two of a million different texts have the same hash once in 37 million samples.
+            self._texts[hashlib.blake2b(text, digest_size=8).digest()] += 1
+            self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
+
+    def report(self, records: int) -> dict[str, Any]:
+        """Return all statistics; `records` is the number of records in the folder, of which this is a sample."""
+        counts = self.counts
+
+        def ratio(part: str, of: str) -> float | None:
+            return counts[part] / counts[of] if counts[of] else None
+
+        counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
+        pairs = sum(count * (count - 1) // 2 for count in self._texts.values())
+        duplicates = None
+        if counts["examples"] > 1:
+            # The sample has a pair of equal texts as often as it has any pair of examples.
+            duplicates = 2 * pairs / counts["sequences"] * (records - 1) / (counts["examples"] - 1)
+        return {
+            "examples": counts["examples"],
+            "sequences": counts["sequences"],
+            "tokens": counts["tokens"],
+            "sequences_per_example": ratio("sequences", "examples"),
+            "real_token_share": ratio("tokens", "positions"),
+            "tokens_per_sequence": ratio("tokens", "sequences"),
+            "predictions": counts["predictions"],
+            "masked_share_of_tokens": ratio("predictions", "tokens"),
+            "masks_shown_as_mask": ratio("masked", "predictions"),
+            "masks_shown_as_another_word": ratio("replaced", "predictions"),
+            "masks_shown_as_they_are": ratio("unchanged", "predictions"),
+            "predictions_per_example": ratio("predictions", "examples"),
+            "examples_with_all_predictions": ratio("full", "examples"),
+            "next_sentence_labels": counts["labels"],
+            "random_next_share": ratio("random_labels", "labels"),
+            "unknown_share_of_tokens": ratio("unknown", "text_tokens"),
+            "pieces_per_word": ratio("word_pieces", "words"),
+            "repeated_texts": self._texts.total() - len(self._texts),
+            "repeated_texts_with_their_masks": self._masked_texts.total() - len(self._masked_texts),
+            "equal_pairs": pairs,
+            "equals_per_example": duplicates,
+        }
 
 
 def _folder_report(name: str, source: Records) -> dict[str, Any]:
@@ -143,38 +294,22 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
     }
 
 
-def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
-    """Return the duplication factor of static records; None where it is not recorded."""
-    if corpus["format"] != "static":
-        return None
-    copies = corpus.get("duplication_factor")
-    if copies is None and (folder / MANIFEST).is_file():
-        copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
-    return copies if isinstance(copies, int) else None
-
-
-# --- warnings
-
-
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is bad for training, with its number and a remedy."""
-    messages = _messages(report)
-    for name, (least, most) in LIMITS.items():
-        value = report[name]
-        denominator, enough = ENOUGH.get(name, ("records", 1))
-        if name == "random_next_share" and report[denominator]:
+    for name, (least, most, counted, enough) in LIMITS.items():
+        value, count = report[name], report[counted]
+        if value is None or count < enough:
+            continue
+        if name == "random_next_share":
             # Few pairs deviate by chance: three standard deviations of a half.
-            chance = 1.5 / math.sqrt(report[denominator])
+            chance = 1.5 / math.sqrt(count)
             least, most = min(least, 0.5 - chance), max(most, 0.5 + chance)
         if name == "equals_per_example" and not report["next_sentence_labels"]:
             # Without pairs every copy of the text has the same sequences, with other masks.
             most += (report["copies"] or 1) - 1
-        if value is None or report[denominator] < enough or least <= value <= most:
-            continue
-        if name == "largest_shard_share" and report["files"] == 1:
-            continue
-        what, remedy = messages[name]
-        yield Finding(what, value, remedy)
+        if not least <= value <= most:
+            problem, remedy = MESSAGES[name]
+            yield Finding(problem.format(value), value, remedy)
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")
     if report["copies"] == 1:
@@ -186,73 +321,10 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _messages(report: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return problem and remedy of each statistic beyond its limits."""
-    value = {name: report[name] or 0.0 for name in LIMITS}
-    masked, is_dynamic = value["masked_share_of_tokens"], report["format"] == "dynamic"
-    if masked < 0.15 and (report["examples_with_all_predictions"] or 0.0) > 0.5:
-        setting = "max_predictions_per_seq" if is_dynamic else "--mask-tokens in `bert tokenize`"
-        masks = f"most examples have all the masks they may have; raise {setting}"
-    elif is_dynamic:
-        masks = "give --masking.probability 0.15, to the run too"
-    else:
-        masks = "make the records again with --masked-lm-prob 0.15"
-    return {
-        "pieces_per_word": (
-            f"words are split into {value['pieces_per_word']:.2f} pieces on average",
-            "the vocabulary is not this text's: train one with `bert vocab`, or take one of its language",
-        ),
-        "unknown_share_of_tokens": (
-            f"{value['unknown_share_of_tokens']:.1%} of the tokens are [UNK]",
-            "the vocabulary lacks letters of this text: train one with `bert vocab`, or take one of its language",
-        ),
-        "equals_per_example": (
-            f"the text of an example is {value['equals_per_example']:.2f} times more in the folder, on average",
-            "remove duplicate text: `bert preprocess --deduplicate`",
-        ),
-        "largest_shard_share": (
-            f"{value['largest_shard_share']:.0%} of the records are in one shard of {report['files']}",
-            "its texts are paired only with each other, and one process makes it alone; cut its input into files of "
-            "similar size",
-        ),
-        "masked_share_of_tokens": (f"{masked:.1%} of the tokens are predicted", masks),
-        "masks_shown_as_mask": (
-            f"{value['masks_shown_as_mask']:.1%} of the predicted tokens are shown as [MASK], not 80 %",
-            "the records are of another recipe; make them with `bert tokenize`",
-        ),
-        "random_next_share": (
-            f"{value['random_next_share']:.1%} of the pairs are random ones, not half",
-            "documents of one sentence, and sentences longer than an example, have no next one: split the text with "
-            "`bert preprocess`, use --documents files where blank lines separate the paragraphs of a file, join short "
-            "documents, or do without pairs",
-        ),
-        "real_token_share": (
-            f"{1 - value['real_token_share']:.1%} of the positions are padding",
-            "pack several sequences into an example with `bert pack`, or choose a shorter --sequence-length"
-            if report["max_sequences_per_pack"] == 1
-            else "pack more of them into an example with --max-sequences-per-pack",
-        ),
-    }
+# --- as text
 
 
-# --- statistics as lines
-
-
-def _heading(settings: InspectSettings, report: Mapping[str, Any], number: int) -> str:
-    records, files = report["records"], report["files"]
-    read = (
-        "all of them"
-        if number == records
-        else f"a sample of {number:,}, drawn from the complete folder"
-    )
-    return (
-        f"{settings.folder}: {records:,} {report['format']} records of {report['sequence_length']} positions in "
-        f"{files:,} file{'' if files == 1 else 's'}, {format_bytes(report['bytes'])}, vocabulary of "
-        f"{report['vocab_size']:,} tokens\nread: {read} (seed {settings.seed})"
-    )
-
-
-def table(report: Mapping[str, Any]) -> list[str]:
+def _table(report: Mapping[str, Any]) -> list[str]:
     """Return the statistics in words, a line each; `-` for an unknown one."""
 
     def percent(name: str) -> str:
@@ -261,26 +333,25 @@ def table(report: Mapping[str, Any]) -> list[str]:
     def number(name: str) -> str:
         return "-" if report[name] is None else f"{report[name]:,.2f}"
 
-    pairs = percent("random_next_share") if report["next_sentence_labels"] else "no pairs"
     masks = ("masks_shown_as_mask", "masks_shown_as_another_word", "masks_shown_as_they_are")
-    rows = [
-        ("bytes per record", number("bytes_per_record")),
-        ("records in the largest shard", percent("largest_shard_share")),
-        ("copies of the text", "-" if report["copies"] is None else str(report["copies"])),
-        ("positions that are not padding", percent("real_token_share")),
-        ("tokens per sequence", number("tokens_per_sequence")),
-        ("sequences per example", number("sequences_per_example")),
-        ("predicted tokens", percent("masked_share_of_tokens")),
-        ("  shown as [MASK], another token, themselves", ", ".join(map(percent, masks))),
-        ("random next sentences", pairs),
-        ("unknown tokens", percent("unknown_share_of_tokens")),
-        ("pieces per word, without punctuation", number("pieces_per_word")),
-        ("sequences with the text of an earlier one", f"{report['repeated_texts']:,}"),
-        ("  with the same masks, too", f"{report['repeated_texts_with_their_masks']:,}"),
-        ("duplicates of an example's text, on average", number("equals_per_example")),
-    ]
-    width = max(len(name) for name, _ in rows)
-    return [f"  {name:<{width}}  {value}" for name, value in rows]
+    rows = {
+        "bytes per record": number("bytes_per_record"),
+        "records in the largest shard": percent("largest_shard_share"),
+        "copies of the text": str(report["copies"] or "-"),
+        "positions that are not padding": percent("real_token_share"),
+        "tokens per sequence": number("tokens_per_sequence"),
+        "sequences per example": number("sequences_per_example"),
+        "predicted tokens": percent("masked_share_of_tokens"),
+        "  shown as [MASK], another token, themselves": ", ".join(map(percent, masks)),
+        "random next sentences": percent("random_next_share"),
+        "unknown tokens": percent("unknown_share_of_tokens"),
+        "pieces per word, without punctuation": number("pieces_per_word"),
+        "sequences with the text of an earlier one": f"{report['repeated_texts']:,}",
+        "  with the same masks, too": f"{report['repeated_texts_with_their_masks']:,}",
+        "duplicates of an example's text, on average": number("equals_per_example"),
+    }
+    width = max(map(len, rows))
+    return [f"  {name:<{width}}  {value}" for name, value in rows.items()]
 
 
 def histogram(lengths: Counter[int], longest: int) -> list[str]:
@@ -288,15 +359,12 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
     step = -(-longest // BARS)
     ranges = [(first, min(longest, first + step - 1)) for first in range(1, longest + 1, step)]
     counts = [sum(lengths[n] for n in range(first, last + 1)) for first, last in ranges]
-    most, width, digits = max(counts), len(f"{max(counts):,}"), len(str(longest))
+    most, width, digits = max(1, *counts), len(f"{max(counts):,}"), len(str(longest))
     lines = []
     for (first, last), count in zip(ranges, counts, strict=True):
-        bar = "#" * -(-BAR_WIDTH * count // most) if most else ""
+        bar = "#" * -(-BAR_WIDTH * count // most)
         lines.append(f"  {first:>{digits}} - {last:>{digits}}  {count:>{width},}  {bar}".rstrip())
     return lines
-
-
-# --- examples as text
 
 
 def _print_examples(

@@ -1,13 +1,14 @@
 """Masked tokens of a block of examples (Devlin et al. 2018, "BERT", section 3.1).
 
-Every random bit is a hash of the example's key and a position, so a mask never depends on the other rows of a block:
-static records are masked by the same function when they are written as dynamic ones when they are read. A mask covers
-single tokens, whole words, or spans of words (Joshi et al. 2020, "SpanBERT", section 3.1).
+Every random bit is a hash of the example's key and a position, never the next number of a generator. So a mask depends
+neither on the other rows of a block nor on the process that draws it: static records are masked by the same function
+when they are written as dynamic ones when they are read. A mask covers single tokens, whole words, or spans of words
+(Joshi et al. 2020, "SpanBERT", section 3.1).
 
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, of which there are at most S.
 """
 
-from collections.abc import Iterator
+import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,12 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
-from bert_cli.data.records.random_bits import POSITIONS, REPLACEMENTS, SPANS, Ints, Keys, bits
-from bert_cli.data.records.sentence_pairs import SpecialIds
+from bert_cli.data.records.tokenizer import SpecialIds
+from bert_cli.data.stream.permutation import GOLDEN, mix
 
+Ints = npt.NDArray[np.integer[Any]]
+Keys = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
+# What random bits decide: masked positions, their replacements, where a segment is cut, lengths of spans.
+POSITIONS, REPLACEMENTS, CUTS, SPANS = (
+    np.uint64(0xD1B54A32D192ED03 * number % 2**64) for number in (1, 2, 3, 4)
+)
 _NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
@@ -35,19 +42,6 @@ class TokenKinds:
     """[V] tokens that continue a word; needed for whole words and spans."""
 
 
-class Masked(NamedTuple):
-    """What the model reads and what it predicts."""
-
-    input_ids: npt.NDArray[np.int32]
-    """[B, S] tokens with the masked ones replaced."""
-    positions: npt.NDArray[np.int32]
-    """[B, P] masked positions in ascending order, then zeros."""
-    ids: npt.NDArray[np.int32]
-    """[B, P] original tokens at these positions, then zeros."""
-    weights: npt.NDArray[np.float32]
-    """[B, P] 1.0 for a prediction, 0.0 for padding."""
-
-
 class _Words(NamedTuple):
     """The words of rows, numbered from 0 in each row."""
 
@@ -57,6 +51,19 @@ class _Words(NamedTuple):
     """[B, S] the word of a position; without meaning outside words."""
     sizes: Int64s
     """[B, W] tokens of each word; 0 after the last word of a row."""
+
+
+def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
+    """Return keys of examples [B], from their numbers and other names such as seed, copy or epoch."""
+    digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
+    base = np.uint64(int.from_bytes(digest, "little"))
+    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * GOLDEN) ^ base)
+
+
+def bits(keys_B: Keys, purpose: np.uint64, positions: Ints) -> Keys:
+    """Return 64 random bits for each position of each row: splitmix64 of the row's key."""
+    start_B = mix(keys_B + purpose)
+    return mix(start_B[:, None] + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 def mask_examples(
@@ -70,44 +77,18 @@ def mask_examples(
     masking: Masking,
     predictions: int,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Mask rows of tokens as `mask_tokens` does and return all columns of the examples.
+    """Mask rows of tokens and return all columns of the examples, int32 and weights float32.
 
-    `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. Columns are int32, weights
-    float32.
+    `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. Of each row
+    `min(P, max(1, round(0.15 length)))` tokens are masked. [CLS], [SEP] and padding never are, but [CLS] and [SEP]
+    count in the length. 80 % of the masked tokens become [MASK], 10 % any token of the vocabulary, 10 % stay. Whole
+    words are taken in random order as long as they fit, so a row may have fewer predictions. The 80/10/10 are drawn
+    once for all tokens of a span.
     """
-    masked = mask_tokens(tokens_BS, lengths_B, keys_B, kinds, masking, predictions)
     positions = np.arange(tokens_BS.shape[1])
     is_token_BS = positions < lengths_B[:, None]
-    return {
-        "input_ids": masked.input_ids,
-        "input_mask": is_token_BS.astype(np.int32),
-        "segment_ids": (is_token_BS & (positions >= first_lengths_B[:, None])).astype(np.int32),
-        "masked_lm_positions": masked.positions,
-        "masked_lm_ids": masked.ids,
-        "masked_lm_weights": masked.weights,
-        "next_sentence_labels": labels_B.astype(np.int32),
-    }
-
-
-def mask_tokens(
-    tokens_BS: Ints,
-    lengths_B: Ints,
-    keys_B: Keys,
-    kinds: TokenKinds,
-    masking: Masking,
-    predictions: int,
-) -> Masked:
-    """Mask `min(P, max(1, round(0.15 length)))` tokens of each row and replace them 80/10/10.
-
-    [CLS], [SEP] and padding are never masked, but [CLS] and [SEP] count in the length. 80 % of the masked tokens
-    become [MASK], 10 % a token drawn from the whole vocabulary, 10 % stay. Whole words are taken in random order as
-    long as they fit, so a row may have fewer predictions. The 80/10/10 are drawn once for all tokens of a span.
-    """
-    positions = np.arange(tokens_BS.shape[1])
     special = kinds.special
-    maskable_BS = (
-        (tokens_BS != special.cls) & (tokens_BS != special.sep) & (positions < lengths_B[:, None])
-    )
+    maskable_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
     wanted_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)
     if masking.unit == "token":
@@ -115,17 +96,19 @@ def mask_tokens(
     else:
         assert kinds.is_continuation is not None
         words = _find_words(tokens_BS, maskable_BS, kinds.is_continuation)
-        order_BS = np.sort(np.where(words.begins, order_BS, _NEVER), axis=1)
-        if masking.unit == "word":
-            is_masked_BW = _choose_words(order_BS, words, wanted_B)
-            positions_BP = _positions_of(is_masked_BW, words, maskable_BS, predictions)
-            draws_BP = positions_BP
-        else:
-            span_begins_BW = _choose_spans(order_BS, words, wanted_B, keys_B, masking)
-            positions_BP = _positions_of(span_begins_BW > 0, words, maskable_BS, predictions)
-            words_BP = np.take_along_axis(words.numbers, positions_BP % len(positions), axis=1)
-            draws_BP = np.take_along_axis(span_begins_BW, words_BP, axis=1)
-    return _replace(tokens_BS, positions_BP, draws_BP, keys_B, kinds, predictions)
+        span_begins_BW = _choose_spans(order_BS, words, wanted_B, keys_B, masking)
+        begins_BS = np.take_along_axis(span_begins_BW, words.numbers, axis=1)
+        is_masked_BS = maskable_BS & (begins_BS > 0)
+        sorted_BS = np.sort(np.where(is_masked_BS, positions, len(positions)), axis=1)
+        positions_BP = draws_BP = sorted_BS[:, :predictions]
+        if masking.unit == "span":
+            draws_BP = np.take_along_axis(begins_BS, positions_BP % len(positions), axis=1)
+    return {
+        "input_mask": is_token_BS.astype(np.int32),
+        "segment_ids": (is_token_BS & (positions >= first_lengths_B[:, None])).astype(np.int32),
+        "next_sentence_labels": labels_B.astype(np.int32),
+        **_replace(tokens_BS, positions_BP, draws_BP, keys_B, kinds, predictions),
+    }
 
 
 def _choose_tokens(
@@ -154,34 +137,6 @@ def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> 
     return _Words(begins_BS, numbers_BS, sizes_BW)
 
 
-def _word_begins(order_BS: Keys, left_B: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield rows that still want tokens with where the next word of each begins, in random order.
-
-    `left_B` is how many tokens each row wants; the caller updates it.
-    """
-    row = np.arange(len(order_BS))
-    for number in range(order_BS.shape[1]):
-        begin = order_BS[row, number]
-        continues = (left_B[row] > 0) & (begin != _NEVER)
-        row, begin = row[continues], begin[continues]
-        if not len(row):
-            return
-        yield row, (begin & _POSITION_BITS).astype(np.int64)
-
-
-def _choose_words(order_BS: Keys, words: _Words, wanted_B: Int64s) -> Flags:
-    """Return which words are masked: in random order, every one that fits in what is left."""
-    is_masked_BW = np.zeros(order_BS.shape, np.bool_)
-    left_B = wanted_B.copy()
-    for row, begin in _word_begins(order_BS, left_B):
-        word = words.numbers[row, begin]
-        size = words.sizes[row, word]
-        fits = size <= left_B[row]
-        left_B[row] -= np.where(fits, size, 0)
-        is_masked_BW[row, word] = fits
-    return is_masked_BW
-
-
 def _choose_spans(
     order_BS: Keys, words: _Words, wanted_B: Int64s, keys_B: Keys, masking: Masking
 ) -> Int64s:
@@ -189,21 +144,27 @@ def _choose_spans(
 
     Joshi et al. 2020, section 3.1: a length and a first word are drawn until enough is masked. First words come in
     random order, which is the same as drawing them and rejecting masked ones. A span ends early with its segment,
-    before a masked word, and before a word that does not fit in what is left.
+    before a masked word, and before a word that does not fit in what is left. Whole words are spans of one word.
     """
     length = order_BS.shape[1]
-    within = np.arange(min(masking.longest_span, length))
+    longest = min(masking.longest_span, length) if masking.unit == "span" else 1
+    within = np.arange(longest)
     # Sizes of 0 after the last word, so that a span may reach beyond it.
-    sizes_BW = np.pad(words.sizes, ((0, 0), (0, len(within))))
+    sizes_BW = np.pad(words.sizes, ((0, 0), (0, longest)))
     begins_BW = np.sort(np.where(words.begins, np.arange(length), length), axis=1)
     # Positions between a word and the one before it: not 0 where a [SEP] separates them.
     gaps_BW = np.zeros_like(sizes_BW)
     gaps_BW[:, 1:length] = begins_BW[:, 1:] - begins_BW[:, :-1] - words.sizes[:, :-1]
     span_begins_BW = np.zeros_like(sizes_BW)
     left_B = wanted_B.copy()
-    for row, begin in _word_begins(order_BS, left_B):
-        begin = begin[:, None]
-        lengths = _span_lengths(bits(keys_B[row], SPANS, begin), masking)
+    row = np.arange(len(order_BS))
+    for order_B in np.sort(np.where(words.begins, order_BS, _NEVER), axis=1).T:
+        wants_more = (left_B[row] > 0) & (order_B[row] != _NEVER)
+        row = row[wants_more]
+        if not len(row):
+            break
+        begin = (order_B[row] & _POSITION_BITS).astype(np.int64)[:, None]
+        lengths = _span_lengths(bits(keys_B[row], SPANS, begin), masking) if longest > 1 else 1
         span = row[:, None], words.numbers[row[:, None], begin] + within
         sizes = sizes_BW[span]
         fits = (within < lengths) & (sizes > 0) & (span_begins_BW[span] == 0)
@@ -222,15 +183,6 @@ def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
     return 1 + np.searchsorted((upto * 2**53).astype(np.uint64), drawn >> np.uint64(11), "right")
 
 
-def _positions_of(
-    is_masked_BW: Flags, words: _Words, maskable_BS: Flags, predictions: int
-) -> Int64s:
-    """Return the positions of the masked words, ascending, then S."""
-    length = maskable_BS.shape[1]
-    is_masked_BS = maskable_BS & np.take_along_axis(is_masked_BW, words.numbers, axis=1)
-    return np.sort(np.where(is_masked_BS, np.arange(length), length), axis=1)[:, :predictions]
-
-
 def _replace(
     tokens_BS: Ints,
     positions_BP: Int64s,
@@ -238,14 +190,13 @@ def _replace(
     keys_B: Keys,
     kinds: TokenKinds,
     predictions: int,
-) -> Masked:
+) -> dict[str, npt.NDArray[Any]]:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros.
 
     The kind of replacement is drawn at the position in `draws`, a random token at its own position.
     """
-    rows, length = tokens_BS.shape
-    most = positions_BP.shape[1]
-    is_masked_BP = positions_BP < length
+    rows, most = positions_BP.shape
+    is_masked_BP = positions_BP < tokens_BS.shape[1]
     positions_BP = np.where(is_masked_BP, positions_BP, 0)
     coin_BP = bits(keys_B, REPLACEMENTS, draws_BP) >> np.uint64(32)
     low_BP = bits(keys_B, REPLACEMENTS, positions_BP) & np.uint64(0xFFFFFFFF)
@@ -259,10 +210,12 @@ def _replace(
     input_ids = np.array(tokens_BS, np.int32)
     row = np.broadcast_to(np.arange(rows)[:, None], positions_BP.shape)
     input_ids[row[is_masked_BP], positions_BP[is_masked_BP]] = replaced_BP[is_masked_BP]
-    positions = np.zeros((rows, predictions), np.int32)
-    ids = np.zeros((rows, predictions), np.int32)
-    weights = np.zeros((rows, predictions), np.float32)
-    positions[:, :most] = positions_BP
-    ids[:, :most] = np.where(is_masked_BP, labels_BP, 0)
-    weights[:, :most] = is_masked_BP
-    return Masked(input_ids, positions, ids, weights)
+    columns = {
+        "masked_lm_positions": np.zeros((rows, predictions), np.int32),
+        "masked_lm_ids": np.zeros((rows, predictions), np.int32),
+        "masked_lm_weights": np.zeros((rows, predictions), np.float32),
+    }
+    columns["masked_lm_positions"][:, :most] = positions_BP
+    columns["masked_lm_ids"][:, :most] = np.where(is_masked_BP, labels_BP, 0)
+    columns["masked_lm_weights"][:, :most] = is_masked_BP
+    return {"input_ids": input_ids, **columns}

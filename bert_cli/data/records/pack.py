@@ -7,7 +7,6 @@ drawn, so that packing changes no mask.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
-from bert_cli.data.records.columns import pack_columns
-from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.corpus import RecordFiles, number_of_copies, read_corpus
 from bert_cli.data.records.formats import (
     BLOCK,
     DynamicPacks,
+    pack_columns,
     pack_payloads,
     parse_dynamic,
     static_payloads,
 )
 from bert_cli.data.records.index import DESCRIPTION, write_corpus
-from bert_cli.data.records.inspect import number_of_copies
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import FILES as TOKENIZER
+from bert_cli.data.records.tokenizer import FILES
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.stream.permutation import permute
@@ -40,46 +38,35 @@ Numbers = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint16]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The values that a worker needs to pack a file."""
-
-    folder: Path
-    fingerprint: str
-    sequence_length: int
-    sequences: int
-    seed: int
-
-
 def run(settings: PackSettings) -> None:
     """Write the packed files, with the names of the input's, their indexes, the tokenizer and corpus.json."""
     # Workers of a cluster find the records by the absolute names in the shards.
     folder, out, most = settings.input.absolute(), settings.out, settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     length = _pack_length(settings, corpus)
-    recipe = Recipe(folder, corpus["fingerprint"], length, most, settings.random_seed)
     files = [file for file in corpus["files"] if file["records"]]
+    recorded = {
+        "fingerprint": corpus["fingerprint"],
+        "sequence_length": length,
+        "max_sequences_per_pack": most,
+        "random_seed": settings.random_seed,
+    }
     manifest = run_shards(
         Step(
             "pack",
             out,
-            settings={
-                "fingerprint": recipe.fingerprint,
-                "sequence_length": length,
-                "max_sequences_per_pack": most,
-                "random_seed": settings.random_seed,
-            },
+            settings=recorded,
             packages=("numpy", "google-crc32c"),
             counted="records",
             # Fewer positions, but more columns or lists.
             expected_bytes=sum(file["bytes"] for file in files),
         ),
         [Shard((folder / file["name"],), Path(file["name"])) for file in files],
-        partial(convert, recipe=recipe),
+        partial(convert, folder=folder, recipe=recorded),
         Workers(settings.processes, settings.scheduler),
     )
     counts = manifest["counts"]
-    for name in TOKENIZER:
+    for name in FILES:
         if (folder / name).is_file():
             write_atomically(out / name, (folder / name).read_bytes())
     filled = counts["tokens"] / (counts["records"] * length)
@@ -102,67 +89,57 @@ def run(settings: PackSettings) -> None:
 def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
     """Return the positions of a pack; DataError for records that cannot be packed."""
     folder, stored = settings.input, int(corpus["sequence_length"])
-    if corpus.get("max_sequences_per_pack", 1) > 1:
-        raise DataError(
-            f"input ({folder})",
-            f"is packed already, with up to {corpus['max_sequences_per_pack']} sequences in a pack",
-            "give the folder that it was packed from",
-        )
-    if settings.out.absolute().is_relative_to(folder.absolute()):
-        raise DataError(
-            f"out ({settings.out})",
-            f"is inside {folder}, whose records would then be those of both",
-            "choose another folder",
-        )
     length = settings.sequence_length or stored
+    if (most := corpus.get("max_sequences_per_pack", 1)) > 1:
+        problem = f"is packed already, with up to {most} sequences in a pack"
+        raise DataError(f"input ({folder})", problem, "give the folder that it was packed from")
+    if settings.out.absolute().is_relative_to(folder.absolute()):
+        problem = f"is inside {folder}, whose records would then be those of both"
+        raise DataError(f"out ({settings.out})", problem, "choose another folder")
     if length < stored:
-        raise DataError(
-            f"sequence_length ({length})",
-            f"the records in {folder} have {stored} positions, which may all be filled",
-            f"give {stored} or more",
-        )
+        problem = f"the records in {folder} have {stored} positions, which may all be filled"
+        raise DataError(f"sequence_length ({length})", problem, f"give {stored} or more")
     return length
 
 
-def convert(inputs: tuple[Path, ...], output: Path, *, recipe: Recipe) -> Stats:
-    """Pack the records of one file."""
-    corpus = read_corpus(recipe.folder)
-    if corpus["fingerprint"] != recipe.fingerprint:
-        raise DataError(f"input ({recipe.folder})", "changed while it was packed", "start again")
-    files = RecordFiles(recipe.folder, corpus)
+def convert(
+    inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: dict[str, Any]
+) -> Stats:
+    """Pack the records of one file; `recipe` has the recorded settings."""
+    corpus = read_corpus(folder)
+    if corpus["fingerprint"] != recipe["fingerprint"]:
+        raise DataError(f"input ({folder})", "changed while it was packed", "start again")
+    files, seed = RecordFiles(folder, corpus), recipe["random_seed"]
+    length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
     first, end = files.numbers_of(inputs[0])
     is_dynamic = corpus["format"] == "dynamic"
     lengths = files.lengths(first, end) if is_dynamic else _static_lengths(files, first, end)
-    packs = Packs(lengths, recipe.sequence_length, recipe.sequences, recipe.seed)
-    order = permute(np.arange(len(packs)), len(packs), recipe.seed, 0)
-    serialize = _dynamic_packs if is_dynamic else partial(_static_packs, recipe=recipe)
+    packs = Packs(lengths, length, most, seed)
+    order = permute(np.arange(len(packs)), len(packs), seed, 0)
     with RecordWriter(output) as writer:
-        step = max(1, BLOCK // recipe.sequences)
+        step = max(1, BLOCK // most)
         for start in range(0, len(order), step):
             chosen = order[start : start + step]
             rows = packs.records(chosen, np.zeros(len(chosen), np.int64))
-            counts = (rows >= 0).sum(axis=1)
-            within = rows[rows >= 0]
-            writer.write_all(serialize(files, within + first, lengths[within], counts))
+            counts, within = (rows >= 0).sum(axis=1), rows[rows >= 0]
+            numbers = within + first
+            if is_dynamic:
+                sequences = parse_dynamic(files.payloads(numbers), corpus["token_bytes"])
+                block = DynamicPacks(sequences, numbers, counts.astype(np.int32))
+                writer.write_all(pack_payloads(block, corpus["token_bytes"]))
+            else:
+                writer.write_all(_static_packs(files, numbers, lengths[within], counts, recipe))
     return Stats(
         records=writer.records,
         extra={"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))},
     )
 
 
-def _dynamic_packs(
-    files: RecordFiles, numbers: Numbers, lengths: Lengths, counts: Numbers
-) -> Iterator[bytes]:
-    width = files.corpus["token_bytes"]
-    sequences = parse_dynamic(files.payloads(numbers), width)
-    assert np.array_equal(sequences.lengths, lengths)
-    return pack_payloads(DynamicPacks(sequences, numbers, counts.astype(np.int32)), width)
-
-
 def _static_packs(
-    files: RecordFiles, numbers: Numbers, lengths: Lengths, counts: Numbers, *, recipe: Recipe
+    files: RecordFiles, numbers: Numbers, lengths: Lengths, counts: Numbers, recipe: dict[str, Any]
 ) -> Iterator[bytes]:
-    corpus, length, most = files.corpus, recipe.sequence_length, recipe.sequences
+    corpus = files.corpus
+    length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
     packed = pack_columns(
         files.static(numbers),
         lengths.astype(np.int64),
@@ -190,8 +167,7 @@ def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:
         if has_gap.any():
             raise DataError(
                 f"{files.folder} (record {numbers[np.argmax(has_gap)]})",
-                "its input_mask is not ones and then zeros, so it is no sequence with padding after it and cannot "
-                "be packed",
+                "its input_mask is not ones and then zeros, so it cannot be packed",
                 "make the records with `bert tokenize`",
             )
     return lengths

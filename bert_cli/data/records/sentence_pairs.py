@@ -9,7 +9,6 @@ Shapes: B examples, S positions.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import NamedTuple
@@ -17,22 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.random_bits import CUTS, Ints, Keys, bits
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids of the five special tokens in a vocabulary."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
+from bert_cli.data.records.masking import CUTS, Ints, Keys, bits
+from bert_cli.data.records.tokenizer import SpecialIds
 
 
 class Pairs(NamedTuple):
-    """Sentence pairs as ranges of a flat token array; all [examples].
+    """Sentence pairs as ranges of a flat token array, each column [examples].
 
     The second length of a single segment is 0.
     """
@@ -53,6 +42,11 @@ class Pairs(NamedTuple):
         return Pairs._make(column[rows] for column in self)
 
 
+def _as_pairs(rows: list[tuple[int, int, int, int, bool]]) -> Pairs:
+    columns = np.array(rows, np.int64).reshape(-1, 5).T
+    return Pairs._make([*columns[:4], columns[4].astype(np.bool_)])
+
+
 def pair_sentences(
     sentences: Sequence[int],
     documents: Sequence[int],
@@ -61,19 +55,15 @@ def pair_sentences(
     short_seq_prob: float,
     random: Random,
 ) -> Pairs:
-    """Return the sentence pairs of one pass over every document, not yet truncated.
+    """Return the sentence pairs of one pass over every one of at least two documents, not yet truncated.
 
     `sentences` are the prefix sums of the sentences' tokens, none of which is empty; `documents` the number of the
     first sentence of each document, and the number of sentences at the end. Sentences are collected until they reach
     a target of S - 3 tokens (in `short_seq_prob` of the examples a random one) or the document ends; a random part of
     them becomes A. In half of the cases, and whenever only one sentence was collected, B is text from a random
     sentence of another document on, and the sentences that A left over are used again.
-
-    ValueError when there are fewer than two documents.
     """
     count = len(documents) - 1
-    if count < 2:
-        raise ValueError(f"{count} documents: a random next sentence must come from another one")
     draw = random.random
     longest = sequence_length - 3
     rows: list[tuple[int, int, int, int, bool]] = []
@@ -96,12 +86,10 @@ def pair_sentences(
             begin += int(draw() * (limit - begin))
             wanted = max(1, target - (second - first))
             until = bisect_left(sentences, sentences[begin] + wanted, begin + 1, limit)
-            rows.append(
-                (first, second - first, sentences[begin], sentences[until] - sentences[begin], True)
-            )
+            second_length = sentences[until] - sentences[begin]
+            rows.append((first, second - first, sentences[begin], second_length, True))
             start = middle
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
-    return Pairs(columns[0], columns[1], columns[2], columns[3], columns[4].astype(np.bool_))
+    return _as_pairs(rows)
 
 
 def fill_sentences(
@@ -121,8 +109,7 @@ def fill_sentences(
     """
     draw = random.random
     longest = sequence_length - 2
-    starts: list[int] = []
-    lengths: list[int] = []
+    rows: list[tuple[int, int, int, int, bool]] = []
     for document, limit in pairwise(documents):
         start, stop = sentences[document], sentences[limit]
         below = document
@@ -133,18 +120,10 @@ def fill_sentences(
             if sentences[end] <= start:
                 end += 1
             length = min(sentences[end] - start, longest)
-            starts.append(start)
-            lengths.append(length)
+            rows.append((start, length, 0, 0, False))
             start += length
             below = end if start == sentences[end] else end - 1
-    zeros = np.zeros(len(starts), np.int64)
-    return Pairs(
-        np.array(starts, np.int64),
-        np.array(lengths, np.int64),
-        zeros,
-        zeros,
-        zeros.astype(np.bool_),
-    )
+    return _as_pairs(rows)
 
 
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:

@@ -1,25 +1,37 @@
-"""TFRecord frames: written together with their index, and read with both checksums verified.
+"""TFRecord files of `tf.train.Example` records: their frames, their index and the bytes of the Examples.
 
 A frame is the payload's length, its masked crc32c, the payload, and the payload's masked crc32c. `NAME.index` is the
 index of `NAME.tfrecord`, in the form of the tfrecord package: a line `offset size` for each record, the size with the
-frame.
+frame. `tf.train.Example` serializes 22,500 records a second on a core; joining the varints of a block with NumPy is
+many times as fast and gives the same bytes as protobuf with sorted keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from bert_cli.errors import DataError
+
+Ints = npt.NDArray[np.integer[Any]]
+Feature = tuple[str, str, list[bytes]]
+"""Name, kind of list, and the packed values of each record."""
 
 FRAME_BYTES = 16
 """Bytes of a frame around a payload: length 8, its checksum 4, the payload's checksum 4."""
 HEAD_BYTES = 12
 CHECKSUM_BYTES = 4
 MASK = 0xA282EAD8
+
+_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
+
+
+# --- frames
 
 
 def masked_crc(data: bytes) -> bytes:
@@ -28,15 +40,17 @@ def masked_crc(data: bytes) -> bytes:
     return (((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def _head(size: int) -> bytes:
+@lru_cache(maxsize=1 << 14)
+def _frame_head(size: int) -> bytes:
     length = size.to_bytes(8, "little")
     return length + masked_crc(length)
 
 
+@lru_cache(maxsize=1 << 14)
 def payload_bytes(head: bytes) -> int | None:
     """Return the size of the payload after a frame's head; None where its checksum is wrong."""
     size = int.from_bytes(head[:8], "little")
-    return size if head == _head(size) else None
+    return size if head == _frame_head(size) else None
 
 
 class RecordWriter:
@@ -46,92 +60,166 @@ class RecordWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open both files, which replaces existing ones."""
         self.records = 0
         self.bytes = 0
-        self._heads: dict[int, bytes] = {}  # for a few hundred sizes, each with its checksum
         self._file = path.open("wb")
         self._index = path.with_suffix(".index").open("wb")
 
-    def write(self, payload: bytes) -> None:
-        """Append one record."""
-        self.write_all((payload,))
-
     def write_all(self, payloads: Iterable[bytes]) -> None:
-        """Append records; twice as fast as one by one."""
+        """Append records."""
         frames: list[bytes] = []
         lines: list[bytes] = []
-        heads, offset = self._heads, self.bytes
         for payload in payloads:
-            size = len(payload)
-            head = heads.get(size)
-            if head is None:
-                head = heads[size] = _head(size)
-            frames += (head, payload, masked_crc(payload))
-            size += FRAME_BYTES
-            lines.append(b"%d %d\n" % (offset, size))
-            offset += size
+            frames += (_frame_head(len(payload)), payload, masked_crc(payload))
+            size = len(payload) + FRAME_BYTES
+            lines.append(b"%d %d\n" % (self.bytes, size))
+            self.bytes += size
         self._file.write(b"".join(frames))
         self._index.write(b"".join(lines))
         self.records += len(lines)
-        self.bytes = offset
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Flush and close both files."""
         self._file.close()
         self._index.close()
 
 
-def read_payload(buffer: Any, offset: int, name: str | Path = "records", base: int = 0) -> bytes:
-    """Return the payload of the frame at `offset` of a buffer that begins at byte `base` of a file.
-
-    Both checksums are verified, so a shifted index or a flipped bit cannot pass for data. DataError names the file
-    and the byte.
-    """
-    where = f"{name} (byte {base + offset})"
-    begin = offset + HEAD_BYTES
-    head = bytes(buffer[offset:begin])
-    if len(head) < HEAD_BYTES:
-        raise DataError(where, "the file ends before this record", "rebuild it or run `bert index`")
-    size = payload_bytes(head)
-    if size is None:
-        raise DataError(
-            where,
-            "no record starts here (wrong checksum of its length)",
-            "if its .index is another file's, remove that and run `bert index`, else rebuild the file",
-        )
-    end = begin + size
-    payload, checksum = bytes(buffer[begin:end]), bytes(buffer[end : end + CHECKSUM_BYTES])
-    if len(payload) < size or len(checksum) < CHECKSUM_BYTES:
-        raise DataError(where, "the file is cut within this record", "rebuild the file")
-    if masked_crc(payload) != checksum:
-        raise DataError(where, "the record is corrupt (wrong checksum)", "rebuild the file")
-    return payload
-
-
-def read_payloads(frames: Sequence[bytes]) -> list[bytes] | None:
-    """Return the payloads of frames [n]; None where one is wrong, for which `read_payload` has the error.
+def read_payloads(frames: Sequence[bytes], where: Callable[[int], str], remedy: str) -> list[bytes]:
+    """Return the payloads of frames [n]; DataError at `where(row)` for a row that is cut, shifted or changed.
 
     Heads and checksums are compared all at once; there are only as many different heads as sizes.
     """
     if not frames:
         return []
     sizes = np.fromiter(map(len, frames), np.int64, len(frames))
-    if sizes.min() < FRAME_BYTES:
-        return None
-    data = np.frombuffer(b"".join(frames), np.uint8)
-    ends = np.cumsum(sizes)
-    different, which = np.unique(sizes, return_inverse=True)
-    heads = b"".join([_head(size - FRAME_BYTES) for size in different.tolist()])
-    expected_heads = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
-    if not np.array_equal(sliding_window_view(data, HEAD_BYTES)[ends - sizes], expected_heads):
-        return None
-    payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
-    crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
-    expected = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)
-    stored = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
-    return payloads if np.array_equal(stored, expected) else None
+    is_wrong = sizes < FRAME_BYTES
+    if not is_wrong.any():
+        data = np.frombuffer(b"".join(frames), np.uint8)
+        ends = np.cumsum(sizes)
+        different, which = np.unique(sizes, return_inverse=True)
+        heads = b"".join([_frame_head(size - FRAME_BYTES) for size in different.tolist()])
+        expected_heads = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
+        stored_heads = sliding_window_view(data, HEAD_BYTES)[ends - sizes]
+        payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
+        crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
+        expected = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)
+        stored = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
+        is_wrong = (stored_heads != expected_heads).any(axis=1) | (stored != expected)
+        if not is_wrong.any():
+            return payloads
+    problem = "no record starts here, or it is cut or corrupt (wrong checksum)"
+    raise DataError(where(int(np.argmax(is_wrong))), problem, remedy)
+
+
+# --- tf.train.Example: a map from names to lists of numbers or bytes
+
+
+@lru_cache(maxsize=1 << 14)
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the low ones first."""
+    digits = []
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+@lru_cache(maxsize=1 << 14)
+def _feature_head(name: str, kind: str, size: int) -> bytes:
+    """Return the bytes of a feature before its `size` bytes of packed values."""
+    head = b""
+    for tag in (b"\x0a", _LIST_TAG[kind], b"\x12"):  # values; Feature's list; entry's value
+        head = tag + varint(size + len(head)) + head
+    head = b"\x0a" + varint(len(name)) + name.encode() + head  # entry's key
+    return b"\x0a" + varint(size + len(head)) + head
+
+
+def varint_rows(numbers: Ints, counts_B: Ints | None = None) -> list[bytes]:
+    """Return each row of [B, n] as varints, or its first `counts` [B] numbers."""
+    if numbers.min(initial=0) < 0:
+        raise ValueError(f"{numbers.min()}: a negative number cannot be written to a record")
+    width = len(varint(int(numbers.max(initial=0))))
+    if width == 1 and counts_B is None:
+        return byte_rows(numbers.astype(np.uint8))
+    rows, count = numbers.shape
+    # Slots of equal width, and which of their bytes are used.
+    values = np.empty((rows, count, width), np.uint8)
+    used = np.empty((rows, count, width), np.bool_)
+    used[:, :, 0] = True
+    for byte in range(width - 1):
+        more = numbers >= 1 << (7 * (byte + 1))
+        used[:, :, byte + 1] = more
+        digit = (numbers >> (7 * byte)) & 127
+        values[:, :, byte] = np.bitwise_or(digit, more.view(np.uint8) << 7)
+    values[:, :, -1] = numbers >> (7 * (width - 1))
+    if counts_B is not None:
+        used &= (np.arange(count) < counts_B[:, None])[:, :, None]
+    indices = np.flatnonzero(used)
+    ends = np.searchsorted(indices, np.arange(1, rows + 1) * (count * width))
+    # The same as values[used], 2.6 times as fast.
+    return split_bytes(values.ravel().take(indices).tobytes(), ends.tolist())
+
+
+def byte_rows(values: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Return the bytes of each row of [B, n]."""
+    return split_bytes(values.tobytes(), range(values.shape[1], values.size + 1, values.shape[1]))
+
+
+def split_bytes(data: bytes, ends: Sequence[int]) -> list[bytes]:
+    """Split bytes at these ends; the last one is the end of the bytes."""
+    return [data[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+def serialize_examples(features: Sequence[Feature]) -> Iterator[bytes]:
+    """Serialize Examples from their features, which are sorted by name."""
+    columns: list[list[bytes]] = []
+    for name, kind, values in features:
+        columns += [[_feature_head(name, kind, len(value)) for value in values], values]
+    for body in map(b"".join, zip(*columns, strict=True)):
+        yield b"\x0a" + varint(len(body)) + body
+
+
+def example_bytes(features: Iterable[tuple[str, str, int]]) -> int:
+    """Return the size of an Example from names, kinds of list and bytes of packed values."""
+    body = sum(len(_feature_head(name, kind, size)) + size for name, kind, size in features)
+    return 1 + len(varint(body)) + body
+
+
+def parse_features(payload: bytes) -> dict[bytes, bytes]:
+    """Return the packed values of each feature of an Example; ValueError or IndexError for other bytes."""
+    features: dict[bytes, bytes] = {}
+    _, at = _parse_varint(payload, 1)
+    while at < len(payload):
+        size, at = _parse_varint(payload, at + 1)  # map entry
+        end = at + size
+        size, at = _parse_varint(payload, at + 1)  # key
+        name = payload[at : at + size]
+        _, at = _parse_varint(payload, at + size + 1)  # Feature
+        _, at = _parse_varint(payload, at + 1)  # typed list
+        size, at = _parse_varint(payload, at + 1)  # its values
+        if at + size != end:
+            raise ValueError(f"feature {name!r} is not one list of packed values")
+        features[name] = payload[at:end]
+        at = end
+    return features
+
+
+def parse_varints(data: bytes) -> list[int]:
+    """Return all numbers of a packed list."""
+    numbers, at = [], 0
+    while at < len(data):
+        number, at = _parse_varint(data, at)
+        numbers.append(number)
+    return numbers
+
+
+def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at an index and the index after it."""
+    number, shift = data[at] & 127, 7
+    while data[at] >= 128:
+        at += 1
+        number |= (data[at] & 127) << shift
+        shift += 7
+    return number, at + 1

@@ -1,9 +1,11 @@
 """`bert tokenize`: sentences to records of masked pairs, a group of files at a time.
 
-A group's text is one flat array of tokens (`groups.py`), pairs are integers that point into it, and only a block of
-examples at a time becomes rows, masks and bytes. So memory grows with a group (51 MB of text: 292 MB) and not with the
-corpus, and one core turns ten megabytes of text into 108,000 records in two seconds. Everything random follows from the
-seed, the group's name and the numbers of copy and pair, never from the process that does the work.
+A group is some input files, or a range of a large one, whose documents are paired and shuffled together; it becomes
+one record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
+examples at a time becomes rows, masks and bytes. A large compressed file is split between documents while it is read.
+So memory grows with a group (51 MB of text: 292 MB) and not with the corpus, and one core turns ten megabytes of text
+into 108,000 records in two seconds. Everything random follows from the seed, the group's name and the numbers of copy
+and pair, never from the process that does the work.
 """
 
 import gc
@@ -15,6 +17,7 @@ from random import Random
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data.records.formats import (
@@ -23,17 +26,8 @@ from bert_cli.data.records.formats import (
     static_payloads,
     token_bytes,
 )
-from bert_cli.data.records.groups import (
-    HELD_BYTES,
-    Group,
-    check_documents,
-    counted_documents,
-    encode_groups,
-    plan_groups,
-)
-from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.masking import TokenKinds, mask_examples
-from bert_cli.data.records.random_bits import Keys, row_keys
+from bert_cli.data.records.index import describe, write_corpus
+from bert_cli.data.records.masking import Keys, TokenKinds, mask_examples, row_keys
 from bert_cli.data.records.sentence_pairs import (
     Pairs,
     fill_sentences,
@@ -42,19 +36,30 @@ from bert_cli.data.records.sentence_pairs import (
     truncate_pairs,
 )
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.vocab import (
-    Vocabulary,
-    find_vocabulary,
-    read_vocabulary,
-    tokenizer_config,
-    write_vocabulary,
-)
-from bert_cli.data.records.wordpiece import Encoder
-from bert_cli.data.shards.manifest import Stats, Step
+from bert_cli.data.records.tokenizer import Encoder, Vocabulary, read_vocabulary, write_vocabulary
+from bert_cli.data.records.vocab import find_vocabulary
+from bert_cli.data.shards.manifest import Stats, Step, read_manifest
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text.files import Part, Reading, refuse_without_effect, shard_of, text_bytes
+from bert_cli.data.text.documents import text_blocks
+from bert_cli.data.text.files import (
+    Outputs,
+    Part,
+    Reading,
+    bundle,
+    recognise_all,
+    refuse_without_effect,
+    shard_of,
+    split_part,
+    text_bytes,
+)
 from bert_cli.errors import DataError
 
+RANGE_BYTES = 32_000_000
+"""Approximate size of a range of a large file. A file of less than twice that is one range."""
+HELD_BYTES = 2 * RANGE_BYTES
+"""Text of a file that is held in memory at once; a larger compressed file is split there."""
+BUNDLE_BYTES = 16_000_000
+"""Text of a group of files that are one document each."""
 BLOCK_POSITIONS = 1 << 17
 """Positions of the rows that are masked and serialized at once; twice as many are no faster."""
 
@@ -76,41 +81,54 @@ positions and 24 % at 64, of paragraphs of eight sentences 74 % at 128."""
 class Recipe:
     """The values that a worker needs to make the records of a group."""
 
+    settings: TokenizeSettings
     vocab: Path
-    cased: bool
-    sequence_length: int
-    mask_tokens: int
-    masking: str
-    copies: int
-    short_seq_prob: float
-    static_masks: Masking | None
-    """How masks are drawn; None for dynamic records, which are masked when they are read."""
-    random_seed: int
     vocab_sha256: str
-    next_sentence: bool
-    reading: Reading
+
+    @property
+    def masks(self) -> Masking | None:
+        """How static masks are drawn; None for dynamic records, which are masked when they are read."""
+        if self.settings.masking == "dynamic":
+            return None
+        unit: Literal["word", "token"] = "word" if self.settings.whole_word_masking else "token"
+        return Masking(unit=unit, probability=self.settings.masked_lm_prob)
+
+    @property
+    def copies(self) -> int:
+        """Passes over the text."""
+        return self.settings.duplication_factor if self.settings.masking == "static" else 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of an example without [CLS] and [SEP]."""
+        return self.settings.sequence_length - (3 if self.settings.nsp else 2)
+
+    @property
+    def reading(self) -> Reading:
+        """How the text is read."""
+        settings = self.settings
+        return Reading(settings.input_format, settings.text_field, settings.documents)
 
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
     vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
-    recipe = _recipe(settings, vocabulary)
+    recipe = Recipe(settings, vocabulary.path.absolute(), vocabulary.sha256)
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
     groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
     parts = [part for _, group in groups for part in group]
     refuse_without_effect(parts, settings.model_fields_set)
-    documents = sum(counted_documents(settings.input, parts, recipe.reading).values())
+    documents = sum(_counted_documents(settings.input, parts, recipe.reading).values())
+    text, vocab_size = sum(map(text_bytes, parts)), len(vocabulary.pieces)
+    recorded = {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256}
     manifest = run_shards(
         Step(
             "tokenize",
             settings.out,
-            settings=_recorded_settings(settings)
-            | {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256},
+            settings=_recorded_settings(settings) | recorded,
             packages=("numpy", "tokenizers", "google-crc32c"),
             counted="records",
-            expected_bytes=bytes_written(
-                sum(map(text_bytes, parts)), documents, recipe, len(vocabulary.pieces)
-            ),
+            expected_bytes=bytes_written(text, documents, recipe, vocab_size),
         ),
         [shard_of(output, group) for output, group in groups],
         partial(convert, recipe=recipe),
@@ -118,7 +136,18 @@ def run(settings: TokenizeSettings) -> None:
         notes=notes,
     )
     write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
-    write_corpus(settings.out, _describe(recipe, vocabulary))
+    masks = recipe.masks
+    description = describe(
+        vocabulary,
+        cased=settings.cased,
+        format=settings.masking,
+        sequence_length=settings.sequence_length,
+        mask_tokens=settings.mask_tokens,
+        next_sentence=settings.nsp,
+        masked_lm_prob=masks.probability if masks else None,
+        whole_word_masking=masks.unit == "word" if masks else None,
+    )
+    write_corpus(settings.out, description)
     counts = manifest["counts"]
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
     if truncated > MUCH_TRUNCATED:
@@ -129,39 +158,17 @@ def run(settings: TokenizeSettings) -> None:
         )
 
 
-def _recipe(settings: TokenizeSettings, vocabulary: Vocabulary) -> Recipe:
-    is_dynamic = settings.masking == "dynamic"
-    unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
-    masks = Masking(unit=unit, probability=settings.masked_lm_prob)
-    return Recipe(
-        vocab=vocabulary.path.absolute(),
-        cased=settings.cased,
-        sequence_length=settings.sequence_length,
-        mask_tokens=settings.mask_tokens,
-        masking=settings.masking,
-        copies=1 if is_dynamic else settings.duplication_factor,
-        short_seq_prob=settings.short_seq_prob,
-        static_masks=None if is_dynamic else masks,
-        random_seed=settings.random_seed,
-        vocab_sha256=vocabulary.sha256,
-        next_sentence=settings.nsp,
-        reading=Reading(settings.input_format, settings.text_field, settings.documents),
-    )
-
-
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
     """Estimate the bytes of the records and indexes of so many bytes of text.
 
     `documents` is 0 where they were not counted. The last record of each is not full, which matters for short ones.
     """
-    longest = recipe.sequence_length - (3 if recipe.next_sentence else 2)
-    records = text / TEXT_BYTES_PER_TOKEN / longest * RECORDS_PER_FULL[recipe.next_sentence]
-    records = (records + documents) * recipe.copies
-    if recipe.static_masks is None:
-        size = DYNAMIC_BYTES + FILLED * recipe.sequence_length * token_bytes(vocab_size)
-    else:
-        size = STATIC_BYTES + 4 * recipe.sequence_length + 7 * recipe.mask_tokens
-    return round(records * size)
+    settings = recipe.settings
+    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[settings.nsp]
+    size: float = STATIC_BYTES + 4 * settings.sequence_length + 7 * settings.mask_tokens
+    if settings.masking == "dynamic":
+        size = DYNAMIC_BYTES + FILLED * settings.sequence_length * token_bytes(vocab_size)
+    return round((records + documents) * recipe.copies * size)
 
 
 def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
@@ -176,22 +183,141 @@ def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude=without_effect | defaults)
 
 
-def _describe(recipe: Recipe, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the description of the records for corpus.json."""
-    masks = recipe.static_masks
-    return {
-        "format": recipe.masking,
-        "sequence_length": recipe.sequence_length,
-        "mask_tokens": recipe.mask_tokens,
-        "next_sentence": recipe.next_sentence,
-        "masked_lm_prob": masks.probability if masks else None,
-        "whole_word_masking": masks.unit == "word" if masks else None,
-        "vocab_size": len(vocabulary.pieces),
-        "vocab_sha256": vocabulary.sha256,
-        "token_bytes": token_bytes(len(vocabulary.pieces)),
-        "special_ids": vars(vocabulary.special),
-        "tokenizer": tokenizer_config(cased=recipe.cased),
-    }
+# --- which files are a group
+
+
+def plan_groups(
+    folder: Path, group_files: int | None, reading: Reading, *, pairs: bool = True
+) -> tuple[Outputs, list[str]]:
+    """Return the record files with the input files of each, in order, and notes for the user.
+
+    A group has `group_files` files; by default one, or BUNDLE_BYTES of files that are one document each. Empty files
+    are skipped. The last file of a dump often has a single article, which cannot make pairs: where the manifest of the
+    input says so, it joins the group before it. DataError for any other group of one document, because an error before
+    hours of work is better than one afterwards.
+    """
+    files, notes = recognise_all(folder, reading)
+    parts = [
+        piece
+        for part in files
+        for piece in split_part(part, RANGE_BYTES, reading, anywhere=not pairs)
+    ]
+    if group_files is None and reading.documents == "files":
+        groups = bundle(parts, BUNDLE_BYTES)
+    else:
+        step = group_files or 1
+        groups = [parts[first : first + step] for first in range(0, len(parts), step)]
+    last, joins = groups[-1], False
+    if pairs:
+        counted = _counted_documents(folder, parts, reading)
+        joins = len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
+        if joins:
+            groups[-2:] = [groups[-2] + last]
+        for group in groups:
+            is_known = all(
+                not part.start and part.stop is None and part.path in counted for part in group
+            )
+            if is_known:
+                _check_documents(sum(counted[part.path] for part in group), group)
+    digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
+    outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
+    if joins:
+        notes.append(
+            f"{_span(last)}: holds fewer than two documents, which cannot make pairs, so it went "
+            f"into the group before it, {outputs[-1][0]}"
+        )
+    return outputs, notes
+
+
+def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) -> dict[Path, int]:
+    """Return the number of documents of each file, where the manifest or the settings say it."""
+    if reading.documents == "files":
+        return {part.path: 1 for part in parts if part.format == "plain"}
+    if not (folder / "manifest.json").exists():
+        return {}
+    shards = read_manifest(folder).get("shards", [])
+    return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
+
+
+def _check_documents(count: int, parts: Sequence[Part]) -> None:
+    """Raise DataError for a group of fewer than two documents, which cannot make pairs."""
+    if count < 2:
+        raise DataError(
+            f"{_span(parts)} ({count} document{'' if count == 1 else 's'} in the group)",
+            "a random next sentence must come from another document",
+            "raise --group-files so that every group holds several, see that documents are separated by blank "
+            "lines, or give --no-nsp",
+        )
+
+
+def _span(parts: Sequence[Part]) -> str:
+    first, last = parts[0].path, parts[-1].path
+    return str(first) if first == last else f"{first} to {last.name}"
+
+
+# --- from text to tokens
+
+
+@dataclass(frozen=True)
+class Group:
+    """Documents as one flat array of tokens."""
+
+    tokens: npt.NDArray[np.uint16 | np.uint32]
+    sentences: npt.NDArray[np.int64]
+    """[sentences + 1] index of each sentence's first token, and the end."""
+    documents: npt.NDArray[np.int64]
+    """[documents + 1] number of each document's first sentence, and the end."""
+
+
+def encode_groups(
+    parts: Sequence[Part], encoder: Encoder, reading: Reading, *, limit: int, least: int
+) -> Iterator[Group]:
+    """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
+
+    A blank line or the end of a part ends a document. Every group holds at least `least` documents if there are as
+    many: the last ones of a group go into the next. With `least` 1 a document that alone reaches the limit is split
+    between sentences.
+    """
+    # Tokens, the length of each sentence, and the number of its document; empty documents have numbers, too.
+    none = np.zeros(0, np.int64)
+    pieces: list[tuple[npt.NDArray[Any], ...]] = [(np.zeros(0, np.uint16), none, none)]
+    size = document = 0
+    for part in parts:
+        for text in text_blocks(part, reading):
+            encoded = encoder.encode(text)
+            numbers = document + np.cumsum(encoded.blank)
+            document = int(numbers[-1])
+            has_tokens = encoded.lengths > 0
+            pieces.append((encoded.tokens, encoded.lengths[has_tokens], numbers[has_tokens]))
+            size += len(text)
+            if size < limit:
+                continue
+            tokens, lengths, documents = map(np.concatenate, zip(*pieces, strict=True))
+            begins = np.flatnonzero(np.diff(documents, prepend=-1))
+            stop = 0
+            if least == 1 and len(begins) == 1:
+                stop = len(documents)
+            elif len(begins) >= 2 * least:
+                stop = int(begins[-least])
+            group = _group(tokens, lengths[:stop], documents[:stop])
+            if stop:
+                yield group
+            rest = tokens[len(group.tokens) :].copy()
+            size = int(size * len(rest) / max(1, len(tokens)))
+            pieces = [(rest, lengths[stop:], documents[stop:])]
+        document += 1
+    yield _group(*map(np.concatenate, zip(*pieces, strict=True)))
+
+
+def _group(
+    tokens: npt.NDArray[np.uint16 | np.uint32],
+    lengths: npt.NDArray[np.int64],
+    documents: npt.NDArray[np.int64],
+) -> Group:
+    """Return the group of sentences with these lengths and numbers of documents."""
+    ends = np.append(0, np.cumsum(lengths))
+    begins = np.flatnonzero(np.diff(documents, prepend=-1))
+    return Group(tokens[: int(ends[-1])], ends, np.append(begins, len(lengths)))
 
 
 # --- the work on one group
@@ -202,17 +328,18 @@ def convert(
 ) -> Stats:
     """Write the records of one group and their index."""
     documents = sentences = tokens = truncated = 0
+    pairs_needed = recipe.settings.nsp
     # Garbage collection would take 18 % of the time to search millions of strings for cycles.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.cased)
-        limit, least = HELD_BYTES * len(parts), 2 if recipe.next_sentence else 1
+        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.settings.cased)
+        limit, least = HELD_BYTES * len(parts), 2 if pairs_needed else 1
         groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
             for number, group in enumerate(groups):
-                if recipe.next_sentence:
-                    check_documents(len(group.documents) - 1, parts)
+                if pairs_needed:
+                    _check_documents(len(group.documents) - 1, parts)
                 name = f"{output.stem} {number}" if number else output.stem
                 pairs, keys, drawn = _pair_group(group, recipe, name)
                 tokens += drawn
@@ -232,34 +359,31 @@ def convert(
 @lru_cache(maxsize=1)
 def _encoder(vocab: Path, sha256: str, cased: bool) -> tuple[Encoder, Vocabulary]:
     """Return a worker's encoder, which remembers the words of earlier groups."""
-    vocabulary = read_vocabulary(vocab)
-    if vocabulary.sha256 != sha256:
-        raise DataError(f"vocabulary ({vocab})", "changed while records were made", "start again")
+    vocabulary = read_vocabulary(vocab, sha256)
     return Encoder(vocabulary.ids, cased=cased), vocabulary
 
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:
     """Return the truncated pairs of all copies in shuffled order, their keys, and their tokens before truncation."""
+    settings, seed = recipe.settings, recipe.settings.random_seed
     sentences, documents = group.sentences.tolist(), group.documents.tolist()
-    make_pairs = pair_sentences if recipe.next_sentence else fill_sentences
-    longest = recipe.sequence_length - (3 if recipe.next_sentence else 2)
+    make_pairs = pair_sentences if settings.nsp else fill_sentences
     copies, keys = [], []
     tokens = 0
     for copy in range(recipe.copies):
         pairs = make_pairs(
             sentences,
             documents,
-            sequence_length=recipe.sequence_length,
-            short_seq_prob=recipe.short_seq_prob,
-            random=Random(f"{recipe.random_seed} {name} {copy}"),
+            sequence_length=settings.sequence_length,
+            short_seq_prob=settings.short_seq_prob,
+            random=Random(f"{seed} {name} {copy}"),
         )
-        keys.append(row_keys(np.arange(len(pairs.is_random)), recipe.random_seed, name, copy))
+        keys.append(row_keys(np.arange(len(pairs.is_random)), seed, name, copy))
         tokens += pairs.tokens
-        copies.append(truncate_pairs(pairs, longest, keys[-1]))
+        copies.append(truncate_pairs(pairs, recipe.longest, keys[-1]))
     all_pairs = Pairs(*(np.concatenate(columns) for columns in zip(*copies, strict=True)))
     all_keys = np.concatenate(keys)
-    shuffled = row_keys(np.arange(len(all_keys)), recipe.random_seed, name, "order")
-    order = np.argsort(shuffled, kind="stable")
+    order = np.argsort(row_keys(np.arange(len(all_keys)), seed, name, "order"), kind="stable")
     return all_pairs.take(order), all_keys[order], tokens
 
 
@@ -267,7 +391,7 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    masks, length = recipe.static_masks, recipe.sequence_length
+    masks, length = recipe.masks, recipe.settings.sequence_length
     is_continuation = vocabulary.is_continuation if masks and masks.unit == "word" else None
     kinds = TokenKinds(vocabulary.special, len(vocabulary.pieces), is_continuation)
     step = max(1, BLOCK_POSITIONS // length)
@@ -294,6 +418,6 @@ def _blocks(
             keys[rows],
             kinds=kinds,
             masking=masks,
-            predictions=recipe.mask_tokens,
+            predictions=recipe.settings.mask_tokens,
         )
         yield static_payloads(examples)

@@ -1,106 +1,48 @@
-"""Vocabularies: find one, read one, train one.
+"""Find the vocabulary that `--vocab` names, and train one (`bert vocab`).
 
-A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says
-whether text is lower-cased. Every published BERT has this form. A vocabulary for another kind of tokenizer is rejected;
-where the tokenizer_config.json does not say the case, the capitals of the pieces show it.
+A vocabulary for another kind of tokenizer is rejected; where its tokenizer_config.json does not say the case, the
+capitals of the pieces show it.
 """
 
-import hashlib
 import json
 import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.config.settings import BertConfig
-from bert_cli.data.records.sentence_pairs import SpecialIds
-from bert_cli.data.records.wordpiece import library_tokenizer
+from bert_cli.data.records.tokenizer import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS,
+    VOCAB_FILE,
+    Vocabulary,
+    library_tokenizer,
+    read_vocabulary,
+    write_vocabulary,
+)
 from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Shard, Stats, Step, open_output
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import read_json, write_atomically, write_json_atomically
+from bert_cli.files import read_json, write_json_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Ids 0 to 4 of a vocabulary trained here; other vocabularies have them anywhere."""
 LETTERS = 1000
 """Most characters in a trained vocabulary; words with others are [UNK]."""
 CODE_POINTS = 0x110000
-VOCAB_FILE = "vocab.txt"
-CONFIG_FILE = "tokenizer_config.json"
 CAPITALS = 0.05
 """Least fraction of pieces with a capital in a cased vocabulary; Google's English one has 0.3."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The pieces of a vocab.txt in the order of their ids."""
-
-    path: Path
-    pieces: tuple[str, ...]
-    sha256: str
-    """Of the file's bytes."""
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """Id of each piece."""
-        return {piece: number for number, piece in enumerate(self.pieces)}
-
-    @property
-    def special(self) -> SpecialIds:
-        """Ids of the five special tokens."""
-        ids = self.ids
-        return SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
-
-    @property
-    def is_continuation(self) -> npt.NDArray[np.bool_]:
-        """[V] pieces that continue a word."""
-        return np.array([piece.startswith("##") for piece in self.pieces], np.bool_)
-
-
-def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocab.txt; DataError when it cannot be read or lacks a special token."""
-    try:
-        data = path.read_bytes()
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"vocabulary ({path})", f"cannot be read as text ({error})", "give a vocab.txt"
-        ) from error
-    pieces = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
-    missing = [token for token in SPECIAL_TOKENS if token not in set(pieces)]
-    if missing:
-        raise DataError(
-            f"vocabulary ({path})",
-            f"{' '.join(missing)} missing",
-            f"give a BERT vocabulary, a piece in each line, that holds {' '.join(SPECIAL_TOKENS)}",
-        )
-    first_lines: dict[str, int] = {"": 0}
-    for line, piece in enumerate(pieces, 1):
-        first = first_lines.setdefault(piece, line)
-        if first != line:
-            wrong = f"repeats {piece!r} of line {first}" if piece else "is blank"
-            raise DataError(
-                f"vocabulary ({path}, line {line})",
-                f"{wrong}, so an id would have no piece",
-                f"write [unused{line - 1}] there, which leaves all other ids as they are",
-            )
-    return Vocabulary(path, pieces, hashlib.sha256(data).hexdigest())
 
 
 # --- the vocabulary that --vocab names
@@ -115,22 +57,14 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_dir():
         path /= VOCAB_FILE
-        if not path.is_file():
+    config: Path | None = path.with_name(CONFIG_FILE)
+    if not path.is_file():
+        if path.suffix == ".txt" or not _HUB_NAME.fullmatch(name):
+            remedy = "give a vocab.txt, a folder with one, or a model name on the Hugging Face hub"
             raise DataError(
-                f"--vocab ({name})",
-                f"the folder holds no {VOCAB_FILE}",
-                "give one that does, or a file",
+                f"--vocab ({name})", f"no such file or folder with {VOCAB_FILE}", remedy
             )
-    if path.is_file():
-        config: Path | None = path.with_name(CONFIG_FILE)
-    elif _HUB_NAME.fullmatch(name) and path.suffix != ".txt":
         path, config = _download(name)
-    else:
-        raise DataError(
-            f"--vocab ({name})",
-            "no such file or folder",
-            "give a vocab.txt, a folder with one, or a model name on the Hugging Face hub",
-        )
     says_case = config is not None and config.is_file() and _check_config(config, name, cased)
     vocabulary = read_vocabulary(path)
     if not says_case:
@@ -140,28 +74,22 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
 
 def _download(name: str) -> tuple[Path, Path | None]:
     """Return vocab.txt and, where there is one, tokenizer_config.json from the hub or its cache."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     print(f"vocab: {name} is not here; asking the Hugging Face hub for it", file=sys.stderr)
     try:
         path = _download_file(name, VOCAB_FILE)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        try:
+            return path, _download_file(name, CONFIG_FILE)
+        except RemoteEntryNotFoundError:
+            return path, None
+    except (OSError, ValueError) as error:  # those of the hub are OSErrors
         raise DataError(
             f"--vocab ({name})",
-            f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
+            "no such file or folder here, and the Hugging Face hub did not give it "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0]})",
             "check the name and the network, or give the path of a vocab.txt",
         ) from error
-    try:
-        return path, _download_file(name, CONFIG_FILE)
-    except LocalEntryNotFoundError as error:
-        raise DataError(
-            f"--vocab ({name})",
-            f"the Hugging Face hub gave {VOCAB_FILE} and then could not be reached",
-            "try again",
-        ) from error
-    except EntryNotFoundError:
-        return path, None
 
 
 def _download_file(name: str, file: str) -> Path:
@@ -188,15 +116,10 @@ def _download_file(name: str, file: str) -> Path:
 def _check_config(path: Path, name: str, cased: bool) -> bool:
     """Raise ConfigError for a tokenizer that splits text otherwise; return whether the file says the case."""
     config = read_json(path, dict[str, Any], DataError, "fix or remove it")
-    lower = config.get("do_lower_case", not cased)
-    if lower == cased:
-        raise ConfigError(
-            f"--cased ({json.dumps(cased)}, with --vocab {name})",
-            f"{path} says do_lower_case {json.dumps(lower)}",
-            f"{'leave out' if cased else 'give'} --cased",
-        )
+    if config.get("do_lower_case", not cased) == cased:
+        raise _wrong_case(name, cased, f"{path} says do_lower_case {json.dumps(cased)}")
     strip, chinese = config.get("strip_accents"), config.get("tokenize_chinese_chars", True)
-    if (strip is not None and strip == cased) or not chinese:
+    if strip == cased or not chinese:
         raise ConfigError(
             f"--vocab ({name})",
             f"{path} asks for strip_accents {json.dumps(strip)} and tokenize_chinese_chars {json.dumps(chinese)}, "
@@ -216,38 +139,18 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
     capital = sum(piece.lower() != piece for piece in with_case)
     accents = any(unicodedata.normalize("NFD", piece) != piece for piece in with_case)
-    if not cased and capital > CAPITALS * len(with_case):
-        kind, remedy = "a cased vocabulary", "give --cased"
-    elif cased and with_case and not capital and not accents:
-        kind, remedy = "one of lower-cased text", "leave out --cased"
-    else:
-        return
-    raise ConfigError(
-        f"--cased ({json.dumps(cased)}, with --vocab {name})",
-        f"{capital:,} of the {len(with_case):,} pieces with letters hold a capital, so it is {kind}",
-        f"{remedy}, or put a {CONFIG_FILE} into its folder that says "
-        f'{{"do_lower_case": {json.dumps(not cased)}}}',
-    )
+    is_cased = capital > CAPITALS * len(with_case)
+    is_uncased = bool(with_case) and not capital and not accents
+    if is_uncased if cased else is_cased:
+        count = f"{capital:,} of the {len(with_case):,} pieces with letters"
+        raise _wrong_case(
+            name, cased, f"{count} hold a capital, and no {CONFIG_FILE} says the case"
+        )
 
 
-def tokenizer_config(*, cased: bool) -> dict[str, Any]:
-    """Return what Hugging Face's tokenizer needs besides the vocabulary."""
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": not cased,
-        "strip_accents": None,
-        "tokenize_chinese_chars": True,
-        **dict(zip(names, SPECIAL_TOKENS, strict=True)),
-    }
-
-
-def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
-    """Write vocab.txt and tokenizer_config.json into a folder, each complete or not at all."""
-    write_atomically(folder / VOCAB_FILE, data)
-    # A vocabulary has no model yet; the folder of a model has the number of the model's positions.
-    longest = {"model_max_length": BertConfig().max_position_embeddings}
-    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(cased=cased) | longest)
+def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
+    where = f"--cased ({json.dumps(cased)}, with --vocab {name})"
+    return ConfigError(where, problem, f"{'leave out' if cased else 'give'} --cased")
 
 
 # --- training

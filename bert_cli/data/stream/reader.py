@@ -22,8 +22,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.columns import Batch
-from bert_cli.data.records.random_bits import Ints, row_keys
+from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.masking import Ints, row_keys
 from bert_cli.data.stream.permutation import permute, record_at
 from bert_cli.data.stream.source import ByLength, Numbers, Records
 from bert_cli.errors import ConfigError, DataError

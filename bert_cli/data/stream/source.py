@@ -14,13 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
-from bert_cli.data.records.formats import DynamicRecords, parse_dynamic, parse_packs
-from bert_cli.data.records.masking import TokenKinds, mask_examples
-from bert_cli.data.records.random_bits import Ints, row_keys
-from bert_cli.data.records.sentence_pairs import SpecialIds
-from bert_cli.data.records.vocab import read_vocabulary
+from bert_cli.data.records.formats import (
+    FIELDS,
+    PACKED_FIELDS,
+    Batch,
+    DynamicRecords,
+    label_weights,
+    pack_columns,
+    parse_dynamic,
+    parse_packs,
+)
+from bert_cli.data.records.masking import Ints, TokenKinds, mask_examples, row_keys
+from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
 

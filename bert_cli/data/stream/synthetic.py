@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.finetune.features import Arrays, Features
-from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
-from bert_cli.data.records.masking import TokenKinds, mask_examples
-from bert_cli.data.records.random_bits import Keys, row_keys
-from bert_cli.data.records.sentence_pairs import SpecialIds
+from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
+from bert_cli.data.records.masking import Keys, TokenKinds, mask_examples, row_keys
+from bert_cli.data.records.tokenizer import SpecialIds
 from bert_cli.data.stream.permutation import GOLDEN, mix
 from bert_cli.data.stream.reader import BLOCK, Batching, ExampleStream
 from bert_cli.errors import ConfigError

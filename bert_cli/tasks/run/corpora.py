@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.tokenizer import TOKENIZER_FILE, case_of, read_tokenizer
-from bert_cli.data.records.vocab import VOCAB_FILE
+from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, case_of, read_tokenizer
 from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Mixture, Reader
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records

@@ -16,8 +16,7 @@ from bert_cli.data.finetune.features import (
     padded_length,
     texts_hash,
 )
-from bert_cli.data.records.tokenizer import read_tokenizer
-from bert_cli.data.records.vocab import write_vocabulary
+from bert_cli.data.records.tokenizer import read_tokenizer, write_vocabulary
 from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import DataError
 

@@ -1,4 +1,4 @@
-"""The bytes of records, judged by protobuf and by TensorFlow's parser."""
+"""The bytes of records, judged by protobuf and by TensorFlow's parser; packs, by a loop over their sequences."""
 
 import subprocess
 import sys
@@ -6,15 +6,19 @@ import sys
 import numpy as np
 import pytest
 
-from bert_cli.data.records import example_proto
+from bert_cli.data.records import tfrecord
 from bert_cli.data.records.formats import (
     BLOCK,
+    FIELDS,
     PACKED_FEATURES,
+    PACKED_FIELDS,
     STATIC_FEATURES,
+    Batch,
     DynamicPacks,
     DynamicRecords,
     dynamic_lengths,
     dynamic_payloads,
+    pack_columns,
     pack_payloads,
     parse_dynamic,
     parse_packs,
@@ -24,6 +28,13 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.tfrecord import FRAME_BYTES
 from bert_cli.errors import DataError
+
+
+def as_columns(block):
+    return {
+        name: column.astype(np.float32 if name.endswith("weights") else np.int32)
+        for name, column in block.items()
+    }
 
 
 def static_block(rows=50, length=128, predictions=20, vocab=30522, packed=0):
@@ -49,10 +60,7 @@ def static_block(rows=50, length=128, predictions=20, vocab=30522, packed=0):
             "next_sentence_positions": numbers.integers(0, length, (rows, packed)),
             "next_sentence_weights": numbers.integers(0, 2, (rows, packed)),
         }
-    return {
-        name: column.astype(np.float32 if name.endswith("weights") else np.int32)
-        for name, column in block.items()
-    }
+    return as_columns(block)
 
 
 def dynamic_block(rows=50, longest=128, vocab=30522):
@@ -76,14 +84,11 @@ def by_protobuf(block, order=sorted):
         for name in order(PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES):
             values = np.atleast_1d(block[name][row]).tolist()
             one = tf.train.Example()  # the entries of a map in any order are the serialized map
-            if name.endswith("weights"):
-                one.features.feature[name].float_list.value.extend(values)
-            else:
-                one.features.feature[name].int64_list.value.extend(values)
-            payload += one.SerializeToString()[
-                len(example_proto.varint(one.features.ByteSize())) + 1 :
-            ]
-        payloads.append(b"\x0a" + example_proto.varint(len(payload)) + payload)
+            kind = "float_list" if name.endswith("weights") else "int64_list"
+            getattr(one.features.feature[name], kind).value.extend(values)
+            head = len(tfrecord.varint(one.features.ByteSize())) + 1
+            payload += one.SerializeToString()[head:]
+        payloads.append(b"\x0a" + tfrecord.varint(len(payload)) + payload)
     return payloads
 
 
@@ -91,31 +96,23 @@ def assert_equal(columns, block):
     assert columns.keys() == block.keys()
     for name, column in block.items():
         assert columns[name].dtype == column.dtype
-        assert np.array_equal(columns[name], column), name
+        np.testing.assert_array_equal(columns[name], column, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("length", "predictions", "vocab", "packed"),
-    [
-        (128, 20, 30522, 0),
-        (8, 1, 100, 0),
-        (60, 9, 30522, 0),
-        (512, 76, 250_000, 0),
-        (300, 5, 3_000_000, 0),
-        (256, 30, 30522, 3),
-    ],
-)
-def test_static_records_are_the_bytes_of_protobuf_and_are_read_back(
-    length, predictions, vocab, packed
-):
+# --- static records
+
+
+def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
     import tensorflow as tf
 
-    block = static_block(30, length, predictions, vocab, packed)
-    payloads = list(static_payloads(block))
-    assert payloads == by_protobuf(block)
-    example = tf.train.Example.FromString(payloads[7])
-    assert example.SerializeToString(deterministic=True) == payloads[7]
-    assert_equal(parse_static(payloads, length, predictions, packed or None), block)
+    cases = [(128, 20, 30522, 0), (8, 1, 100, 0), (300, 5, 3_000_000, 0), (256, 30, 30522, 3)]
+    for length, predictions, vocab, packed in cases:
+        block = static_block(30, length, predictions, vocab, packed)
+        payloads = list(static_payloads(block))
+        assert payloads == by_protobuf(block)
+        example = tf.train.Example.FromString(payloads[7])
+        assert example.SerializeToString(deterministic=True) == payloads[7]
+        assert_equal(parse_static(payloads, length, predictions, packed or None), block)
 
 
 def test_records_of_several_blocks_in_any_order_of_their_features_are_read():
@@ -158,15 +155,18 @@ def test_rows_of_any_integer_type_are_written_but_no_negative_numbers():
 
 def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(static_payloads(static_block(3)))
-    with pytest.raises(
-        DataError, match=r"S 64, P 20\): not static .*segment_ids.*give the lengths"
-    ):
-        parse_static(payloads, 64, 20)
-    with pytest.raises(DataError, match="masked_lm_"):
-        parse_static(payloads, 128, 10)
     packs = list(static_payloads(static_block(3, packed=3)))
-    with pytest.raises(DataError, match=r"4 sequences.*give the lengths"):
-        parse_static(packs, 128, 20, 4)
+    cases = [
+        ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
+        ((payloads, 128, 10), "masked_lm_"),
+        ((packs, 128, 20, 4), "C 4.*give the lengths"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(DataError, match=message):
+            parse_static(*arguments)
+
+
+# --- dynamic records
 
 
 @pytest.mark.parametrize(("longest", "vocab"), [(128, 30522), (512, 250_000), (8, 100)])
@@ -188,24 +188,6 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
         assert feature["first_length"].int64_list.value == [block.first_lengths[row]]
         labels = feature["next_sentence_labels"].int64_list.value
         assert labels == [block.next_sentence_labels[row]]
-
-
-def test_a_dynamic_record_has_a_third_of_the_bytes_of_a_static_one():
-    dynamic = list(dynamic_payloads(dynamic_block(200)))
-    static = list(static_payloads(static_block(200)))
-    assert 3 * sum(map(len, dynamic)) < sum(map(len, static))
-
-
-def test_other_bytes_than_a_dynamic_record_are_rejected():
-    payloads = [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)]
-    for payload in [*payloads, *static_payloads(static_block(2))]:
-        with pytest.raises(DataError, match="not dynamic ones"):
-            parse_dynamic([payload])
-    odd = dynamic_block(1)._replace(
-        tokens=np.arange(5, dtype=np.int32), lengths=np.array([5], np.int32)
-    )
-    with pytest.raises(DataError, match="not of 4 bytes"):
-        parse_dynamic(list(dynamic_payloads(odd, 2)), 4)
 
 
 @pytest.mark.parametrize(("vocab", "first"), [(30522, 0), (250_000, 10**9)])
@@ -231,21 +213,26 @@ def test_packed_dynamic_records_are_read_back_and_protobuf_reads_them(vocab, fir
     assert feature["numbers"].int64_list.value == numbers[rows].tolist()
 
 
-def test_other_bytes_than_a_packed_dynamic_record_are_rejected():
+def test_other_bytes_than_those_of_the_format_are_rejected():
     block = dynamic_block(4)
     packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
-    lists = example_proto.parse_features(next(pack_payloads(packs)))
-    lists[b"numbers"] = example_proto.varint(2**63) + bytes([1, 2])
+    lists = tfrecord.parse_features(next(pack_payloads(packs)))
+    lists[b"numbers"] = tfrecord.varint(2**63) + bytes([1, 2])
     kinds = [(name.decode(), "bytes" if name == b"tokens" else "int64") for name in lists]
     columns = [(*kind, [data]) for kind, data in zip(kinds, lists.values(), strict=True)]
-    (huge,) = example_proto.serialize_examples(columns, 1)
-    for payload in (b"", bytes(40), huge, *dynamic_payloads(block)):
-        with pytest.raises(DataError, match="not packed dynamic ones"):
-            parse_packs([payload])
-    with pytest.raises(DataError, match="not packed dynamic ones"):
-        parse_packs(list(pack_payloads(packs, 2)), 4)
-    with pytest.raises(DataError, match="not dynamic ones"):
-        parse_dynamic(list(pack_payloads(packs)))
+    (huge,) = tfrecord.serialize_examples(columns)
+    nonsense = [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)]
+    odd = DynamicRecords(np.arange(5), *(np.array([number]) for number in (5, 2, 0)))
+    cases = [
+        (parse_dynamic, 2, [*nonsense, *static_payloads(static_block(2)), *pack_payloads(packs)]),
+        (parse_dynamic, 4, dynamic_payloads(odd, 2)),
+        (parse_packs, 2, [*nonsense, huge, *dynamic_payloads(block)]),
+        (parse_packs, 4, pack_payloads(packs, 2)),
+    ]
+    for parse, width, payloads in cases:
+        for payload in payloads:
+            with pytest.raises(DataError, match="not dynamic ones with"):
+                parse([payload], width)
 
 
 # --- lengths without reading
@@ -266,23 +253,6 @@ def test_the_size_of_its_frame_gives_the_length_of_every_dynamic_record(width):
         assert np.array_equal(dynamic_lengths(sizes[:40][::-1], 40, width), lengths[:40][::-1])
 
 
-def test_no_two_lengths_below_16384_have_a_size_in_common():
-    """Every size is tried: each length has one below 128 tokens and two from there on."""
-    for width, longest in ((2, 16_383), (4, 9_000)):
-        lengths = []
-        for size in np.arange(60, 40_000):
-            try:
-                lengths.append(int(dynamic_lengths(np.array([size]), longest, width)[0]))
-            except DataError:
-                continue
-        assert lengths == sorted(lengths)
-        counts = np.bincount(lengths)
-        assert counts[0] == 0
-        assert np.all(counts[1:128] == 1)
-        assert np.all(counts[128:] == 2)
-        assert len(counts) == longest + 1
-
-
 def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     lengths = np.array([16_384, 16_385], np.int32)
     tokens = np.zeros(lengths.sum(), np.int32)
@@ -294,3 +264,79 @@ def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     for size in (-5, 0, 60, 10**9):
         with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
             dynamic_lengths(np.array([100, size]), 128)
+
+
+# --- columns of packs
+
+S, P, MOST = 24, 5, 3
+
+
+def some_sequences(counts, seed=0):
+    """Return sequences of 3 to 8 tokens, of which three fit into S positions, masked at some positions."""
+    rng = np.random.default_rng(seed)
+    rows, width = sum(counts), 16
+    lengths = rng.integers(3, S // MOST + 1, rows)
+    is_token = np.arange(width) < lengths[:, None]
+    weights = np.arange(P) < rng.integers(0, 3, rows)[:, None]
+    positions = np.stack([rng.permuted(np.arange(1, 3)) for _ in range(rows)])
+    positions = np.pad(np.sort(positions, axis=1), ((0, 0), (0, P - 2)))
+    block = {
+        "input_ids": np.where(is_token, rng.integers(5, 1000, (rows, width)), 0),
+        "input_mask": is_token,
+        "segment_ids": is_token & (np.arange(width) >= 2),
+        "masked_lm_positions": np.where(weights, positions, 0),
+        "masked_lm_ids": np.where(weights, rng.integers(5, 1000, (rows, P)), 0),
+        "masked_lm_weights": weights,
+        "next_sentence_labels": rng.integers(0, 2, rows),
+    }
+    return as_columns(block), lengths
+
+
+def pack_by_loop(columns: Batch, lengths, counts, predictions, pad) -> Batch:
+    packs = {name: [] for name in PACKED_FIELDS}
+    row = 0
+    for count in counts:
+        pack = {name: [] for name in PACKED_FIELDS}
+        for number in range(1, count + 1):
+            start, length = len(pack["input_ids"]), int(lengths[row])
+            pack["next_sentence_positions"].append(start)
+            pack["next_sentence_labels"].append(columns["next_sentence_labels"][row])
+            pack["next_sentence_weights"].append(1.0)
+            for name in ("input_ids", "segment_ids"):
+                pack[name] += columns[name][row, :length].tolist()
+            pack["input_mask"] += [number] * length
+            pack["position_ids"] += range(length)
+            masked = int(columns["masked_lm_weights"][row].sum())
+            for position in columns["masked_lm_positions"][row, :masked]:
+                pack["masked_lm_positions"].append(start + position)
+            for name in ("masked_lm_ids", "masked_lm_weights"):
+                pack[name] += columns[name][row, :masked].tolist()
+            row += 1
+        for name, values in pack.items():
+            wide = {"masked_lm": predictions, "next_sentence": MOST}.get(name.rpartition("_")[0], S)
+            packs[name].append(values + [pad if name == "input_ids" else 0] * (wide - len(values)))
+    return as_columns({name: np.array(rows) for name, rows in packs.items()})
+
+
+def packed(columns, lengths, counts, **changes):
+    settings = {"sequence_length": S, "most": MOST, "predictions": 8, "pad": 0}
+    settings |= {"next_sentence": True} | changes
+    return pack_columns(columns, lengths, np.array(counts), **settings)
+
+
+@pytest.mark.parametrize(("seed", "pad"), [(0, 0), (1, 7)])
+def test_packs_are_those_of_a_loop_over_their_sequences(seed, pad):
+    counts = np.random.default_rng(seed).integers(1, MOST + 1, 40).tolist()
+    columns, lengths = some_sequences(counts, seed)
+    got = packed(columns, lengths, counts, pad=pad)
+    assert tuple(got) == PACKED_FIELDS and set(FIELDS) < set(PACKED_FIELDS)
+    assert_equal(got, pack_by_loop(columns, lengths, counts, 8, pad))
+    assert not packed(columns, lengths, counts, next_sentence=False)["next_sentence_weights"].any()
+
+
+def test_a_pack_with_too_many_tokens_or_predictions_is_rejected():
+    columns, lengths = some_sequences([3] * 20)
+    with pytest.raises(DataError, match=r"a pack \(\d+ tokens\): has room for 9"):
+        packed(columns, lengths, [3] * 20, sequence_length=9)
+    with pytest.raises(DataError, match=r"a pack \(\d masked positions\): has room for 2"):
+        packed(columns, lengths, [3] * 20, predictions=2)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bert_cli.data.records import groups
-from bert_cli.data.records.groups import encode_groups, plan_groups
-from bert_cli.data.records.wordpiece import Encoder
+from bert_cli.data.records.tokenize import encode_groups, plan_groups
+from bert_cli.data.records.tokenizer import Encoder
 from bert_cli.data.text.files import Part, Reading, recognise
 from bert_cli.errors import DataError
 

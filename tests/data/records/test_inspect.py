@@ -17,7 +17,7 @@ from bert_cli.data.records import index, inspect, pack, tokenize
 from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.vocab import Vocabulary, read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import Vocabulary, read_vocabulary, write_vocabulary
 from bert_cli.errors import ConfigError, DataError
 
 S, P = 32, 6

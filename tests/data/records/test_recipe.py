@@ -1,7 +1,8 @@
-"""The complete recipe, judged from records that the commands make of a text with known answers.
+"""The complete recipe, judged from records that `bert tokenize` makes of a text with known answers.
 
 Every word of the text shows its document and the word after it, so pairs, truncation and masks can be checked from the
 tokens alone. Each property is checked over at least 20,000 sequences. Bounds are exact or five standard deviations.
+`test_pack` shows that packs hold the same sequences with the same masks.
 """
 
 import random
@@ -15,16 +16,15 @@ import numpy as np
 import pytest
 from support.corpora import open_stream
 
-from bert_cli.config.data import Masking, PackSettings, TokenizeSettings
-from bert_cli.data.records import pack, tokenize
-from bert_cli.data.records.columns import Batch
+from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.data.records import tokenize
+from bert_cli.data.records.formats import Batch
 from bert_cli.data.stream.permutation import record_at
 
 S, P = 48, 7
 LONGEST = S - 3
 ENOUGH = 20_000
 COPIES = 2
-PACKS = {"sequence_length": 2 * S, "max_sequences_per_pack": 3}
 
 # Every document has its own words. INNER ones follow each other in a circle through the document, some of them in
 # several pieces; a sentence is OPEN, some of them, CLOSE.
@@ -88,7 +88,7 @@ TEXTS = {"words": sentences_of_many_words, "pieces": sentences_of_one_piece}
 
 @dataclass
 class Sequences:
-    """What was read: one row for each sequence, also of a pack."""
+    """What was read, a row for each sequence."""
 
     tokens: np.ndarray
     """[n, S] before masking."""
@@ -116,31 +116,17 @@ class Sequences:
 
 
 def sequences(batch: Batch) -> Sequences:
-    """Undo masks and packing."""
+    """Undo the masks."""
     row, slot = np.nonzero(batch["masked_lm_weights"])
     position = batch["masked_lm_positions"][row, slot]
     tokens, masked = batch["input_ids"].copy(), np.zeros(batch["input_ids"].shape, bool)
     tokens[row, position] = batch["masked_lm_ids"][row, slot]
     masked[row, position] = True
     assert masked.sum() == len(row), "no position is predicted twice"
-    if "next_sentence_positions" in batch:
-        starts, labels = batch["next_sentence_positions"], batch["next_sentence_labels"]
-    else:
-        starts, labels = np.zeros((len(tokens), 1), int), batch["next_sentence_labels"][:, None]
-    parts = []
-    for number in range(starts.shape[1]):
-        is_token = batch["input_mask"] == number + 1
-        lengths = is_token.sum(axis=1)
-        positions = starts[:, number : number + 1] + np.arange(S)
-        inside = np.arange(S) < lengths[:, None]
-        at = np.arange(len(tokens))[:, None], np.where(inside, positions, 0)
-        assert np.all(is_token[at][inside])
-        columns = [np.where(inside, a[at], 0) for a in (tokens, batch["input_ids"], masked)]
-        second = np.where(inside, batch["segment_ids"][at], 0).sum(axis=1)
-        columns += [lengths, lengths - second, labels[:, number]]
-        parts.append([column[lengths > 0] for column in columns])
-    tokens, shown, masked, *rest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return Sequences(tokens, shown, masked.astype(bool), *rest)
+    lengths = batch["input_mask"].sum(axis=1)
+    first_lengths = lengths - batch["segment_ids"].sum(axis=1)
+    labels = batch["next_sentence_labels"]
+    return Sequences(tokens, batch["input_ids"], masked, lengths, first_lengths, labels)
 
 
 @dataclass
@@ -160,45 +146,20 @@ class Corpora:
             (self.home / "vocab.txt").write_text("\n".join(pieces) + "\n")
         return folder
 
-    def records(self, text: str, kind: str, unit: str = "token") -> Path:
+    def open(self, kind: str, text: str, unit: str) -> Any:
+        """Open static or dynamic records of a text that are masked by a unit."""
         is_static = kind == "static"
         out = self.home / f"{text}_{kind}_{unit if is_static else ''}"
         if not out.exists():
             masks = {"duplication_factor": COPIES, "whole_word_masking": unit == "word"}
-            tokenize.run(
-                TokenizeSettings(
-                    input=self.text(text),
-                    out=out,
-                    vocab=str(self.home / "vocab.txt"),
-                    sequence_length=S,
-                    mask_tokens=P,
-                    masking=kind,
-                    processes=1,
-                    **(masks if is_static else {}),
-                )
-            )
-        return out
-
-    def packs(self, text: str, kind: str, unit: str = "token") -> Path:
-        """Return the records after `bert pack`, up to three sequences in twice the positions."""
-        folder = self.records(text, kind, unit)
-        out = folder.with_name(f"{folder.name}_packed")
-        if not out.exists():
-            pack.run(PackSettings(input=folder, out=out, processes=1, **PACKS))
-        return out
+            settings = {"sequence_length": S, "mask_tokens": P, "masking": kind, "processes": 1}
+            settings |= {"input": self.text(text), "vocab": str(self.home / "vocab.txt")}
+            tokenize.run(TokenizeSettings(out=out, **settings, **(masks if is_static else {})))
+        masking = {} if is_static else {"masking": Masking(unit=unit)}
+        return open_stream(out, seed=5, examples=1, micro=1, **masking)
 
 
-def open_reader(corpora: Corpora, name: str, text: str, unit: str) -> Any:
-    """Open records of a text that are masked by a unit."""
-    kind = "static" if "static" in name else "dynamic"
-    stored = corpora.packs if name.startswith("packed") else corpora.records
-    more = {"masking": Masking(unit=unit)} if kind == "dynamic" else {}
-    more |= PACKS if name == "dynamic in packs" else {}
-    folder = stored(text, kind, unit)
-    return open_stream(folder, seed=5, examples=1, micro=1, **more)
-
-
-READERS = ("static", "dynamic", "packed static", "packed dynamic", "dynamic in packs")
+KINDS = ("static", "dynamic")
 Read = Callable[..., Sequences]
 
 
@@ -213,9 +174,8 @@ def read(corpora) -> Read:
 
     @cache
     def read(name: str, text: str, unit: str = "token") -> Sequences:
-        reader = open_reader(corpora, name, text, unit)
-        examples = min(22_000 / reader.source.sequences, 1) * reader.epoch_size
-        rows = sequences(reader.rows(np.arange(int(examples))))
+        reader = corpora.open(name, text, unit)
+        rows = sequences(reader.rows(np.arange(min(22_000, reader.epoch_size))))
         assert len(rows) >= ENOUGH
         return rows
 
@@ -266,10 +226,10 @@ def words_of(rows: Sequences) -> tuple[np.ndarray, np.ndarray]:
     return continues, sizes
 
 
-# --- exact properties, for every reader
+# --- exact properties
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_example_is_two_segments_of_words_with_as_many_masks_as_the_recipe_says(read, name):
     rows = read(name, "words")
     position, row = np.arange(S), np.arange(len(rows))
@@ -288,7 +248,7 @@ def test_an_example_is_two_segments_of_words_with_as_many_masks_as_the_recipe_sa
     assert np.array_equal(rows.shown[~rows.masked], rows.tokens[~rows.masked])
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", KINDS)
 def test_whole_words_are_masked_completely_and_every_one_that_fits(read, name):
     rows = read(name, "words", "word")
     continues, sizes = words_of(rows)
@@ -303,7 +263,7 @@ def test_whole_words_are_masked_completely_and_every_one_that_fits(read, name):
     assert rows.masked.sum() > 0.98 * wanted.sum()
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_actual_next_follows_the_first_segment_and_a_random_one_is_of_another_document(
     read, name
 ):
@@ -351,7 +311,7 @@ def test_pairs_that_are_too_long_are_truncated_to_fit_from_the_longer_segment(re
 # --- what is drawn
 
 
-@pytest.mark.parametrize("name", ["static", "dynamic"])
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("unit", ["token", "word"])
 def test_80_percent_of_masked_tokens_are_hidden_10_are_random_and_10_stay(read, name, unit):
     rows = read(name, "words", unit)
@@ -383,7 +343,7 @@ def test_every_position_is_equally_likely_to_be_masked_whatever_its_neighbours_a
 
 @pytest.mark.parametrize("unit", ["token", "span"])
 def test_the_masks_of_a_record_in_two_epochs_are_independent(corpora, unit):
-    reader = open_reader(corpora, "dynamic", "pieces", unit)
+    reader = corpora.open("dynamic", "pieces", unit)
     size = reader.epoch_size
     both = []
     for epoch in (0, 1):
@@ -423,95 +383,3 @@ def test_the_first_segment_ends_at_every_sentence_equally_often(read):
     counts = np.bincount(rows.first_lengths - 2, minlength=LONGEST)[1:LONGEST]
     assert counts.sum() == len(rows)
     assert is_spread(counts, len(rows) / (LONGEST - 1) * np.ones(LONGEST - 1))
-
-
-# --- spans
-
-
-def drawn_spans(sizes: list[int], segment: list[bool], wanted: int, draw: random.Random):
-    """Return spans of one row as the paper describes them, with another generator: [words], then its toss."""
-    taken = [False] * len(sizes)
-    left, tries = wanted, 0
-    spans = []
-    while left and tries < 30 * len(sizes):
-        tries += 1
-        first = draw.randrange(len(sizes))
-        if taken[first]:
-            continue
-        longest = draw.choices(range(1, 11), [0.2 * 0.8**count for count in range(10)])[0]
-        span = []
-        for number in range(first, min(first + longest, len(sizes))):
-            if taken[number] or sizes[number] > left or segment[number] != segment[first]:
-                break
-            taken[number] = True
-            left -= sizes[number]
-            span.append(number)
-        if span:
-            spans.append((span, draw.random()))
-    return spans
-
-
-def runs_of(fates: list[int], segment: list[bool]) -> list[list[int]]:
-    """Return the fates of the words of each run of masked words; the fate is 0 for an unmasked word."""
-    runs, before = [], None
-    for number, fate in enumerate(fates):
-        if fate and before == (number - 1, segment[number]):
-            runs[-1].append(fate)
-        elif fate:
-            runs.append([fate])
-        before = (number, segment[number]) if fate else None
-    return runs
-
-
-def summary(fates: list[int], segment: list[bool], pieces: int) -> list[int]:
-    """Return numbers of a row to compare: masked pieces, runs by length and fate, masks around [SEP]."""
-    runs = runs_of(fates, segment)
-    lengths = [len(run) for run in runs]
-    kinds = ["all hidden" if set(run) == {1} else "mixed" if 1 in run else "other" for run in runs]
-    return [
-        pieces,
-        *(lengths.count(length) for length in range(1, P + 1)),
-        *(kinds.count(kind) for kind in ("all hidden", "mixed", "other")),
-        int(fates[segment.index(True)] > 0),
-        int(fates[segment.index(True)] > 0 and fates[segment.index(True) - 1] > 0),
-    ]
-
-
-def test_spans_are_distributed_as_those_drawn_by_the_paper(read):
-    rows = read("dynamic", "words", "span")
-    continues, sizes = words_of(rows)
-    # Complete words, as many as are wanted or nearly so, never a special token.
-    assert np.array_equal(
-        rows.masked[:, 1:][continues[:, 1:]], rows.masked[:, :-1][continues[:, 1:]]
-    )
-    assert not np.any(rows.masked & ~rows.ordinary)
-    wanted = np.clip(np.rint(0.15 * rows.lengths), 1, P).astype(int)
-    assert np.all(rows.masked.sum(axis=1) <= wanted)
-    assert rows.masked.sum() > 0.98 * wanted.sum()
-    hidden = rows.masked & (rows.shown == MASK)
-    same = rows.masked & (rows.shown == rows.tokens)
-    for fate, fraction in ((hidden, 0.8), (same, 0.1)):
-        # The fates of the tokens of a row depend on each other, those of rows do not.
-        assert is_zero(fate.sum(axis=1) - fraction * rows.masked.sum(axis=1))
-    other = rows.shown[rows.masked & ~hidden & ~same]
-    edges = np.linspace(0, VOCAB_SIZE, 65)
-    assert is_spread(np.histogram(other, edges)[0], len(other) * np.diff(edges) / VOCAB_SIZE)
-    # Every row is compared with one that is drawn here over the same words.
-    draw = random.Random(11)
-    ours, theirs = [], []
-    for row in range(ENOUGH):
-        begins = np.flatnonzero(sizes[row])
-        segment = (begins >= rows.first_lengths[row]).tolist()
-        fates = np.where(hidden[row, begins], 1, 2 * rows.masked[row, begins]).tolist()
-        ours.append(summary(fates, segment, int(rows.masked[row].sum())))
-        of_words = sizes[row, begins].tolist()
-        fates = [0] * len(begins)
-        for span, toss in drawn_spans(of_words, segment, int(wanted[row]), draw):
-            for number in span:
-                fates[number] = 1 if toss < 0.8 else 2
-        pieces = sum(size for size, fate in zip(of_words, fates, strict=True) if fate)
-        theirs.append(summary(fates, segment, pieces))
-    differences = np.array(ours) - np.array(theirs)
-    for column in range(differences.shape[1]):
-        assert np.any(np.array(ours)[:, column])
-        assert is_zero(differences[:, column]), column

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_cli.data.records.statistics import SampleStatistics, labels_of, unmasked
-from bert_cli.data.records.vocab import Vocabulary
+from bert_cli.data.records.inspect import SampleStatistics, labels_of, unmasked
+from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.errors import DataError
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", ".", "sat")

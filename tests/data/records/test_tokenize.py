@@ -18,11 +18,10 @@ from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import parse_dynamic
-from bert_cli.data.records.groups import encode_groups
 from bert_cli.data.records.index import read_index
-from bert_cli.data.records.statistics import unmasked
-from bert_cli.data.records.vocab import SPECIAL_TOKENS, read_vocabulary
-from bert_cli.data.records.wordpiece import Encoder
+from bert_cli.data.records.inspect import unmasked
+from bert_cli.data.records.tokenize import encode_groups
+from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, Encoder, read_vocabulary
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.files import Reading, recognise
 from bert_cli.errors import ConfigError, DataError

@@ -9,8 +9,8 @@ from bert_cli.data.records.tokenizer import (
     files_for_model,
     model_max_length,
     read_tokenizer,
+    write_vocabulary,
 )
-from bert_cli.data.records.vocab import write_vocabulary
 from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "s", "Cat", "[", "]"]

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.data.records.vocab import (
+from bert_cli.data.records.tokenizer import (
     SPECIAL_TOKENS,
-    find_vocabulary,
+    Encoder,
     read_vocabulary,
-    run,
     tokenizer_config,
 )
-from bert_cli.data.records.wordpiece import Encoder
+from bert_cli.data.records.vocab import find_vocabulary, run
 from bert_cli.errors import ConfigError, DataError
 
 PIECES = ["the", "cat", "##s", "[PAD]", "[MASK]", "[UNK]", "[SEP]", "[CLS]"]

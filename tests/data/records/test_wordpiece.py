@@ -7,8 +7,7 @@ import pytest
 from tokenizers import BertWordPieceTokenizer
 
 from bert_cli.data.records import wordpiece
-from bert_cli.data.records.vocab import SPECIAL_TOKENS
-from bert_cli.data.records.wordpiece import Encoder
+from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, Encoder
 
 HARD = [
     "",

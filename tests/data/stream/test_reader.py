@@ -20,7 +20,7 @@ from support.corpora import (
 )
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.records.columns import FIELDS, PACKED_FIELDS, Batch
+from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS, Batch
 from bert_cli.data.stream.reader import Batching, read_ahead
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError

@@ -11,10 +11,9 @@ from support.corpora import PIECES, P, S, dynamic_records, make_corpus, open_str
 
 from bert_cli.config.data import IndexSettings, Masking
 from bert_cli.data.records import index
-from bert_cli.data.records.example_proto import parse_features, serialize_examples, varint
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.tfrecord import RecordWriter
+from bert_cli.data.records.tfrecord import RecordWriter, parse_features, serialize_examples, varint
 from bert_cli.errors import DataError
 
 
@@ -170,8 +169,7 @@ def test_dynamic_records_are_checked_too(tmp_path, capsys):
                 ("first_length", "int64", first_length),
                 ("next_sentence_labels", "int64", features[b"next_sentence_labels"]),
                 ("tokens", "bytes", features[b"tokens"]),
-            ],
-            1,
+            ]
         )
         rewrite(folder, payloads)
         assert_refused(folder, f"first_lengths has {shown}")

@@ -7,7 +7,7 @@ import pytest
 
 from bert_cli.config.data import Masking
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.columns import PACKED_FIELDS
+from bert_cli.data.records.formats import PACKED_FIELDS
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import SyntheticStream, synthetic_features
 from bert_cli.errors import ConfigError

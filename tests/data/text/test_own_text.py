@@ -17,7 +17,7 @@ from bert_cli.config.data import PreprocessSettings, TokenizeSettings, VocabSett
 from bert_cli.data.records import tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
-from bert_cli.data.records.tfrecord import read_payload
+from bert_cli.data.records.tfrecord import FRAME_BYTES, HEAD_BYTES
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import preprocess
 from bert_cli.errors import ConfigError, DataError
@@ -78,7 +78,8 @@ def payloads(folder):
     for path in sorted(folder.glob("*.tfrecord")):
         data = path.read_bytes()
         index = np.loadtxt(path.with_suffix(".index"), np.int64, ndmin=2)
-        found += [read_payload(data, int(offset), path) for offset in index[:, 0]]
+        starts, sizes = index.T + np.array([[HEAD_BYTES], [-FRAME_BYTES]])
+        found += [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     return found
 
 

@@ -13,7 +13,7 @@ from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.vocab import SPECIAL_TOKENS, read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, read_vocabulary, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
