@@ -1,5 +1,7 @@
 """Small corpora for tests: folders of records with known numbers."""
 
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -53,32 +55,40 @@ def dynamic_records(first: int, count: int) -> DynamicRecords:
     )
 
 
-def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> Path:
-    """Write a folder of records like `bert tokenize`, one file for each count."""
+def write_folder(
+    folder: Path, kind: str, shards: list[Iterable[bytes]], pieces: list[str], **described: Any
+) -> Path:
+    """Write a folder of records like `bert tokenize`, one file for each shard of payloads."""
     folder.mkdir(parents=True)
-    first = 0
-    for number, count in enumerate(counts):
+    for number, payloads in enumerate(shards):
         with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
-            if count and kind == "static":
-                writer.write_all(static_payloads(static_examples(first, count)))
-            elif count:
-                writer.write_all(dynamic_payloads(dynamic_records(first, count)))
-        first += count
-    write_vocabulary(folder, "\n".join(PIECES).encode() + b"\n", cased=False)
-    described = {
+            writer.write_all(payloads)
+    write_vocabulary(folder, "\n".join(pieces).encode() + b"\n", cased=False)
+    defaults = {
         "format": kind,
         "sequence_length": S,
         "mask_tokens": P,
         "masked_lm_prob": 0.15,
         "whole_word_masking": False,
-        "vocab_size": WORDS,
+        "vocab_size": len(pieces),
         "vocab_sha256": read_vocabulary(folder / "vocab.txt").sha256,
         "token_bytes": 2,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
         "tokenizer": {},
     }
-    write_corpus(folder, described | changes)
+    write_corpus(folder, defaults | described)
     return folder
+
+
+def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> Path:
+    """Write records of known numbers, one file for each count."""
+    shards: list[Iterable[bytes]] = []
+    for first, count in zip(accumulate([0, *counts]), counts, strict=False):
+        if kind == "static":
+            shards.append(static_payloads(static_examples(first, count)) if count else ())
+        else:
+            shards.append(dynamic_payloads(dynamic_records(first, count)) if count else ())
+    return write_folder(folder, kind, shards, PIECES, **changes)
 
 
 def sequences_of(rows: Batch) -> list[dict[str, Any]]:

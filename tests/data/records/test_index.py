@@ -1,4 +1,4 @@
-"""The index: judged by the tfrecord package, rejected when corrupt, used only when it fits."""
+"""Frames, judged by TensorFlow; the index, by the tfrecord package; what is corrupt or does not fit is rejected."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from bert_cli.data.records.index import (
     write_corpus,
     write_index,
 )
-from bert_cli.data.records.tfrecord import RecordWriter, masked_crc
+from bert_cli.data.records.tfrecord import RecordWriter, masked_crc, read_payloads
 from bert_cli.errors import ConfigError, DataError
 
 DESCRIBED = {
@@ -37,15 +37,17 @@ DESCRIBED = {
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "wiki", "##pedia", "and", "so", "on"]
 
 
-def write_records(path: Path, count: int, seed: int = 0) -> list[int]:
-    """Write payloads of many lengths, from none to longer than a read buffer; return the lengths."""
+def write_records(path: Path, count: int, seed: int = 0) -> list[bytes]:
+    """Write payloads of many lengths, from none to longer than a read buffer; return them."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 3000, count).tolist()
     lengths[count // 2] = (1 << 20) + 17
+    payloads = [rng.bytes(length) for length in lengths]
     with RecordWriter(path) as writer:
-        for length in lengths:
-            writer.write(rng.bytes(length))
-    return [int(length) for length in lengths]
+        writer.write_all(payloads[: count // 2])
+        writer.write_all(payloads[count // 2 :])
+    assert (writer.records, writer.bytes) == (count, path.stat().st_size)
+    return payloads
 
 
 def write_foreign(folder: Path) -> None:
@@ -76,12 +78,17 @@ def index(folder: Path, vocab: Path | None = None) -> None:
     run(IndexSettings(folder=folder, vocab=None if vocab is None else str(vocab), processes=2))
 
 
-# --- the index of a file
+# --- frames and the index of a file
 
 
-def test_the_index_is_the_one_that_the_tfrecord_package_writes(tmp_path: Path) -> None:
+def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(
+    tmp_path: Path,
+) -> None:
+    import tensorflow as tf
+
     path = tmp_path / "x.tfrecord"
-    lengths = write_records(path, 200)
+    payloads = write_records(path, 200)
+    assert [x.numpy() for x in tf.data.TFRecordDataset(str(path))] == payloads
     by_the_writer = (tmp_path / "x.index").read_bytes()
     (tmp_path / "x.index").unlink()
     assert write_index(path) == path.stat().st_size
@@ -89,16 +96,38 @@ def test_the_index_is_the_one_that_the_tfrecord_package_writes(tmp_path: Path) -
     assert from_the_frames == index_of_tfrecord_package(path).encode() == by_the_writer
     offsets = read_index(path)
     assert offsets is not None
-    assert np.array_equal(np.diff(offsets), np.array(lengths) + 16)
+    assert np.array_equal(np.diff(offsets), [len(payload) + 16 for payload in payloads])
+
+
+def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    with RecordWriter(path) as writer:
+        writer.write_all((b"the first payload", b"second!"))
+    data, start = path.read_bytes(), 17 + 16
+    first, second = data[:start], data[start:]
+
+    def read(*frames: bytes) -> list[bytes]:
+        return read_payloads(frames, "row {}".format, "rebuild it")
+
+    assert read(second, first) == [b"second!", b"the first payload"]
+    assert read() == []
+    flipped = [
+        first[:at] + bytes([first[at] ^ 1 << at % 8]) + first[at + 1 :] for at in range(start)
+    ]
+    for frame in (*flipped, *(first[:end] for end in range(start)), data[7:start], data):
+        with pytest.raises(DataError, match=r"row 1: no record .* corrupt .*; rebuild it"):
+            read(second, frame)
 
 
 def test_a_file_of_one_record_or_of_none_is_indexed_too(tmp_path: Path) -> None:
-    with RecordWriter(tmp_path / "one.tfrecord") as writer:
-        writer.write(b"alone")
-    (tmp_path / "none.tfrecord").touch()
-    for name, expected in {"one": [0, 21], "none": [0]}.items():
-        write_index(tmp_path / f"{name}.tfrecord")
-        offsets = read_index(tmp_path / f"{name}.tfrecord")
+    for name, payloads, expected in (("one", [b"alone"], [0, 21]), ("none", [], [0])):
+        path = tmp_path / f"{name}.tfrecord"
+        with RecordWriter(path) as writer:
+            writer.write_all(payloads)
+        by_the_writer = path.with_suffix(".index").read_bytes()
+        write_index(path)
+        assert path.with_suffix(".index").read_bytes() == by_the_writer
+        offsets = read_index(path)
         assert offsets is not None and offsets.tolist() == expected
 
 
@@ -112,34 +141,23 @@ def test_indexing_skips_the_payloads(tmp_path: Path) -> None:
     assert (tmp_path / "x.index").read_text() == f"0 {(1 << 40) + 16}\n"
 
 
-@pytest.mark.parametrize("byte", [0, 7, 11])
-def test_a_corrupt_frame_is_rejected_by_file_and_byte(tmp_path: Path, byte: int) -> None:
-    path = tmp_path / "x.tfrecord"
-    lengths = write_records(path, 20)
-    start = sum(lengths[:7]) + 16 * 7
-    data = bytearray(path.read_bytes())
-    data[start + byte] ^= 0x40
-    path.write_bytes(data)
-    (tmp_path / "x.index").unlink()
-    with pytest.raises(DataError, match=rf"x\.tfrecord \(byte {start}\): no record starts here"):
-        write_index(path)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
-
-
-def test_a_file_that_is_cut_at_any_byte_of_its_last_record_is_rejected(tmp_path: Path) -> None:
+def test_a_corrupt_or_cut_frame_is_rejected_by_file_and_byte(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     with RecordWriter(path) as writer:
         writer.write_all((b"first", b"second!"))
     data = path.read_bytes()
-    for end in range(22, len(data)):
-        path.write_bytes(data[:end])
-        with pytest.raises(DataError, match=r"x\.tfrecord \(byte 21\): the file of .* is cut"):
+    path.with_suffix(".index").unlink()
+    flipped = [data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :] for at in (21, 28, 32)]
+    for wrong in (*flipped, *(data[:end] for end in range(22, len(data)))):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match=r"x\.tfrecord \(byte 21 of \d+\): no record starts"):
             write_index(path)
+        assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
 
 
 def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path: Path) -> None:
     path, text = tmp_path / "x.tfrecord", tmp_path / "x.index"
-    write_records(path, 5)
+    write_records(path, 6)
     good, data, time = text.read_text(), path.read_bytes(), path.stat().st_mtime_ns
     assert read_index(path) is not None
     lines = good.splitlines(keepends=True)
@@ -149,6 +167,7 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path: Path) -> None
         "two lines are swapped": "".join([lines[1], lines[0], *lines[2:]]),
         "it is not numbers": "offsets and sizes",
         "it has one column": "".join(line.split()[0] + "\n" for line in lines),
+        "it has three numbers": "0 1 2",
         "it is empty": "",
     }
     for why, lines_of_text in wrong.items():
@@ -221,9 +240,14 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
     assert len(fingerprints) == 10
 
 
-def test_a_folder_in_which_a_step_has_not_finished_is_rejected(tmp_path: Path) -> None:
+def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(
+    tmp_path: Path,
+) -> None:
     write_records(tmp_path / "a.tfrecord", 4)
-    write_corpus(tmp_path, DESCRIBED)
+    for text in ("{", "[]", "3", "{}", '{"format": "static"}'):
+        (tmp_path / "corpus.json").write_text(text)
+        with pytest.raises(DataError, match=r"corpus\.json.*`bert index .* --vocab vocab\.txt`"):
+            read_corpus(tmp_path)
     (tmp_path / ".done").mkdir()
     for refused in (lambda: read_corpus(tmp_path), lambda: index(tmp_path)):
         with pytest.raises(DataError, match="`bert tokenize` has not finished in it"):
@@ -231,19 +255,6 @@ def test_a_folder_in_which_a_step_has_not_finished_is_rejected(tmp_path: Path) -
     (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
     with pytest.raises(DataError, match="`bert pack` has not finished in it"):
         read_corpus(tmp_path)
-
-
-def test_an_invalid_corpus_json_is_rejected_with_the_command_that_writes_it_again(
-    tmp_path: Path,
-) -> None:
-    for text in ("{", "[]", "3", "{}", '{"format": "static"}'):
-        (tmp_path / "corpus.json").write_text(text)
-        with pytest.raises(
-            DataError, match=r"corpus\.json.*run `bert index .* --vocab vocab\.txt`"
-        ):
-            read_corpus(tmp_path)
-    (tmp_path / ".done").mkdir()
-    (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match=r"remove it and run the same `bert pack` again"):
         read_corpus(tmp_path)
@@ -264,7 +275,7 @@ def test_folders_without_records_are_rejected(tmp_path: Path) -> None:
 # --- bert index
 
 
-def test_bert_index_makes_only_what_is_absent(
+def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abc":
@@ -274,6 +285,11 @@ def test_bert_index_makes_only_what_is_absent(
     text_of_b = (tmp_path / "b.index").read_bytes()
     (tmp_path / "b.index").unlink()
     (tmp_path / "corpus.offsets").unlink()
+    data = (tmp_path / "b.tfrecord").read_bytes()
+    (tmp_path / "b.tfrecord").write_bytes(data[:-1])
+    with pytest.raises(DataError, match=r"b\.tfrecord \(byte \d+"):
+        index(tmp_path)
+    (tmp_path / "b.tfrecord").write_bytes(data)
     index(tmp_path)
     assert (tmp_path / "a.index").stat().st_mtime_ns == time_of_a
     assert (tmp_path / "b.index").read_bytes() == text_of_b
@@ -287,28 +303,13 @@ def test_bert_index_makes_only_what_is_absent(
     assert manifest["versions"]["numpy"] == np.__version__
 
 
-def test_a_corrupt_file_stops_bert_index_until_it_is_replaced(tmp_path: Path) -> None:
-    for name in "ab":
-        write_records(tmp_path / f"{name}.tfrecord", 6)
-    data = (tmp_path / "b.tfrecord").read_bytes()
-    (tmp_path / "b.tfrecord").write_bytes(data[:-1])
-    (tmp_path / "corpus.json").write_text(
-        json.dumps(DESCRIBED | {"files": [], "records": 0, "fingerprint": ""})
-    )
-    with pytest.raises(DataError, match=r"b\.tfrecord \(byte \d+\)"):
-        index(tmp_path)
-    (tmp_path / "b.tfrecord").write_bytes(data)
-    index(tmp_path)
-    assert read_corpus(tmp_path)["records"] == 12
-
-
 def test_a_changed_vocabulary_in_the_folder_is_rejected(tmp_path: Path) -> None:
     folder = make_corpus(tmp_path / "c", "static", [5])
     config = folder / "tokenizer_config.json"
     config.write_text(config.read_text().replace("{", '{"model_max_length": 16,', 1))
     index(folder)
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "more\n")
-    with pytest.raises(DataError, match=r"vocab\.txt: is not the vocabulary .*; bring it back"):
+    with pytest.raises(DataError, match=r"vocab\.txt\): is not the vocabulary .*; bring it back"):
         index(folder)
 
 
@@ -320,6 +321,19 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
 ) -> None:
     folder, vocab = tmp_path / "records", tmp_path / "vocab.txt"
     write_foreign(folder)
+    with pytest.raises(DataError, match="--vocab"):
+        index(folder)
+    for pieces, message in (
+        (PIECES[1:], r"\[PAD\]"),
+        (["a", *PIECES], r"starts with id 2 and goes up to 8, while \[CLS\] is 3"),
+        (PIECES[:7], r"\[CLS\] is 2 of 7"),
+    ):
+        vocab.write_text("\n".join(pieces))
+        with pytest.raises(DataError, match=message):
+            index(folder, vocab)
+    with pytest.raises((DataError, ConfigError)):
+        index(folder, tmp_path / "no.txt")
+    assert not (folder / "corpus.json").exists()
     vocab.write_text("\n".join(PIECES) + "\n")
     index(folder, vocab)
     corpus = read_corpus(folder)
@@ -358,25 +372,6 @@ def test_a_vocabulary_with_capital_letters_or_a_cased_config_is_a_cased_one(tmp_
     assert read_corpus(folder)["tokenizer"]["do_lower_case"] is False
 
 
-def test_foreign_records_need_the_right_vocabulary(tmp_path: Path) -> None:
-    folder, vocab = tmp_path / "records", tmp_path / "vocab.txt"
-    write_foreign(folder)
-    with pytest.raises(DataError, match="--vocab"):
-        index(folder)
-    cases = [
-        (PIECES[1:], r"\[PAD\]"),
-        (["a", *PIECES], r"starts with id 2 and goes up to 8, while \[CLS\] is 3"),
-        (PIECES[:7], r"\[CLS\] is 2 of 7"),
-    ]
-    for pieces, message in cases:
-        vocab.write_text("\n".join(pieces))
-        with pytest.raises(DataError, match=message):
-            index(folder, vocab)
-    with pytest.raises((DataError, ConfigError)):
-        index(folder, tmp_path / "no.txt")
-    assert not (folder / "corpus.json").exists()
-
-
 def test_files_without_bert_records_are_rejected(tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -386,6 +381,6 @@ def test_files_without_bert_records_are_rejected(tmp_path: Path) -> None:
     payloads = {b"\xff\xff": "Example", example.SerializeToString(): "no input_ids.*only image"}
     for payload, message in payloads.items():
         with RecordWriter(tmp_path / "a.tfrecord") as writer:
-            writer.write(payload)
+            writer.write_all([payload])
         with pytest.raises(DataError, match=message):
             index(tmp_path, tmp_path / "vocab.txt")

@@ -9,33 +9,159 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.corpora import write_folder
 
 from bert_cli.config.data import IndexSettings, PackSettings, TokenizeSettings
 from bert_cli.config.load import load
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.records import index, inspect, pack, tokenize
 from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
-from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import Vocabulary, read_vocabulary, write_vocabulary
+from bert_cli.data.records.inspect import SampleStatistics, unmasked
+from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.errors import ConfigError, DataError
 
 S, P = 32, 6
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [*SPECIAL, *(f"word{number}" for number in range(45)), *(f"##s{n}" for n in range(50))]
+# A small vocabulary for single examples.
+KNOWN = Vocabulary(Path("vocab.txt"), (*SPECIAL, "the", "cat", "##s", ".", "sat"), "")
+PAD, UNK, CLS, SEP, MASK, THE, CAT, PLURAL, DOT, SAT = range(10)
+
+
+# --- the statistics of a sample
+
+
+def batch_of(*rows: dict, sequences: int = 1) -> dict[str, np.ndarray]:
+    """Return examples of 12 positions and 4 predictions, without their padding in the rows."""
+    sizes = {"input_ids": 12, "input_mask": 12, "segment_ids": 12}
+    sizes |= {"masked_lm_positions": 4, "masked_lm_ids": 4, "masked_lm_weights": 4}
+    sizes |= {"next_sentence_labels": sequences, "next_sentence_weights": sequences}
+    batch = {
+        name: np.zeros((len(rows), size), np.float32 if "weights" in name else np.int32)
+        for name, size in sizes.items()
+    }
+    for number, row in enumerate(rows):
+        for name, values in row.items():
+            batch[name][number, : len(values)] = values
+    return batch
+
+
+# [CLS] the cats . [SEP] sat [UNK] [SEP], where "cat" is masked, "." replaced and "sat" unchanged.
+ONE = {
+    "input_ids": [CLS, THE, MASK, PLURAL, THE, SEP, SAT, UNK, SEP],
+    "input_mask": [1] * 9,
+    "segment_ids": [0] * 6 + [1] * 3,
+    "masked_lm_positions": [2, 4, 6],
+    "masked_lm_ids": [CAT, DOT, SAT],
+    "masked_lm_weights": [1, 1, 1],
+    "next_sentence_labels": [1],
+    "next_sentence_weights": [1],
+}
+# [CLS] the [SEP] sat [SEP] and [CLS] cats [SEP].
+PACK = {
+    "input_ids": [CLS, THE, SEP, SAT, SEP, CLS, MASK, PLURAL, SEP],
+    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2],
+    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 0],
+    "masked_lm_positions": [6],
+    "masked_lm_ids": [CAT],
+    "masked_lm_weights": [1],
+    "next_sentence_labels": [1, 0],
+    "next_sentence_weights": [1, 0],
+}
+
+
+def counted(*batches: dict[str, np.ndarray]) -> SampleStatistics:
+    sample = SampleStatistics(KNOWN)
+    for batch in batches:
+        sample.add(batch)
+    return sample
+
+
+def test_the_statistics_of_one_example_are_the_known_ones():
+    unmasked_tokens = [CLS, THE, CAT, PLURAL, DOT, SEP, SAT, UNK, SEP, 0, 0, 0]
+    assert unmasked(batch_of(ONE)).tolist() == [unmasked_tokens]
+    expected = {
+        "real_token_share": 9 / 12,
+        "tokens_per_sequence": 9,
+        "masked_share_of_tokens": 3 / 9,
+        "masks_shown_as_mask": 1 / 3,
+        "masks_shown_as_another_word": 1 / 3,
+        "masks_shown_as_they_are": 1 / 3,
+        "unknown_share_of_tokens": 1 / 6,
+        # the, cat ##s, sat: "." and [UNK] are not words that were split into pieces.
+        "pieces_per_word": 4 / 3,
+        "random_next_share": 1.0,
+        "examples_with_all_predictions": 0.0,
+    }
+    report = counted(batch_of(ONE)).report(records=1)
+    assert {name: report[name] for name in expected} == expected
+    # A continuation whose first piece was cut off begins a word.
+    cut = {"input_ids": [CLS, PLURAL, PLURAL], "input_mask": [1] * 3}
+    assert counted(batch_of(cut)).report(1)["pieces_per_word"] == 2.0
+
+
+def test_blocks_add_up_and_a_ratio_without_a_denominator_is_none():
+    other = ONE | {"next_sentence_labels": [0]}
+    apart = counted(*(batch_of(row) for row in (ONE, other, ONE)))
+    together = counted(batch_of(ONE, other, ONE))
+    assert apart.report(9) == together.report(9)
+    assert apart.lengths == together.lengths == {9: 3}
+    assert together.report(9)["random_next_share"] == 2 / 3
+    report = counted(batch_of({})).report(1)
+    names = ["tokens_per_sequence", "masked_share_of_tokens", "masks_shown_as_mask"]
+    names += ["unknown_share_of_tokens", "pieces_per_word", "equals_per_example"]
+    assert {report[name] for name in names} == {None}
+    assert report["real_token_share"] == 0.0
+
+
+def test_the_sequences_of_a_pack_are_counted_one_by_one():
+    sample = counted(batch_of(PACK, sequences=2))
+    report = sample.report(1)
+    assert (report["examples"], report["sequences"], report["sequences_per_example"]) == (1, 2, 2.0)
+    assert sample.lengths == {5: 1, 4: 1}
+    assert (report["next_sentence_labels"], report["random_next_share"]) == (1, 1.0)
+    # The second sequence alone, unpacked, is the same text.
+    sample.add(batch_of({"input_ids": [CLS, CAT, PLURAL, SEP], "input_mask": [1] * 4}))
+    assert sample.report(2)["repeated_texts"] == 1
+
+
+def test_equal_texts_are_counted_with_and_without_their_masks():
+    unchanged = ONE | {"input_ids": [CLS, THE, CAT, PLURAL, DOT, SEP, SAT, UNK, SEP]}
+    other = ONE | {"input_ids": [CLS, CAT, MASK, PLURAL, THE, SEP, SAT, UNK, SEP]}
+    report = counted(batch_of(ONE, unchanged, ONE, other)).report(4)
+    assert report["repeated_texts"] == 2
+    assert report["repeated_texts_with_their_masks"] == 1
+    assert report["equal_pairs"] == 3
+    # Of four examples three have two duplicates each.
+    assert report["equals_per_example"] == 6 / 4
+
+
+def test_a_sample_estimates_the_duplicates_in_the_complete_folder():
+    # 2,000 records: 300 texts three times, 1,100 once: 900 x 2 duplicates over 2,000 records.
+    texts = np.concatenate([np.repeat(np.arange(300), 3), np.arange(300, 1400)])
+    estimates = []
+    for seed in range(30):
+        chosen = np.random.default_rng(seed).permutation(texts)[:300]
+        batch = batch_of(*[{"input_mask": [1] * 12}] * len(chosen))
+        for position in range(1, 12):
+            batch["input_ids"][:, position] = chosen // 5 ** (position % 6) % 5 + 5
+        estimates.append(counted(batch).report(2000)["equals_per_example"])
+    assert np.mean(estimates) == pytest.approx(1800 / 2000, rel=0.15)
+    assert min(estimates) > 0
+
+
+# --- warnings
+
 HEALTHY = {
-    "format": "static",
     "records": 10_000,
     "files": 4,
     "copies": 5,
-    "max_sequences_per_pack": 1,
     "largest_shard_share": 0.26,
     "tokens": 10**6,
     "real_token_share": 0.95,
     "predictions": 150_000,
     "masked_share_of_tokens": 0.15,
     "masks_shown_as_mask": 0.8,
-    "examples_with_all_predictions": 0.1,
     "next_sentence_labels": 10_000,
     "random_next_share": 0.5,
     "unknown_share_of_tokens": 0.0001,
@@ -43,6 +169,46 @@ HEALTHY = {
     "equal_pairs": 40,
     "equals_per_example": 0.01,
 }
+WITHOUT_PAIRS = {"random_next_share": None, "next_sentence_labels": 0}
+# Change of a healthy report, the warning and its remedy.
+PROBLEMS = [
+    ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
+    ({"unknown_share_of_tokens": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
+    ({"largest_shard_share": 0.9}, "90% of the records are in one shard", "similar size"),
+    ({"equals_per_example": 1.5}, "is 1.50 times more in the folder", "--deduplicate"),
+    ({"masked_share_of_tokens": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
+    ({"masked_share_of_tokens": 0.05}, "5.0% of the tokens", "--mask-tokens"),
+    ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
+    ({"random_next_share": 0.9}, "90.0% of the pairs are random", "documents"),
+    ({"random_next_share": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
+    ({"equals_per_example": 5.0, **WITHOUT_PAIRS}, "5.00 times more", "--deduplicate"),
+    ({"real_token_share": 0.3}, "only 30.0% of the positions", "bert pack"),
+    ({"copies": 1}, "static records of one copy", "--masking dynamic"),
+    ({"predictions": 0, "masked_share_of_tokens": None}, "no token is masked", "masks"),
+]
+# Deviations that may be chance or are unknown.
+NO_PROBLEMS = [
+    {},
+    {"random_next_share": 0.9, "next_sentence_labels": 10},
+    WITHOUT_PAIRS,
+    {"random_next_share": 0.65, "next_sentence_labels": 50},
+    {"equals_per_example": 4.0, **WITHOUT_PAIRS},
+    {"pieces_per_word": 4.0, "tokens": 30},
+    {"equals_per_example": 1.5, "equal_pairs": 2},
+    {"largest_shard_share": 1.0, "files": 1},
+    {"copies": None},
+]
+
+
+def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_none():
+    for change, what, remedy in PROBLEMS:
+        (warning,) = inspect.find_warnings(HEALTHY | change)
+        assert what in warning.what and remedy in warning.remedy, change
+    for change in NO_PROBLEMS:
+        assert list(inspect.find_warnings(HEALTHY | change)) == [], change
+
+
+# --- the command
 
 
 def texts(count: int, *, seed: int = 0, of: tuple[int, int] = (5, 50)) -> DynamicRecords:
@@ -77,29 +243,12 @@ def masked(records: DynamicRecords) -> dict[str, np.ndarray]:
 
 
 def make_records(folder: Path, shards: list[DynamicRecords], kind: str = "dynamic") -> Path:
-    """Write a folder of records like `bert tokenize`."""
-    folder.mkdir(parents=True)
-    for number, records in enumerate(shards):
-        with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
-            made = (
-                dynamic_payloads(records) if kind == "dynamic" else static_payloads(masked(records))
-            )
-            writer.write_all(made)
-    write_vocabulary(folder, "\n".join(PIECES).encode() + b"\n", cased=False)
-    described = {
-        "format": kind,
-        "sequence_length": S,
-        "mask_tokens": P,
-        "masked_lm_prob": None,
-        "whole_word_masking": None,
-        "vocab_size": len(PIECES),
-        "vocab_sha256": read_vocabulary(folder / "vocab.txt").sha256,
-        "token_bytes": 2,
-        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "tokenizer": {},
-    }
-    write_corpus(folder, described)
-    return folder
+    payloads = [
+        dynamic_payloads(shard) if kind == "dynamic" else static_payloads(masked(shard))
+        for shard in shards
+    ]
+    described = {"sequence_length": S, "mask_tokens": P, "masked_lm_prob": None}
+    return write_folder(folder, kind, payloads, PIECES, **described)
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -155,110 +304,30 @@ def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
     assert text == inspected(capsys, corpus, "--sample", 150, "--examples", 60)
     other = inspected(capsys, corpus, "--sample", 150, "--examples", 60, "--seed", 7)
     assert text.partition("example 1")[2] != other.partition("example 1")[2]
-    report = report_of(capsys, corpus, "--sample", 150)
-    assert report["examples"] == 150
-    assert report["random_next_share"] == pytest.approx(0.5, abs=0.15)
-
-
-def test_examples_show_pairs_and_predictions(corpus, capsys):
-    text = inspected(capsys, corpus, "--examples", 2)
-    shown = text.partition("example 1")[2].partition("lengths of")[0]
-    assert "example 2: record" in shown and "example 3" not in shown
+    # Each example has its pair, and each prediction in braces, the original word first.
+    shown = text.partition("example 1")[2].partition("example 3")[0]
     assert "32 tokens, 5 predicted, B is " in shown
     labels = [line[:4].strip() for line in shown.splitlines() if line[:4].strip() in ("A", "B")]
     assert labels == ["A", "B", "A", "B"]
-    # Each prediction in braces, the original word first.
     assert shown.count("{word") == 10
     assert "-> [MASK]}" in shown.replace("\n      ", " ")
 
 
-VOCABULARY = Vocabulary(Path("vocab.txt"), (*SPECIAL, "the", "cat", "##s", "sat", "."), "")
-
-
-def test_the_pieces_of_a_word_are_joined_and_kinds_of_masks_are_distinguished():
-    tokens, shown = np.array([2, 5, 6, 7, 8, 9, 3]), np.array([2, 4, 6, 4, 5, 9, 3])
-    text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, VOCABULARY)
+def test_pieces_are_joined_and_the_sequences_of_a_pack_are_shown_one_by_one():
+    tokens, shown = (
+        np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP]),
+        np.array([2, 4, 6, 4, 5, 8, 3]),
+    )
+    text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, KNOWN)
     assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
-
-
-def test_the_sequences_of_a_pack_are_shown_one_by_one():
-    batch = {
-        "input_ids": np.array([[2, 5, 3, 8, 3, 2, 4, 7, 3, 0]]),
-        "input_mask": np.array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 0]]),
-        "segment_ids": np.array([[0, 0, 0, 1, 1, 0, 0, 0, 0, 0]]),
-        "masked_lm_positions": np.array([[6, 0]]),
-        "masked_lm_ids": np.array([[6, 0]]),
-        "masked_lm_weights": np.array([[1.0, 0.0]]),
-        "next_sentence_labels": np.array([[1, 0]]),
-        "next_sentence_weights": np.array([[1.0, 0.0]]),
-    }
-    lines = [(label, text.plain) for label, text in inspect.describe_example(batch, 0, VOCABULARY)]
-    assert lines == [
+    batch = batch_of(PACK, sequences=2)
+    assert [(label, text.plain) for label, text in inspect.describe_example(batch, 0, KNOWN)] == [
         ("", "sequence 1: 5 tokens, 0 predicted, B is a random next"),
         ("A", "the"),
         ("B", "sat"),
         ("", "sequence 2: 4 tokens, 1 predicted"),
         ("A", "{cat -> [MASK]}s"),
     ]
-
-
-# Change of a healthy report, the warning and its remedy.
-PROBLEMS = [
-    ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
-    ({"unknown_share_of_tokens": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
-    ({"largest_shard_share": 0.9}, "90% of the records are in one shard of 4", "similar size"),
-    ({"equals_per_example": 1.5}, "is 1.50 times more in the folder", "--deduplicate"),
-    ({"masked_share_of_tokens": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
-    (
-        {"masked_share_of_tokens": 0.05, "examples_with_all_predictions": 0.9},
-        "5.0% of the tokens",
-        "raise --mask-tokens",
-    ),
-    (
-        {"masked_share_of_tokens": 0.05, "format": "dynamic", "copies": None},
-        "5.0% of the tokens",
-        "--masking.probability 0.15",
-    ),
-    ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
-    ({"random_next_share": 0.9}, "90.0% of the pairs are random", "documents"),
-    (
-        {"random_next_share": 1.0, "next_sentence_labels": 40},
-        "100.0% of the pairs are random",
-        "documents",
-    ),
-    (
-        {"equals_per_example": 5.0, "random_next_share": None, "next_sentence_labels": 0},
-        "5.00 times more",
-        "--deduplicate",
-    ),
-    ({"real_token_share": 0.3}, "70.0% of the positions are padding", "bert pack"),
-    (
-        {"real_token_share": 0.3, "max_sequences_per_pack": 2},
-        "70.0% of the positions are padding",
-        "pack more of them",
-    ),
-    ({"copies": 1}, "static records of one copy", "--masking dynamic"),
-    ({"predictions": 0, "masked_share_of_tokens": None}, "no token is masked", "masks"),
-]
-# Deviations that may be chance or are unknown.
-NO_PROBLEMS = [
-    {"random_next_share": 0.9, "next_sentence_labels": 10},
-    {"random_next_share": None, "next_sentence_labels": 0},
-    {"random_next_share": 0.65, "next_sentence_labels": 50},
-    {"equals_per_example": 4.0, "random_next_share": None, "next_sentence_labels": 0},
-    {"pieces_per_word": 4.0, "tokens": 30},
-    {"equals_per_example": 1.5, "equal_pairs": 2},
-    {"largest_shard_share": 1.0, "files": 1},
-    {"copies": None},
-]
-
-
-def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_none():
-    for change, what, remedy in PROBLEMS:
-        (warning,) = inspect.find_warnings(HEALTHY | change)
-        assert what in warning.what and remedy in warning.remedy, change
-    for change in ({}, *NO_PROBLEMS):
-        assert list(inspect.find_warnings(HEALTHY | change)) == [], change
 
 
 def test_problems_of_real_records_are_found(tmp_path, capsys):
@@ -270,15 +339,9 @@ def test_problems_of_real_records_are_found(tmp_path, capsys):
     long = {name: np.tile(getattr(bad, name), 15) for name in bad._fields if name != "tokens"}
     folder = make_records(tmp_path / "bad", [bad._replace(**long), texts(10)])
     text = inspected(capsys, folder)
-    for what in ("pieces on average", "are [UNK]", "times more in the folder", "in one shard of 2"):
+    for what in ("pieces on average", "are [UNK]", "times more in the folder", "in one shard"):
         assert what in text
     assert text.count(f"  {folder}: ") == 4
-    short = np.full(300, 8, np.int32)
-    rows = np.tile([2, 7, 8, 9, 3, 10, 11, 3], (300, 1))
-    rows[:, 1:4] = np.random.default_rng(0).integers(5, 50, (300, 3))
-    records = DynamicRecords(rows.reshape(-1).astype(np.int32), short, short - 3, short % 2)
-    folder = make_records(tmp_path / "short", [records])
-    assert "75.0% of the positions are padding; pack several" in inspected(capsys, folder)
 
 
 def test_static_records_of_one_copy_are_warned_of_also_in_packs(tmp_path, capsys):
@@ -286,19 +349,11 @@ def test_static_records_of_one_copy_are_warned_of_also_in_packs(tmp_path, capsys
     assert report_of(capsys, folder)["copies"] is None
     manifest = {"step": "tokenize", "settings": {"duplication_factor": 1}, "shards": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert "every epoch has the same masks" in inspected(capsys, folder)
     packed = tmp_path / "packed"
     pack.run(PackSettings(input=folder, out=packed, processes=1))
-    assert "every epoch has the same masks" in inspected(capsys, packed)
     index.run(IndexSettings(folder=packed, processes=1))
-    assert "every epoch has the same masks" in inspected(capsys, packed)
-
-
-def test_dynamic_records_are_masked_by_the_settings_of_the_run(tmp_path, capsys):
-    folder = make_records(tmp_path / "dynamic", [texts(200)])
-    report = report_of(capsys, folder, "--masking.probability", "0.1")
-    assert report["masked_share_of_tokens"] == pytest.approx(3 / S)
-    folder = make_records(tmp_path / "static", [texts(20)], "static")
+    for records in (folder, packed):
+        assert "every epoch has the same masks" in inspected(capsys, records)
     with pytest.raises(ConfigError, match="masking: has no effect on"):
         inspected(capsys, folder, "--masking.probability", "0.1")
 
@@ -309,7 +364,6 @@ def test_the_histogram_counts_every_length_once():
     assert [int(line.split()[3].replace(",", "")) for line in lines] == [15, 20, *[0] * 13, 100]
     bars = [line.count("#") for line in lines]
     assert (bars[0], bars[1], bars[-1], bars[2]) == (8, 10, 50, 0)
-    assert inspect.histogram(Counter({3: 1}), 10)[2].split()[:4] == ["3", "-", "3", "1"]
 
 
 class Terminal(io.StringIO):
@@ -331,30 +385,19 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, *words: object)
         return sys.stdout.getvalue()
 
 
-def test_examples_are_as_wide_as_the_terminal(corpus, monkeypatch, capsys):
+def test_examples_are_as_wide_as_the_terminal_and_coloured_there(tmp_path, monkeypatch, capsys):
+    folder = make_records(tmp_path / "corpus", [texts(20)])
     monkeypatch.setenv("NO_COLOR", "1")
-    widths = {}
-    for columns in (60, 200):
-        text = on_a_terminal(monkeypatch, columns, corpus, "--sample", 20)
-        lines = text.partition("\nexample 1")[2].partition("\nlengths of")[0].splitlines()
-        examples = [line for line in lines[1:] if line.startswith("  ")]
-        widths[columns] = max(map(len, examples))
-        assert widths[columns] <= columns
     # The 31 words of an example do not fit into one line of 60 columns, but nearly fill it.
-    assert widths[60] > 40
-    assert widths[200] > 100
-    # Without a terminal lines have 100 columns.
-    lines = inspected(capsys, corpus, "--sample", 20).partition("\nexample 1")[2].splitlines()
-    assert 60 < max(len(line) for line in lines[1:6]) <= 100
-
-
-def test_colours_are_for_terminals_without_no_color(corpus, monkeypatch, capsys):
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for columns, least in ((60, 40), (200, 100)):
+        text = on_a_terminal(monkeypatch, columns, folder)
+        assert "\x1b" not in text
+        lines = text.partition("\nexample 1")[2].partition("\nlengths of")[0].splitlines()
+        assert least < max(len(line) for line in lines if line.startswith("  ")) <= columns
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b[33m" in on_a_terminal(monkeypatch, 100, folder)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" not in inspected(capsys, corpus, "--sample", 20)
-    assert "\x1b[33m" in on_a_terminal(monkeypatch, 100, corpus, "--sample", 20)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in on_a_terminal(monkeypatch, 100, corpus, "--sample", 20)
+    assert "\x1b" not in inspected(capsys, folder)
     plain = Terminal()
     plain.encoding = "ascii"
     monkeypatch.setattr(sys, "stdout", plain)
@@ -384,9 +427,6 @@ def test_folders_without_complete_records_are_rejected(tmp_path, capsys):
     (folder / "vocab.txt").write_text("\n".join([*PIECES[:-1], "another"]) + "\n")
     with pytest.raises(DataError, match="bring back the file that the records were made with"):
         inspected(capsys, folder)
-    (folder / ".done").mkdir()
-    with pytest.raises(DataError, match="has not finished in it"):
-        inspected(capsys, folder)
 
 
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
@@ -407,6 +447,9 @@ def test_real_text_has_the_statistics_of_the_recipe(masking, tmp_path, capsys, s
     assert report["unknown_share_of_tokens"] < 0.001
     assert report["masked_share_of_tokens"] == pytest.approx(0.15, abs=0.005)
     assert report["masks_shown_as_mask"] == pytest.approx(0.8, abs=0.02)
+    if masking == "dynamic":  # masks are those of the run's settings
+        report = report_of(capsys, tmp_path / "records", "--masking.probability", "0.1")
+        assert report["masked_share_of_tokens"] == pytest.approx(0.1, abs=0.005)
 
 
 def test_remote_records_are_inspected_in_a_local_copy(tmp_path, capsys):

@@ -1,15 +1,16 @@
-"""Sentences to records: what the files contain, that they are repeatable, and what is rejected.
+"""Sentences to records: which files are a group, what the records contain, that they are repeatable, what is rejected.
 
-`test_recipe` judges pairs and masks, `test_groups` which files become a record file.
+`test_recipe` judges pairs and masks.
 """
 
+import gzip
 import hashlib
 import json
 import random
 import re
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import parse_dynamic
 from bert_cli.data.records.index import read_index
 from bert_cli.data.records.inspect import unmasked
-from bert_cli.data.records.tokenize import encode_groups
+from bert_cli.data.records.tokenize import encode_groups, plan_groups
 from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, Encoder, read_vocabulary
 from bert_cli.data.shards.manifest import read_manifest
-from bert_cli.data.text.files import Reading, recognise
+from bert_cli.data.text.files import Part, Reading, recognise
 from bert_cli.errors import ConfigError, DataError
 
 S, P = 64, 10
@@ -109,6 +110,133 @@ def encode(home, *paths):
     return group
 
 
+# --- which files are a group
+
+
+def names(planned):
+    return [[part.path.name for part in parts] for _, parts in planned]
+
+
+def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenize, "BUNDLE_BYTES", 100)
+    for n in range(7):
+        (tmp_path / str(n)).write_text("w1 w2\n\nw3 w4\n" * 3)
+    reading = Reading(documents="files")
+    planned, notes = plan_groups(tmp_path, None, reading)
+    assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
+    assert notes[0].startswith(f"{tmp_path / '6'}: holds fewer than two documents")
+    assert names(plan_groups(tmp_path, 4, reading)[0]) == [list("0123"), list("456")]
+    with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or give --no-nsp"):
+        plan_groups(tmp_path, 1, reading)
+    assert len(plan_groups(tmp_path, 1, reading, pairs=False)[0]) == 7
+
+
+def write_manifest(folder, counts):
+    shards = [{"output": name, "documents": count} for name, count in counts.items()]
+    (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
+
+
+def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys):
+    for n in range(3):
+        (tmp_path / f"text_0{n}").write_text("ba ke\n\nlo mi\n")
+    (tmp_path / "empty").write_text("")
+    write_manifest(tmp_path, {"text_00": 2, "text_01": 2, "text_02": 1, "empty": 0})
+    planned, (note,) = plan_groups(tmp_path, 1, Reading())
+    assert names(planned) == [["text_00"], ["text_01", "text_02"]]
+    assert note.startswith(f"{tmp_path / 'text_02'}: holds fewer than two documents, which cannot")
+    assert note.endswith("so it went into the group before it, wiki_001.tfrecord")
+    assert plan_groups(tmp_path, 2, Reading())[1] == [note.replace("wiki_001", "wiki_000")]
+    assert plan_groups(tmp_path, 3, Reading())[1] == []
+    out = make(home, tmp_path / "out", input=tmp_path, mask_tokens=5)
+    assert read_manifest(out)["notes"] == [note]
+    assert f"tokenize: {note}" in capsys.readouterr().out
+    write_manifest(tmp_path, {"text_00": 1, "text_01": 3, "text_02": 3})
+    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\)"):
+        plan_groups(tmp_path, 1, Reading())
+
+
+def test_the_names_of_many_groups_sort_in_their_order(tmp_path):
+    for number in range(1001):
+        (tmp_path / f"{number:04d}").write_text("x")
+    outputs = [output.name for output, _ in plan_groups(tmp_path, 1, Reading())[0]]
+    assert (outputs[0], outputs[-1]) == ("wiki_0000.tfrecord", "wiki_1000.tfrecord")
+    assert sorted(outputs) == outputs
+
+
+# --- from text to groups
+
+
+def documents(count, seed=0, most=30):
+    draw = random.Random(seed)
+    return [
+        [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(draw.randint(1, most))]
+        for _ in range(count)
+    ]
+
+
+def write(path, texts, packed=False):
+    data = "\n\n".join("\n".join(lines) for lines in texts).encode()
+    path.write_bytes(gzip.compress(data) if packed else data)
+    return recognise(path, Reading())
+
+
+def grouped(parts, limit, least=2):
+    """Return the documents of each group as lines of words."""
+    encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, cased=False)
+    groups = []
+    for group in encode_groups(parts, encoder, Reading(), limit=limit, least=least):
+        ends = group.sentences.tolist()
+        lines = [" ".join(WORDS[t - 1] for t in group.tokens[a:b]) for a, b in pairwise(ends)]
+        groups.append([lines[a:b] for a, b in pairwise(group.documents.tolist())])
+    return groups
+
+
+@pytest.mark.parametrize(("limit", "piece"), [(1, 1), (300, 500), (3000, 500), (10**9, 1)])
+def test_a_large_compressed_file_is_split_between_documents(tmp_path, monkeypatch, limit, piece):
+    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", piece)
+    expected = documents(60)
+    found = grouped([write(tmp_path / "a.gz", expected, packed=True)], limit)
+    assert [document for group in found for document in group] == expected
+    assert all(len(group) >= 2 for group in found)
+    assert (len(found) == 1) == (limit == 10**9)
+
+
+def test_a_large_file_becomes_several_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenize, "RANGE_BYTES", 1000)
+    expected = documents(200)
+    write(tmp_path / "a", expected)
+    planned, notes = plan_groups(tmp_path / "a", None, Reading())
+    assert len(planned) > 10 and notes == []
+    assert planned[3][0].name == "wiki_003.tfrecord"
+    found = [document for _, parts in planned for document in grouped(parts, 10**9)[0]]
+    assert found == expected
+
+
+def test_a_document_beyond_the_limit_is_complete_for_pairs_and_split_for_single_segments(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", 200)
+    expected = documents(1, most=2000) + documents(1, 1)
+    part = write(tmp_path / "a", expected)
+    assert grouped([part], 1000) == [expected]
+    found = grouped([part], 1000, least=1)
+    assert len(found) > 5
+    assert max(sum(map(len, group)) for group in found) < 100
+    lines = [line for group in found for document in group for line in document]
+    assert lines == [line for document in expected for line in document]
+
+
+def test_blank_lines_and_the_ends_of_files_end_documents(home, tmp_path):
+    (tmp_path / "a").write_bytes(b"\n\nba ke.\nlo mi.\r\n\r\n \t\n\nnu ra.\n\x0c\nsi to.")
+    (tmp_path / "b").write_text("va ba.\n\u200b\nke lo.\n\n\u200b\n\n", encoding="utf-8")
+    group = encode(home, tmp_path / "a", tmp_path / "b")
+    assert np.diff(group.sentences).tolist() == [3] * 6
+    # A line of removed characters alone is no sentence and ends nothing.
+    assert group.documents.tolist() == [0, 2, 3, 4, 6]
+    (tmp_path / "c").write_text(" \n\n")
+    assert grouped([Part(tmp_path / "c", "plain", "", 3)], 9) == [[]]
+
+
 # --- what is in the records
 
 
@@ -132,23 +260,6 @@ def test_the_folder_holds_records_indexes_tokenizer_and_a_description(home, stat
     assert manifest["counts"]["records"] == corpus["records"]
     assert manifest["counts"]["documents"] == 60
     assert manifest["settings"]["duplication_factor"] == 5
-
-
-def test_tensorflow_reads_the_same_records(static):
-    import tensorflow as tf
-
-    files = sorted(map(str, static.glob("*.tfrecord")))
-    raw = [record.numpy() for record in tf.data.TFRecordDataset(files)]
-    assert raw == payloads(static)
-    features = tf.train.Example.FromString(raw[0]).features.feature
-    sizes = {name: len(feature.int64_list.value) for name, feature in features.items()}
-    assert sizes == {
-        **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), S),
-        **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), P),
-        "masked_lm_weights": 0,
-        "next_sentence_labels": 1,
-    }
-    assert len(features["masked_lm_weights"].float_list.value) == P
 
 
 def test_segments_are_parts_of_the_text_and_labels_show_whether_they_are_consecutive(home, static):
@@ -175,8 +286,6 @@ def test_segments_are_parts_of_the_text_and_labels_show_whether_they_are_consecu
                 # What was truncated between them is the end or start of a sentence.
                 assert start_b >= start_a + len(a) // 2
                 assert lengths[row] == S or start_b == start_a + len(a) // 2
-    # Half, and those of single sentences.
-    assert 0.45 < columns["next_sentence_labels"].mean() < 0.6
 
 
 def test_copies_differ_and_are_shuffled_together(static):
@@ -213,11 +322,10 @@ def test_dynamic_records_hold_each_pair_once_and_unmasked(home, dynamic):
 
 
 def test_special_tokens_in_the_text_are_ordinary_text(home, tmp_path):
-    folder = tmp_path / "sentences"
-    folder.mkdir()
-    line = "ba [SEP] ke [CLS] lo [MASK] mi [PAD] nu [SEP].\n"
-    (folder / "a").write_text((line * 30 + "\n") * 4)
-    ids = unmasked(columns_of(make(home, tmp_path / "out", input=folder)))
+    (tmp_path / "a").write_text(
+        ("ba [SEP] ke [CLS] lo [MASK] mi [PAD] nu [SEP].\n" * 30 + "\n") * 4
+    )
+    ids = unmasked(columns_of(make(home, tmp_path / "out", input=tmp_path / "a")))
     assert np.all((ids == 5).sum(axis=1) == 2)
     assert np.all((ids == 4).sum(axis=1) == 1)
     assert not (ids == 3).any()
@@ -251,21 +359,7 @@ def test_a_vocabulary_of_more_than_65536_pieces_takes_four_bytes(home, tmp_path)
     assert np.array_equal(tokens, records.tokens)
 
 
-def test_the_shortest_rows_have_room_for_their_masks(home, tmp_path):
-    columns = columns_of(make(home, tmp_path / "out", sequence_length=8, mask_tokens=5))
-    assert columns["masked_lm_positions"].shape[1] == 5
-    assert np.all(columns["masked_lm_weights"].sum(axis=1) == 1)
-
-
 # --- the same bytes
-
-
-def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_processes(home, static, tmp_path):
-    ours = hashes(static)
-    assert hashes(make(home, tmp_path / "two", processes=2)) == ours
-    other = hashes(make(home, tmp_path / "out", random_seed=1))
-    assert all(other[f"wiki_00{n}.tfrecord"] != ours[f"wiki_00{n}.tfrecord"] for n in range(3))
-    assert other["vocab.txt"] == ours["vocab.txt"]
 
 
 def test_the_records_of_a_seed_never_change(static):
@@ -275,91 +369,62 @@ def test_the_records_of_a_seed_never_change(static):
     assert digest == "7f0f0c539c99fbbae438030bc4ca8e7043ed3a41eab7576017094a6927e19eeb"
 
 
-def test_a_second_run_does_nothing_but_make_a_lost_shard_again(home, tmp_path, capsys):
-    out = make(home, tmp_path / "out", group_files=2)
+def test_the_bytes_depend_on_the_seed_and_not_on_processes_or_a_second_run(
+    home, static, tmp_path, capsys
+):
+    ours = hashes(static)
+    out = make(home, tmp_path / "two", processes=2)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[0].startswith("tokenize: plan: ")
     counts = r"tokenize: 60 documents, [\d,]+ sentences, [\d,]+ records, .* MB/s, "
     assert re.match(counts, lines[1])
-    names = [entry["name"] for entry in read_corpus(out)["files"]]
-    assert names == ["wiki_000.tfrecord", "wiki_001.tfrecord"]
-    before, time = hashes(out), (out / "wiki_000.tfrecord").stat().st_mtime_ns
+    assert hashes(out) == ours
+    # A second run makes only what is lost.
+    time = (out / "wiki_000.tfrecord").stat().st_mtime_ns
     (out / "wiki_001.tfrecord").unlink()
     (out / "corpus.json").unlink()
-    make(home, out, group_files=2)
-    assert hashes(out) == before
+    make(home, out)
+    assert hashes(out) == ours
     assert (out / "wiki_000.tfrecord").stat().st_mtime_ns == time
     with pytest.raises(DataError, match="random_seed"):
-        make(home, out, group_files=2, random_seed=7)
+        make(home, out, random_seed=7)
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join([*PIECES, "more"]))
     with pytest.raises(DataError, match="vocab_sha256"):
-        make(home, out, group_files=2, vocab=str(vocab))
+        make(home, out, vocab=str(vocab))
+    other = hashes(make(home, tmp_path / "out", random_seed=1, group_files=2))
+    files = [entry["name"] for entry in read_corpus(tmp_path / "out")["files"]]
+    assert files == ["wiki_000.tfrecord", "wiki_001.tfrecord"]
+    assert all(other[name] != ours[name] for name in files)
+    assert other["vocab.txt"] == ours["vocab.txt"]
 
 
-# --- documents and what is rejected
+# --- what is rejected
 
 
-def test_blank_lines_and_the_ends_of_files_end_documents(home, tmp_path):
-    (tmp_path / "a").write_bytes(b"\n\nba ke.\nlo mi.\r\n\r\n \t\n\nnu ra.\n\x0c\nsi to.")
-    (tmp_path / "b").write_text("va ba.\n\u200b\nke lo.\n\n\u200b\n\n", encoding="utf-8")
-    group = encode(home, tmp_path / "a", tmp_path / "b")
-    assert np.diff(group.sentences).tolist() == [3] * 6
-    # A line of removed characters alone is no sentence and ends nothing.
-    assert group.documents.tolist() == [0, 2, 3, 4, 6]
+def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
+    folder, out = write_text(tmp_path / "sentences", files=1), tmp_path / "none"
 
+    def reject(message, **changed):
+        with pytest.raises(DataError, match=message):
+            make(home, out, **{"input": folder} | changed)
+        assert not list(out.glob("*.tfrecord")) and not (out / "manifest.json").exists()
 
-def test_text_is_encoded_equally_in_pieces_of_any_size(home, monkeypatch):
-    path = home / "sentences" / "text_00"
-    expected = encode(home, path)
-    for size in (1, 100, 5000):
-        monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", size)
-        group = encode(home, path)
-        for name in ("tokens", "sentences", "documents"):
-            assert np.array_equal(getattr(group, name), getattr(expected, name))
-
-
-def test_a_group_of_one_document_is_rejected_with_the_remedy(home, tmp_path):
-    folder = tmp_path / "sentences"
-    folder.mkdir()
-    (folder / "a").write_text("ba ke.\nlo mi.\n")
-    (folder / "b").write_text("nu ra.\nsi to.\n\nva.\n")
-    with pytest.raises(DataError, match=r"a \(1 document in the group\).*raise --group-files"):
-        make(home, tmp_path / "out", input=folder)
-    assert not list((tmp_path / "out").glob("*.tfrecord"))
-    assert not (tmp_path / "out/manifest.json").exists()
-    grouped = make(home, tmp_path / "grouped", input=folder, group_files=2)
-    assert read_corpus(grouped)["records"] > 0
-
-
-def test_a_note_on_a_joined_file_is_in_the_manifest_and_on_the_terminal(home, tmp_path, capsys):
-    folder = write_text(tmp_path / "sentences", files=2, documents=3)
-    (folder / "text_01").write_text("ba ke lo.\nmi nu ra.\n")
-    counts = {"text_00": 3, "text_01": 1}
-    shards = [{"output": name, "documents": count} for name, count in counts.items()]
-    (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
-    note = f"{folder / 'text_01'}: holds fewer than two documents"
-    notes = read_manifest(make(home, tmp_path / "out", input=folder))["notes"]
-    assert [text.startswith(note) for text in notes] == [True]
-    assert f"tokenize: {note}" in capsys.readouterr().out
-
-
-def test_bad_input_is_rejected_before_the_work(home, tmp_path):
-    folder = write_text(tmp_path / "sentences", files=1)
     text = (folder / "text_00").read_bytes()
-    (folder / "text_00").write_bytes(text + b"\nba \xff ke\n")
-    with pytest.raises(DataError, match=rf"text_00 \(line \d+, byte {len(text) + 4}\): not UTF-8"):
-        make(home, tmp_path / "out", input=folder)
-    (folder / "text_00").write_text("")
-    with pytest.raises(DataError, match="is empty; give files with text"):
-        make(home, tmp_path / "none", input=folder)
-    with pytest.raises(DataError, match="does not exist"):
-        make(home, tmp_path / "none", input=tmp_path / "nowhere")
+    reject("does not exist", input=tmp_path / "nowhere")
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join(piece for piece in PIECES if piece != "[MASK]"))
-    with pytest.raises(DataError, match=r"\[MASK\] missing"):
-        make(home, tmp_path / "none", vocab=str(vocab))
-    assert not (tmp_path / "none").exists()
+    reject(r"\[MASK\] missing", vocab=str(vocab))
+    (folder / "text_00").write_text("")
+    reject("is empty; give files with text")
+    assert not out.exists()
+    (folder / "text_00").write_bytes(text + b"\nba \xff ke\n")
+    reject(rf"text_00 \(line \d+, byte {len(text) + 4}\): not UTF-8")
+    (folder / "text_00").write_text("ba ke.\nlo mi.\n")
+    (folder / "text_01").write_text("nu ra.\nsi to.\n\nva.\n")
+    out = tmp_path / "one"
+    reject(r"text_00 \(1 document in the group\).*raise --group-files")
+    assert read_corpus(make(home, tmp_path / "two", input=folder, group_files=2))["records"] > 0
 
 
 def test_tensorflow_is_not_loaded(home, tmp_path):
