@@ -2,14 +2,13 @@
 
 `marked_lines` yields every line with its kind, so a document of any length needs a few kilobytes of
 memory; `bert preprocess` uses it. `text_blocks` yields megabytes of lines at once, which `bert tokenize`
-needs for its speed. Both read WikiExtractor's <doc> blocks (`text_blocks` rejects them), plain text,
-JSON lines and Parquet, and report file and line of what cannot be read.
+needs for its speed. Both report file and line of what cannot be read.
 """
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from bert_cli.data.text.files import (
     CLOSE,
@@ -188,63 +187,48 @@ def _field_texts(part: Part, field: str) -> Iterator[str]:
 def _json_texts(part: Part, field: str) -> Iterator[str]:
     for data, offset in _raw_lines(part):
         line = _decode(data, part, offset)
-        if line.strip():
-            try:
-                yield _json_text(line, field)
-            except DataError as error:
-                where = f"{part.path} (line {line_number(part, offset)})"
-                raise DataError(where, error.problem, error.remedy) from None
+        if not line.strip():
+            continue
+        try:
+            text = _json_text(line, field)
+        except (ValueError, RecursionError) as error:
+            where = f"{part.path} (line {line_number(part, offset)})"
+            problem = f"is no JSON object with a text in {field!r} ({error})"
+            raise DataError(where, problem, f"fix that line, or {FIELD_REMEDY}") from None
+        yield text
 
 
 def _json_text(line: str, field: str) -> str:
-    """Return the text of a JSON line. Raises DataError, to which the caller adds file and line."""
-    remedy = "fix that line"
-    try:
-        row = json.loads(line)
-    except RecursionError:
-        raise DataError("line", "is not JSON (nested too deeply)", remedy) from None
-    except ValueError as error:
-        raise DataError("line", f"is not JSON ({error})", remedy) from None
-    if not isinstance(row, dict):
-        raise DataError("line", f"has no field {field!r}, it is no object", FIELD_REMEDY)
-    if field not in row:
-        raise DataError("line", _missing(field, row), FIELD_REMEDY)
+    row = json.loads(line)
+    if not isinstance(row, dict) or field not in row:
+        fields = ", ".join(map(repr, row)) if isinstance(row, dict) else "no fields"
+        raise ValueError(f"only {fields[:200]}")
     text = row[field]
     if not isinstance(text, str | None):
-        raise DataError("line", *_not_text(field, text))
+        raise ValueError(f"it is a {type(text).__name__}")
     if text and "\\u" in line:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(text[error.start]):04x}"
-            raise DataError("line", f"has {half}, which is half of a letter", remedy) from None
+        text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
     return text or ""
-
-
-def _missing(field: str, names: Any) -> str:
-    return f"has no field {field!r}, only {', '.join(map(repr, names))[:200]}"
-
-
-def _not_text(field: str, value: Any) -> tuple[str, str]:
-    return f"{field!r} is a {type(value).__name__}, not a text", "give another --text-field"
 
 
 def _parquet_texts(part: Part, field: str) -> Iterator[str]:
     with open_parquet(part) as file:
         names = file.schema_arrow.names
         if field not in names:
-            raise DataError(str(part.path), _missing(field, names), FIELD_REMEDY)
+            problem = f"has no column {field!r}, only {', '.join(map(repr, names))[:200]}"
+            raise DataError(str(part.path), problem, FIELD_REMEDY)
         stop = file.metadata.num_row_groups if part.stop is None else part.stop
         row = sum(file.metadata.row_group(number).num_rows for number in range(part.start))
         groups = list(range(part.start, stop))
         batches = file.iter_batches(ROWS, row_groups=groups, columns=[field], use_threads=False)
         for value in (value for batch in batches for value in batch.column(0)):
             row += 1
-            where = f"{part.path} (row {row})"
             try:
                 text = value.as_py()
-            except UnicodeDecodeError:
-                raise DataError(where, "not UTF-8", "write it as UTF-8") from None
-            if not isinstance(text, str | None):
-                raise DataError(where, *_not_text(field, text))
+                if not isinstance(text, str | None):
+                    raise ValueError(f"it is a {type(text).__name__}")
+            except ValueError as error:
+                where = f"{part.path} (row {row})"
+                problem = f"has no UTF-8 text in {field!r} ({error})"
+                raise DataError(where, problem, f"fix that row, or {FIELD_REMEDY}") from None
             yield text or ""

@@ -13,7 +13,7 @@ document, and 5 kB for each that agrees with another in a band.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -100,24 +100,28 @@ def sign_documents(
     near: bool,
 ) -> Stats:
     """Write the hash of every document of a shard, and with `near` a file of signatures."""
-    documents = 0
+    count = 0
     signatures_path = output.with_suffix(".signatures") if near else Path("/dev/null")
     with open(output, "wb") as hashes, open(signatures_path, "wb") as signatures:
-        document = _Document(near)
-        for part in parts:
-            for kind, line in marked_lines(part, reading):
-                if kind == "body":
-                    document.add(line)
-                elif kind == "document":
-                    if documents:
-                        hashes.write(document.hash())
-                        signatures.write(document.signature())
-                        document = _Document(near)
-                    documents += 1
-        if documents:
+        for document in _documents(parts, reading, near):
             hashes.write(document.hash())
             signatures.write(document.signature())
-    return Stats(documents=documents, bytes_in=sum(part.size for part in parts))
+            count += 1
+    return Stats(documents=count, bytes_in=sum(part.size for part in parts))
+
+
+def _documents(parts: Sequence[Part], reading: Reading, near: bool) -> Iterator["_Document"]:
+    document: _Document | None = None
+    for part in parts:
+        for kind, line in marked_lines(part, reading):
+            if kind == "body" and document:
+                document.add(line)
+            elif kind == "document":
+                if document:
+                    yield document
+                document = _Document(near)
+    if document:
+        yield document
 
 
 class _Document:
@@ -241,9 +245,6 @@ def _bands(signatures: Signatures, exact: Flags, threshold: float) -> npt.NDArra
 
 def band_width(threshold: float) -> int:
     """Return the largest width of a band with which RECALL of the pairs at the threshold agree in one."""
-    widths = [
-        width
-        for width in range(1, SIGNATURE_SIZE + 1)
-        if 1 - (1 - threshold**width) ** (SIGNATURE_SIZE // width) >= RECALL
-    ]
-    return max(widths, default=1)
+    widths = np.arange(1, SIGNATURE_SIZE + 1)
+    recall = 1 - (1 - threshold**widths) ** (SIGNATURE_SIZE // widths)
+    return int(widths[recall >= RECALL].max(initial=1))

@@ -1,38 +1,44 @@
-"""Turn a dump into text: this process reads and splits it, WikiExtractor works on the chunks.
+"""Turn a MediaWiki dump into text: this process reads and splits it, WikiExtractor works on the chunks.
 
 WikiExtractor has one reader whatever its `--processes`, cannot continue after a stop and loses pages
-silently. So the dump is read here (`wikipedia.py`) and split at page boundaries into chunks, each a small
-dump with the same header; a chunk is a shard. WikiExtractor 3.1.0 runs on each as a program (it is AGPL:
-called, never imported). Every page of a chunk is searched for in the result; a chunk on which it fails is
-halved until the page at fault is alone. The output has WikiExtractor's form, `<doc id= url= title=>` blocks
-with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
+silently. So the dump is read here, in one pass, and split at page boundaries into chunks of articles, each
+a small dump with the same header; a chunk is a shard. WikiExtractor 3.1.0 runs on each as a program (it is
+AGPL: called, never imported). Every page of a chunk is searched for in the result; a chunk on which it
+fails is halved until the page at fault is alone. The output has WikiExtractor's form, `<doc id= url=
+title=>` blocks with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
 """
 
+import codecs
 import errno
+import itertools
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text.wikipedia import NAMESPACE, TITLE, Dump, find_dump
+from bert_cli.data.text.files import DamagedError, compression_of, unpack
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 from bert_cli.processes import kill_program, start_program
 
-FILES_PER_FOLDER = 100
-SECONDS_BETWEEN_READS = 0.25
-"""Between two reads of WikiExtractor's messages, which must not fill their pipe."""
+LARGEST_HEADER = 1 << 22
 SECONDS_BETWEEN_CHECKS = 1.0
-"""Between two checks of its processes, each of which reads all of /proc."""
+"""Between two checks of WikiExtractor's processes, each of which reads all of /proc."""
 SECONDS_ASLEEP = 5.0
 """Time without work after which WikiExtractor is stuck: its processes wait for one that has died."""
 PACKED_EXPANSION = 4.0
@@ -45,6 +51,9 @@ PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of 
 
 PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
 PAGE_ID = re.compile(rb"<id>(\d+)</id>")
+NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
+TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
+LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 DOC = re.compile(rb'<doc id="(\d+)" ')
 TEMPLATE_NAMESPACE = re.compile(rb'<namespace key="10"[^>]*>([^<]*)</namespace>')
 
@@ -63,14 +72,11 @@ def run(settings: ExtractSettings) -> None:
         Step(
             "extract",
             settings.out,
-            settings={
-                "expand_templates": settings.expand_templates,
-                "chunk_megabytes": settings.chunk_megabytes,
-            },
+            settings=settings.model_dump(include={"expand_templates", "chunk_megabytes"}),
             packages=["wikiextractor"],
-            expected_bytes=bytes_written(dump, settings.processes, settings.chunk_megabytes),
+            expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
-        _chunks(dump, header, settings.chunk_megabytes * 1_000_000, templates),
+        _shards(dump, header, settings.chunk_megabytes * 1_000_000, templates),
         partial(extract_chunk, templates=templates),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
@@ -78,21 +84,15 @@ def run(settings: ExtractSettings) -> None:
     )
 
 
-def bytes_written(dump: Dump, processes: int, chunk_megabytes: int) -> int:
-    """Return the estimated bytes of the text, and of the chunks that are on the disk at a time.
-
-    Twice as many chunks as processes are in progress.
-    """
-    size = dump.path.stat().st_size
-    expansion = PACKED_EXPANSION if dump.is_packed else 1.0
-    text = TEXT_PER_BYTE * size * expansion
-    chunks = min(2 * processes * chunk_megabytes * 1e6, size * expansion)
-    return round(text + chunks)
+def bytes_written(path: Path, processes: int, chunk_megabytes: int) -> int:
+    """Return the estimated bytes of the text, and of the chunks that are on the disk at a time."""
+    size = path.stat().st_size * (PACKED_EXPANSION if compression_of(path) else 1.0)
+    return round(TEXT_PER_BYTE * size + min(2 * processes * chunk_megabytes * 1e6, size))
 
 
 def output_name(number: int) -> Path:
     """Return the output of chunk `number`: AA/wiki_00 ... AA/wiki_99, AB/wiki_00, ..., AAA/wiki_00."""
-    folder, file = divmod(number, FILES_PER_FOLDER)
+    folder, file = divmod(number, 100)
     letters = ""
     # As the columns of a spreadsheet are named, from AA on.
     folder += 26
@@ -103,42 +103,150 @@ def output_name(number: int) -> Path:
     return Path(letters) / f"wiki_{file:02}"
 
 
-# --- chunks of the dump
+# --- the dump
 
 
-def _chunks(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
-    if templates is not None:
-        count = _collect_templates(dump.path, templates)
-        dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
-    for number, chunk in enumerate(dump.chunks(size)):
-        output = output_name(number)
-        yield Shard(
-            inputs=(dump.path,),
-            output=output,
-            arguments={
-                "name": output.as_posix(),
-                "xml_bytes": chunk.xml_bytes,
-                "skipped": {
-                    "redirects": chunk.redirects,
-                    "pages_of_other_namespaces": chunk.other_namespaces,
-                },
-            },
-            weight=chunk.raw_bytes,
-            prepare=partial(_write_chunk, header=header, pages=chunk.pages),
-        )
+def find_dump(path: Path) -> Path:
+    """Return the dump: `path`, or the only dump in a folder."""
+    if path.is_dir():
+        suffixes = (".xml", ".bz2", ".xz", ".gz")
+        dumps = [p for p in sorted(path.iterdir()) if p.suffix in suffixes and p.name[0] != "."]
+        if len(dumps) != 1:
+            names = ", ".join(dump.name for dump in dumps[:4]) or "none"
+            problem = f"holds {len(dumps)} dumps ({names})"
+            raise DataError(f"dump ({path})", problem, "give one file")
+        return dumps[0]
+    if not path.is_file():
+        raise DataError(f"dump ({path})", "no such file", "`bert download` fetches one")
+    return path
 
 
-def _write_chunk(folder: Path, header: bytes, pages: list[bytes]) -> tuple[Path, ...]:
-    _write_dump(folder / "chunk.xml", header, pages)
-    return (folder / "chunk.xml",)
+@dataclass
+class Chunk:
+    """Consecutive articles of the dump, and the number of other pages among them."""
+
+    pages: list[bytes] = field(default_factory=list)
+    article_bytes: int = 0
+    xml_bytes: int = 0  # of all pages
+    raw_bytes: int = 0  # read of the (compressed) file
+    redirects: int = 0
+    other_namespaces: int = 0
 
 
-def _write_dump(path: Path, header: bytes, pages: list[bytes]) -> None:
-    with open(path, "wb") as file:
-        file.write(header)
-        for page in pages:
-            file.write(page + b"\n")
-        file.write(b"</mediawiki>\n")
+class Dump:
+    """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass.
+
+    `notes` describes its faults. The pages before damage are kept: a file that ends in the middle of a
+    page loses that page alone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self._raw_bytes = 0
+        self._blocks = self._utf8(self._unpacked())
+        self.header, self._rest = self._read_header()
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
+        chunk, raw = Chunk(), 0
+        for page in self.pages():
+            head = page[: page.find(b"<revision")]
+            match = NAMESPACE.search(head)
+            in_namespace = match is not None and match[1] == b"0"
+            is_article = in_namespace and b"<redirect" not in head
+            # Only an article starts a new chunk, so other pages at the end count with the last one.
+            if is_article and chunk.article_bytes >= size:
+                chunk.raw_bytes, raw = self._raw_bytes - raw, self._raw_bytes
+                yield chunk
+                chunk = Chunk()
+            chunk.xml_bytes += len(page)
+            if is_article:
+                chunk.pages.append(page)
+                chunk.article_bytes += len(page)
+            elif in_namespace:
+                chunk.redirects += 1
+            else:
+                chunk.other_namespaces += 1
+        chunk.raw_bytes = self._raw_bytes - raw
+        if chunk.pages:
+            yield chunk
+
+    def pages(self) -> Iterator[bytes]:
+        """Yield every `<page>...</page>` of the file."""
+        rest, count = b"", 0
+        for block in itertools.chain([self._rest], self._blocks):
+            rest += block
+            start = 0
+            while (end := rest.find(b"</page>", start)) >= 0:
+                begin = rest.find(b"<page>", start, end)
+                start = end + len(b"</page>")
+                if begin >= 0:
+                    count += 1
+                    yield rest[begin:start]
+            rest = rest[start:]
+        if b"</mediawiki>" not in rest:
+            problem = f"ends after {count:,} pages without </mediawiki>: pages may be missing"
+            self.notes.append(f"{self.path.name} {problem}")
+
+    def _read_header(self) -> tuple[bytes, bytes]:
+        """Return the text before the first page, or a default one without <siteinfo>, and the rest."""
+        text = b""
+        for block in self._blocks:
+            text += block
+            if b"<page>" in text or len(text) > LARGEST_HEADER:
+                break
+        begin = text.find(b"<page>")
+        if begin < 0 or b"<mediawiki" not in text[:begin]:
+            reason = ", ".join(self.notes) or "no <mediawiki> with a <page>"
+            raise DataError(
+                f"dump ({self.path})",
+                f"is not a MediaWiki dump ({reason})",
+                "give a pages-articles file: .xml, .xml.bz2, .xml.xz or .xml.gz",
+            )
+        header, rest = text[:begin], text[begin:]
+        if b"</siteinfo>" not in header:
+            match = LANGUAGE.search(header)
+            language = match[1].decode() if match else "en"
+            header = _default_header(language)
+            self.notes.append(
+                f"{self.path.name} has no <siteinfo>: taken as {language}.wikipedia.org "
+                "with the English names of the namespaces"
+            )
+        return header, rest
+
+    def _unpacked(self) -> Iterator[bytes]:
+        try:
+            with open(self.path, "rb") as file:
+                for block in unpack(file, compression_of(self.path)):
+                    self._raw_bytes = file.tell()
+                    yield block
+        except DamagedError as error:
+            problem = f"is damaged or cut off ({error}): only the data before are read"
+            self.notes.append(f"{self.path.name} {problem}")
+
+    def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        first = b""
+        while len(first) < 3 and (block := next(blocks, None)) is not None:
+            first += block
+        if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+            for block in itertools.chain([first], blocks):
+                yield decoder.decode(block).encode("utf-8", errors="replace")
+            return
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+
+
+def _default_header(language: str) -> bytes:
+    """Return the header fields without which WikiExtractor returns no page."""
+    names = {0: "", 6: "File", 10: "Template", 14: "Category", 828: "Module"}
+    lines = "".join(f'<namespace key="{key}">{name}</namespace>\n' for key, name in names.items())
+    base = f"https://{language}.wikipedia.org/wiki/Main_Page"
+    return (
+        f'<mediawiki xml:lang="{language}">\n<siteinfo>\n<base>{base}</base>\n'
+        f"<namespaces>\n{lines}</namespaces>\n</siteinfo>\n"
+    ).encode()
 
 
 def _header_without_templates(header: bytes) -> bytes:
@@ -147,11 +255,30 @@ def _header_without_templates(header: bytes) -> bytes:
     WikiExtractor drops every title that begins with that name ("Template matching", "Modèle réduit").
     With the colon it drops only pages of the namespace, which are not in the chunk anyway.
     """
-    match = TEMPLATE_NAMESPACE.search(header)
-    if match is None:
-        return header
-    line = b'\n      <namespace key="10">' + match[1] + b":</namespace>"
-    return header[: match.end()] + line + header[match.end() :]
+    with_colon = rb'\g<0>\n      <namespace key="10">\1:</namespace>'
+    return TEMPLATE_NAMESPACE.sub(with_colon, header, count=1)
+
+
+# --- shards
+
+
+def _shards(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
+    if templates is not None:
+        count = _collect_templates(dump.path, templates)
+        dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
+    for number, chunk in enumerate(dump.chunks(size)):
+        output = output_name(number)
+        other = chunk.other_namespaces
+        skipped = {"redirects": chunk.redirects, "pages_of_other_namespaces": other}
+        arguments = {"name": output.as_posix(), "xml_bytes": chunk.xml_bytes, "skipped": skipped}
+        prepare = partial(_write_chunk, header=header, pages=chunk.pages)
+        yield Shard((dump.path,), output, arguments, chunk.raw_bytes, prepare)
+
+
+def _write_chunk(folder: Path, header: bytes, pages: list[bytes]) -> tuple[Path, ...]:
+    path = folder / "chunk.xml"
+    path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
+    return (path,)
 
 
 def _collect_templates(path: Path, templates: Path) -> int:
@@ -182,16 +309,13 @@ def extract_chunk(
     (dump,) = inputs
     xml = dump.read_bytes()
     begin = xml.find(b"<page>")
-    header, titles = xml[:begin], _titles(xml[begin:])
-    notes: list[str] = []
-    try:
-        _run_wikiextractor(dump, output, templates)
-    except ToolFailedError:
-        extract = partial(_extract_pages, header=header, folder=dump.parent, templates=templates)
-        with open(output, "wb") as file:
-            for text in _halves(PAGE.findall(xml, begin), extract, notes):
-                file.write(text)
+    header, pages = xml[:begin], PAGE.findall(xml, begin)
     del xml
+    titles = list(map(_id_and_title, pages))
+    notes: list[str] = []
+    extract = partial(_run_wikiextractor, header=header, folder=dump.parent, templates=templates)
+    with open(output, "wb") as file:
+        file.writelines(_halves(pages, extract, notes))
     documents, empty = _count_documents(output)
     lost = Counter(page for page, _ in titles) - documents
     if lost:
@@ -201,26 +325,13 @@ def extract_chunk(
             f"{lost.total()} of {len(titles)} pages did not come back from WikiExtractor "
             f"({', '.join(names)}{more})"
         )
+    counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     return Stats(
         documents=documents.total(),
         bytes_in=xml_bytes,
-        extra={
-            "pages_given": len(titles),
-            "pages_lost": lost.total(),
-            "pages_without_text": empty,
-            **skipped,
-        },
+        extra={**counts, **skipped},
         notes=tuple(f"{name}: {note}" for note in notes),
     )
-
-
-def _extract_pages(
-    pages: list[bytes], *, header: bytes, folder: Path, templates: Path | None
-) -> bytes:
-    dump, output = folder / "piece.xml", folder / "piece.out"
-    _write_dump(dump, header, pages)
-    _run_wikiextractor(dump, output, templates)
-    return output.read_bytes()
 
 
 def _halves(
@@ -228,7 +339,7 @@ def _halves(
 ) -> Iterator[bytes]:
     """Yield the text of `pages`, and of halves and halves of halves where WikiExtractor fails."""
     try:
-        text = extract(pages)
+        yield extract(pages)
     except ToolFailedError as error:
         if len(pages) > 1:
             middle = len(pages) // 2
@@ -239,20 +350,13 @@ def _halves(
             problem = f"WikiExtractor fails on page after page ({error})"
             remedy = "check that the disk is not full and that the installation works"
             raise DataError("extract", problem, remedy) from None
-        ((page, title),) = _titles(pages[0])
+        page, title = _id_and_title(pages[0])
         notes.append(f"WikiExtractor fails on page {page} {title!r}, left out: {error}")
-        return
-    yield text
 
 
-def _titles(pages: bytes) -> list[tuple[int, str]]:
-    """Return id and title of every page."""
-    titles = []
-    for page in pages.split(b"</page>")[:-1]:
-        number, title = PAGE_ID.search(page), TITLE.search(page)
-        name = title[1].decode(errors="replace") if title else ""
-        titles.append((int(number[1]) if number else -1, name))
-    return titles
+def _id_and_title(page: bytes) -> tuple[int, str]:
+    number, title = PAGE_ID.search(page), TITLE.search(page)
+    return int(number[1]) if number else -1, title[1].decode(errors="replace") if title else ""
 
 
 def _count_documents(output: Path) -> tuple[Counter[int], int]:
@@ -274,82 +378,73 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 # --- the program
 
 
-def _run_wikiextractor(dump: Path, output: Path, templates: Path | None) -> None:
-    """Run WikiExtractor on a small dump and write all of its text to `output`.
+def _run_wikiextractor(
+    pages: list[bytes], header: bytes, folder: Path, templates: Path | None
+) -> bytes:
+    """Run WikiExtractor on some pages and return all of its text.
 
-    When one of its processes dies the others wait forever, and the exit status does not show it. So
-    its messages are searched for a traceback, its processes checked for work, and its time is limited.
-    The messages come through a pipe, because a full disk would lose them. Raises OSError for a full
-    disk, ToolFailedError for anything else.
+    When one of its processes dies the others wait forever. So its messages are searched for a traceback,
+    its processes checked for work, and its time is limited. The messages come through a pipe, because a
+    full disk would lose them. Raises OSError for a full disk, ToolFailedError for anything else.
     """
-    folder = dump.with_suffix(".text")
+    (dump,) = _write_chunk(folder, header, pages)
+    texts = folder / "text"
+    shutil.rmtree(texts, ignore_errors=True)
     command = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump.absolute())]
-    command += ["-o", str(folder.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
+    command += ["-o", str(texts.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
     command += ["--templates", str(templates.absolute())] if templates else ["--no-templates"]
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * dump.stat().st_size / 1e6
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    program = start_program(command, stdout=write_end, stderr=write_end, cwd=dump.parent)
-    os.close(write_end)
+    program = start_program(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert program.stdout is not None
+    lines: list[bytes] = []
+    reader = threading.Thread(target=lines.extend, args=(program.stdout,))
+    reader.start()
     try:
-        problem, messages = _watch(program, read_end, limit)
+        problem = _watch(program, lines, limit)
     finally:
         kill_program(program)
-        os.close(read_end)
-    text = messages.decode(errors="replace").strip()
-    result = folder / "AA" / "wiki_00"
-    if os.strerror(errno.ENOSPC) in text:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
+        reader.join()
+        program.stdout.close()
+    text = b"".join(lines).decode(errors="replace").strip()
+    result = texts / "AA" / "wiki_00"
+    if (reason := os.strerror(errno.ENOSPC)) in text:
+        raise OSError(errno.ENOSPC, reason, str(result))
     if problem or "Traceback" in text or not result.exists():
         reason = text.splitlines()[-1] if text else "no output"
         raise ToolFailedError(f"{problem or 'no text'} ({reason})")
-    os.replace(result, output)
-    result.parent.rmdir()
+    return result.read_bytes()
 
 
-def _watch(program: "subprocess.Popen[bytes]", pipe: int, limit: float) -> tuple[str, bytes]:
-    """Wait for the end of a program, or for a problem; return the problem and the messages."""
-    problem, messages, ticks = "", b"", [-1]
-    now = next_check = time.monotonic()
-    end = now + limit
-    while not problem:
+def _watch(program: "subprocess.Popen[bytes]", lines: list[bytes], limit: float) -> str:
+    """Wait for the end of a program, or for a problem, and return the problem."""
+    last = math.nan
+    started = worked = time.monotonic()
+    has_crashed = False
+    while True:
         try:
-            status = program.wait(SECONDS_BETWEEN_READS)
-            problem = f"exit status {status}" if status else ""
-            break
+            status = program.wait(SECONDS_BETWEEN_CHECKS)
+            return f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
-            has_crashed = b"Traceback" in messages  # as of the last read, so that it is complete
-            messages += _read_available(pipe)
-        now = time.monotonic()
-        if now >= next_check:
-            next_check, used = now + SECONDS_BETWEEN_CHECKS, _ticks_asleep(program.pid)
-            ticks = [*ticks, used] if used == ticks[-1] else [used]
-        if now > end:
-            problem = f"no end after {limit:.0f} s"
-        elif has_crashed:
-            problem = "a crash"
-        elif ticks[-1] >= 0 and (len(ticks) - 1) * SECONDS_BETWEEN_CHECKS >= SECONDS_ASLEEP:
-            problem = f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
-    return problem, messages + _read_available(pipe)
+            now, used = time.monotonic(), _seconds_asleep(program.pid)
+        if used != last:
+            last, worked = used, now
+        if has_crashed:
+            return "a crash"
+        has_crashed = any(b"Traceback" in line for line in lines)  # its end follows at once
+        if now - started > limit:
+            return f"no end after {limit:.0f} s"
+        if now - worked >= SECONDS_ASLEEP:
+            return f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
 
 
-def _read_available(pipe: int) -> bytes:
-    data = b""
-    with suppress(BlockingIOError):
-        while block := os.read(pipe, 1 << 16):
-            data += block
-    return data
+def _seconds_asleep(pid: int) -> float:
+    """Return the processor seconds that a process and its children have used if all sleep, else NaN.
 
-
-def _ticks_asleep(group: int) -> int:
-    """Return the processor ticks that a process group has used if all of it sleeps, else -1.
-
-    A process that waits for a processor or a disk does not sleep. Always -1 where there is no /proc.
+    A process that waits for a processor or a disk does not sleep. NaN equals nothing, not even itself.
     """
-    ticks = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, process_group, *fields = path.read_text().rpartition(")")[2].split()
-            if int(process_group) == group:
-                ticks.append(int(fields[8]) + int(fields[9]) if state in "SZ" else -1)
-    return -1 if not ticks or -1 in ticks else sum(ticks)
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        if all(one.status() in ("sleeping", "zombie") for one in family):
+            return sum(sum(one.cpu_times()[:2]) for one in family)
+    return math.nan

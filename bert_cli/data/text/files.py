@@ -7,18 +7,16 @@ no million shards. A compressed file cannot be read from its middle and is one p
 """
 
 import bz2
-import gzip
 import io
-import json
 import lzma
 import re
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
@@ -34,13 +32,20 @@ MAGIC = {
     b"BZh": "bzip2",
     b"\x28\xb5\x2f\xfd": "zstandard",
 }
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(31),
+    "xz": lzma.LZMADecompressor,
+    "bzip2": bz2.BZ2Decompressor,
+}
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
-JSON_NAMES = (".jsonl", ".ndjson", ".jsonlines")
+JSON_SUFFIXES = {".json", ".jsonl", ".ndjson", ".jsonlines"}
+JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')
+"""The begin of a JSON object, of which the first line may be longer than the head."""
 HEAD_BYTES = 1 << 20
 """Unpacked bytes that decide what a file is."""
-LONGEST_HEAD = 1 << 26
-"""The same where the first line is longer and may be one of JSON lines."""
+PACKED_BYTES = 1 << 16
+"""Bytes of a compressed file that are unpacked at a time."""
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
 PARQUET_EXPANSION = 1.75
@@ -49,7 +54,10 @@ PARQUET_EXPANSION = 1.75
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
 GLOB = re.compile(r"[*?\[]")
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
+
+
+class DamagedError(Exception):
+    """Compressed data are damaged or cut off."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +120,18 @@ def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]
 
     Raises DataError for a file that cannot be read as text, and when all are empty.
     """
-    files = [(path, recognise(path, reading)) for path in find_files(source)]
-    empty = [path for path, part in files if part is None]
-    parts = [part for _, part in files if part is not None]
+    files = {path: recognise(path, reading) for path in find_files(source)}
+    empty = [path for path, part in files.items() if part is None]
+    parts = [part for part in files.values() if part is not None]
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
         raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
     notes = []
     if empty and not (source / MANIFEST).exists():
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
-    formats = {kind: sum(part.format == kind for part in parts) for kind in get_args(Format)}
-    if sum(map(bool, formats.values())) > 1:
-        counts = ", ".join(f"{count} {kind}" for kind, count in formats.items() if count)
+    formats = Counter(part.format for part in parts)
+    if len(formats) > 1:
+        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
         notes.append(f"{source}: holds files of several formats: {counts}")
     return parts, notes
 
@@ -144,159 +152,125 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
 # --- format of a file
 
 
-def recognise(path: Path, reading: Reading) -> Part | None:
-    """Return the format of a file, None for an empty one.
-
-    Raises DataError for a compressed suffix without compression, binary data, lines that end in
-    carriage returns, and JSON that is not one object per line.
-    """
+def compression_of(path: Path) -> str:
+    """Return the name of a file's compression, which its first bytes tell, or an empty string."""
     with open(path, "rb") as file:
-        magic = file.read(8)
-    size = path.stat().st_size
+        first = file.read(8)
+    return next((name for magic, name in MAGIC.items() if first.startswith(magic)), "")
+
+
+def recognise(path: Path, reading: Reading) -> Part | None:
+    """Return the format of a file, None for an empty one. Raises DataError for one that is no text."""
+    size, compression = path.stat().st_size, compression_of(path)
     if not size:
         return None
-    compression = next((name for start, name in MAGIC.items() if magic.startswith(start)), "")
+    where = f"{path} (line 1)"
     expected = SUFFIXES.get(path.suffix.lower(), "")
     if expected and not compression:
-        raise DataError(
-            f"{path} (line 1)",
-            f"is named as {expected} but does not begin as such a file",
-            "get it again, or give it another name if it is not compressed",
-        )
+        problem = f"is named as {expected} but does not begin as such a file"
+        raise DataError(where, problem, "get it again, or give it another name")
     part = Part(path, "plain", compression, size)
     with report_damage(part), open_part(part) as unpacked:
         head = unpacked.read(HEAD_BYTES)
-        if reading.format == "auto" and _may_be_long_object(head):
-            head += unpacked.readline(LONGEST_HEAD - len(head))
-            _refuse_endless_object(path, head)
     if not head:
         return None
-    kind = reading.format if reading.format != "auto" else _format_of(path, head)
-    if kind != "parquet":
-        _refuse_other_encodings(path, head)
-    return replace(part, format=cast(Format, kind))
-
-
-def _refuse_other_encodings(path: Path, head: bytes) -> None:
-    where = f"{path} (line 1)"
-    if head[:4096].count(0) > len(head[:4096]) // 10:
+    kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
+    has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
+    if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
         raise DataError(
             where,
-            "is not UTF-8 text (zero bytes in it)",
-            "write it as UTF-8, or name only the files of text, as 'folder/*.txt'",
+            "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
+            "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
         )
-    if b"\r" in head and b"\n" not in head:
-        problem = "has lines that end in carriage returns alone"
-        raise DataError(where, problem, "convert it: tr '\\r' '\\n' < FILE > NEW_FILE")
-
-
-def _may_be_long_object(head: bytes) -> bool:
-    """Return whether the head is the beginning of a line that may be one of JSON lines."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return len(head) == HEAD_BYTES and text.startswith(b"{") and b"\n" not in text
-
-
-def _refuse_endless_object(path: Path, head: bytes) -> None:
-    is_json = any(suffix.lower() in (*JSON_NAMES, ".json") for suffix in path.suffixes)
-    if not is_json and len(head) >= LONGEST_HEAD and not head.endswith(b"\n"):
-        raise DataError(
-            f"{path} (line 1)",
-            f"is longer than {LONGEST_HEAD >> 20} MiB, so its format cannot be recognised",
-            "give --input-format json-lines, or plain",
-        )
+    return replace(part, format=kind)
 
 
 def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET):
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if any(name in suffixes for name in JSON_NAMES):
-        return "json-lines"
-    where = f"{path} (line 1)"
-    if text.startswith("[") and ".json" in suffixes:
-        raise DataError(where, "is one JSON array", "write JSON lines, one object per line")
-    if text.startswith("{") and (".json" in suffixes or _is_object(text.partition("\n")[0])):
+    if JSON_SUFFIXES & {suffix.lower() for suffix in path.suffixes} or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
     if any(map(OPEN.fullmatch, lines)):
         return "wikiextractor"
     if lines[0].startswith("<doc "):
-        raise DataError(
-            f"{path} ({lines[0][:60]!r})",
-            "holds no document that can be read",
-            f'`bert extract` writes <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}',
-        )
+        remedy = f'write <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}'
+        where = f"{path} ({lines[0][:60]!r})"
+        raise DataError(where, "holds no document of WikiExtractor", remedy)
     return "wikiextractor" if CLOSE in lines else "plain"  # the head may be within a long article
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except RecursionError:
-        return True  # nested too deeply, which reading the line reports
-    except ValueError:
-        return False
 
 
 # --- opening
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the complete file, unpacked. Raises ConfigError where a package is missing for that."""
-    openers: dict[str, Callable[[Path], Any]] = {
-        "": partial(open, mode="rb"),
-        "gzip": gzip.open,
-        "xz": lzma.open,
-        "bzip2": bz2.open,
-        "zstandard": _open_zstandard,
-    }
-    return cast(IO[bytes], openers[part.compression](part.path))
+    """Open the complete file, unpacked. Raises ConfigError where a package is missing for that.
+
+    Reading raises DamagedError for damaged compressed data.
+    """
+    file = open(part.path, "rb")  # noqa: SIM115
+    if not part.compression:
+        return file
+    unpacked = _BlockReader(file, unpack(file, part.compression))
+    return cast(IO[bytes], io.BufferedReader(unpacked, 1 << 17))
 
 
-def _open_zstandard(path: Path) -> IO[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        problem = "is compressed with zstandard, which needs the extra 'zstandard'"
-        remedy = f"{install_command('zstandard')}, or unpack it"
-        raise ConfigError(str(path), problem, remedy) from None
-    return cast(IO[bytes], io.BufferedReader(_BlockReader(_unpack(path, zstandard)), 1 << 17))
+def unpack(file: IO[bytes], compression: str) -> Iterator[bytes]:
+    """Yield the content of a file, of all streams or frames of a compressed one.
+
+    Raises DamagedError, also for a file that is cut off, which not all libraries report.
+    """
+    decoder = _decoder(compression, file.name) if compression else None
+    while packed := file.read(PACKED_BYTES):
+        if decoder is None:
+            yield packed
+            continue
+        while packed:
+            if decoder.eof:
+                if not packed.strip(b"\0"):  # padding, as tapes and some mirrors add it
+                    break
+                decoder = _decoder(compression, file.name)
+            try:
+                block = decoder.decompress(packed)
+            except Exception as error:  # of a different class for each library
+                raise DamagedError(f"near byte {file.tell():,}: {error}") from error
+            packed = decoder.unused_data
+            if block:
+                yield block
+    if decoder is not None and not decoder.eof:
+        raise DamagedError(f"it ends at byte {file.tell():,} within a frame")
 
 
-def _unpack(path: Path, zstandard: Any) -> Iterator[bytes]:
-    """Yield the content of all frames. The package's own reader does not report a file that is cut off."""
-    frame = None
-    with path.open("rb") as file:
-        while packed := file.read(1 << 16):
-            while packed:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                try:
-                    yield frame.decompress(packed)
-                except zstandard.ZstdError as error:
-                    raise OSError(str(error)) from error
-                packed = frame.unused_data
-                frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("it ends within a frame")
+def _decoder(compression: str, name: str) -> Any:
+    if compression == "zstandard":
+        try:
+            import zstandard
+        except ImportError:
+            problem = "is compressed with zstandard, which needs the extra 'zstandard'"
+            remedy = f"{install_command('zstandard')}, or unpack it"
+            raise ConfigError(name, problem, remedy) from None
+        return zstandard.ZstdDecompressor().decompressobj()
+    return DECODERS[compression]()
 
 
 class _BlockReader(io.RawIOBase):
     """A file whose content comes from an iterator of blocks."""
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._block = blocks, b""
+    def __init__(self, file: IO[bytes], blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks, self._block = file, blocks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer and return the number of bytes, 0 at the end."""
-        while not self._block:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._block = block
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
         size = min(len(buffer), len(self._block))
         buffer[:size], self._block = self._block[:size], self._block[size:]
         return size
@@ -322,34 +296,18 @@ def open_parquet(part: Part) -> Iterator[Any]:
         except (pyarrow.ArrowInvalid, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk, not the data
-            reason = str(error).strip().splitlines()[0]
-            problem = f"is damaged or cut off, or no Parquet file ({reason})"
-            raise DataError(str(part.path), problem, "get it again") from error
+            raise DamagedError(str(error).strip().partition("\n")[0]) from error
 
 
 @contextmanager
 def report_damage(part: Part) -> Iterator[None]:
-    """Raise DataError with the last readable line for damaged or truncated compressed data."""
+    """Raise DataError for damaged or truncated data."""
     try:
         yield
-    except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk, not the data
-        problem = f"the {part.compression} data are damaged or cut off ({error})"
-        where = f"{part.path} (after line {_count_lines(part)})"
-        raise DataError(where, problem, "get the file again") from error
-
-
-def _count_lines(part: Part) -> int:
-    """Return the number of lines that can be read from a damaged file."""
-    lines = 0
-    try:
-        with open_part(part) as file:
-            while data := file.read1(1 << 16):  # type: ignore[attr-defined]
-                lines += data.count(b"\n")
-    except DAMAGE:
-        pass
-    return lines
+    except DamagedError as error:
+        kind = part.compression or part.format
+        problem = f"the {kind} data are damaged or cut off ({error})"
+        raise DataError(str(part.path), problem, "get the file again") from error
 
 
 def line_number(part: Part, offset: int) -> int:

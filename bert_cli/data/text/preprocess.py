@@ -1,17 +1,24 @@
 """Split text into sentences: one per line, a blank line between documents.
 
 A shard is a file of `bert extract`, a range of a large file, or several small files. Documents are read
-line by line, so files and documents of any size fit in memory. White space becomes single spaces. Each
-line is split alone, so no sentence spans two paragraphs. Of WikiExtractor's articles the titles are
-dropped; headings stay, as lines such as `History.`, because they look like short paragraphs. Documents
-without a sentence, duplicates where they are dropped, and lines outside articles are counted.
+line by line, so files and documents of any size fit in memory. Each line is split alone, so no sentence
+spans two paragraphs. Of WikiExtractor's articles the titles are dropped; headings stay, as lines such as
+`History.`, because they look like short paragraphs.
+
+Punkt (Kiss and Strunk, 2006, "Unsupervised Multilingual Sentence Boundary Detection") needs parameters for
+the language: NLTK's installed data, else a download of these, else Punkt learns them from the first 2 MB of
+the corpus. On English articles the learned ones find boundaries with an F1 of 93.1, the installed ones 93.2.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.shards.manifest import Shard, Stats, Step, recorded_settings
@@ -31,7 +38,10 @@ from bert_cli.data.text.files import (
     split_part,
     text_bytes,
 )
-from bert_cli.data.text.sentences import PARAMETERS, choose_punkt, load_splitter
+from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.files import JSON, read_json, write_json_atomically
+
+Split = Callable[[str], list[str]]
 
 SHARD_BYTES = 16_000_000
 """A range of a large file, and at most so much of small files together: some seconds of work."""
@@ -41,8 +51,18 @@ SAMPLED_FILES, SAMPLED_BYTES = 16, 1 << 18
 """Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4
 """Documents per file of plain text that may be paragraphs, which --documents files keeps together."""
-
 NO_WORD = re.compile(r"[\W_]*")
+
+PARAMETERS = "punkt.json"
+TRAINING_CHARACTERS = 2_000_000  # 3 s of work; four times as much gains 0.1 of F1
+DOWNLOAD_SECONDS = 30.0
+# NLTK's name of each language in its Punkt data, and the code of sentencex.
+LANGUAGES = {
+    "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
+    "finnish": "fi", "french": "fr", "german": "de", "greek": "el", "italian": "it",
+    "malayalam": "ml", "norwegian": "no", "polish": "pl", "portuguese": "pt", "russian": "ru",
+    "slovene": "sl", "spanish": "es", "swedish": "sv", "turkish": "tr",
+}  # fmt: skip
 
 
 def run(settings: PreprocessSettings) -> None:
@@ -66,16 +86,14 @@ def run(settings: PreprocessSettings) -> None:
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
+    recorded = {"language": language, "splitter": splitter, "parameters": parameters}
+    # Recorded only where they are not the default, so that folders of earlier versions can be continued.
+    later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
     run_shards(
         Step(
             "preprocess",
             settings.out,
-            settings={
-                "language": language,
-                "splitter": splitter,
-                "parameters": parameters,
-                **_changed_settings(settings),
-            },
+            settings=recorded | settings.model_dump(include=later, exclude_defaults=True),
             packages={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
             counted="sentences",
             expected_bytes=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
@@ -111,26 +129,16 @@ def _suggest_files_as_documents(parts: Sequence[Part], reading: Reading) -> None
     is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if not is_plain or len(parts) < 2:
         return
-    sample = parts[:: -(-len(parts) // SAMPLED_FILES)]
-    documents = sum(
-        kind == "document"
-        for part in sample
-        for kind, _ in marked_lines(replace(part, stop=SAMPLED_BYTES), reading)
-    )
+    sample = [
+        replace(part, stop=SAMPLED_BYTES) for part in parts[:: -(-len(parts) // SAMPLED_FILES)]
+    ]
+    documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
     if documents >= MANY_DOCUMENTS * len(sample):
         print(
             f"preprocess: {len(parts):,} files of about {documents / len(sample):.0f} documents or more, which blank "
             "lines end; if each file is one document, stop and add --documents files",
             flush=True,
         )
-
-
-def _changed_settings(settings: PreprocessSettings) -> dict[str, str | float | bool | None]:
-    """Return the later settings that are not the default, so that older folders can be continued."""
-    names = ("input_format", "text_field", "documents", "deduplicate", "near_duplicates")
-    fields = PreprocessSettings.model_fields
-    values = {name: getattr(settings, name) for name in names}
-    return {name: value for name, value in values.items() if value != fields[name].default}
 
 
 def plan_outputs(source: Path, parts: Sequence[Part], reading: Reading) -> Outputs:
@@ -204,3 +212,135 @@ def _all_lines(parts: Sequence[Part], reading: Reading) -> Iterator[tuple[Path, 
 
 def _body_lines(parts: Sequence[Part], reading: Reading) -> Iterator[str]:
     yield from (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
+
+
+# --- splitters
+
+
+@lru_cache(maxsize=2)
+def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
+    """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing.
+
+    `parameters` is Punkt's file of learned parameters; None uses the installed ones.
+    """
+    if name == "punkt":
+        return _load_punkt(language, parameters)
+    return _load_sentencex(language) if name == "sentencex" else lambda text: [text]
+
+
+def _load_sentencex(language: str) -> Split:
+    try:
+        from sentencex import segment
+    except ImportError:
+        problem = "needs the extra 'sentencex'"
+        remedy = f"{install_command('sentencex')}, or choose punkt"
+        raise ConfigError("sentence_splitter (sentencex)", problem, remedy) from None
+    code = LANGUAGES.get(language, language)
+    if not 2 <= len(code) <= 3:
+        problem = "sentencex does not know this name"
+        raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
+    return lambda text: list(segment(code, text))
+
+
+class _Parameters(BaseModel):
+    abbreviations: set[str]
+    collocations: set[tuple[str, str]]
+    sentence_starters: set[str]
+    orthographic_context: dict[str, int]
+
+
+def _load_punkt(language: str, parameters: Path | None) -> Split:
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
+
+    if parameters is None:
+        tokenizer = PunktTokenizer(language)
+    else:
+        remedy = "remove it; it is then learned again"
+        learned = read_json(parameters, _Parameters, DataError, remedy)
+        tokenizer = PunktSentenceTokenizer()
+        tokenizer._params = PunktParameters()  # as its subclass PunktTokenizer does
+        tokenizer._params.abbrev_types = learned.abbreviations
+        tokenizer._params.collocations = learned.collocations
+        tokenizer._params.sent_starters = learned.sentence_starters
+        tokenizer._params.ortho_context.update(learned.orthographic_context)
+    split: Split = tokenizer.tokenize
+    return split
+
+
+def choose_punkt(
+    language: str, out: Path, begun_with: str | None, lines: Callable[[], Iterable[str]]
+) -> tuple[str, str]:
+    """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
+
+    Learned parameters are written to `out/punkt.json`, and once they exist they are used. `begun_with`
+    is what an earlier run on this folder returned. `lines` returns lines of the corpus. Raises DataError
+    when the earlier run used installed data that are gone.
+    """
+    note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
+    if (out / PARAMETERS).exists():
+        return "learned", note
+    reason = f"NLTK has no Punkt data for {language!r}"
+    if language in LANGUAGES:
+        if _is_installed(language):
+            return "installed", ""
+        print(
+            f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
+            f"them ({DOWNLOAD_SECONDS:.0f} s at most)",
+            flush=True,
+        )
+        if _download() and _is_installed(language):
+            print("preprocess: Punkt data were downloaded by NLTK")
+            return "installed", ""
+        reason = "Punkt data are not installed and could not be downloaded"
+    if begun_with == "installed":
+        problem = f"was begun with NLTK's Punkt data, but {reason}"
+        raise DataError(f"out ({out})", problem, "install them or choose another folder")
+    text: list[str] = []
+    characters = 0
+    for line in lines():
+        text.append(line)
+        characters += len(line)
+        if characters >= TRAINING_CHARACTERS:
+            break
+    _learn("\n".join(text), out / PARAMETERS)
+    source = f"the first {characters / 1e6:.1f} million characters"
+    print(f"preprocess: {reason}: learned from {source} instead")
+    return "learned", note
+
+
+def _is_installed(language: str) -> bool:
+    try:
+        _load_punkt(language, None)
+    except LookupError:
+        return False
+    return True
+
+
+def _download() -> bool:
+    """Have NLTK download its data in a child process, and return whether it did.
+
+    Looking up a name in a dead network may block for minutes and takes no time limit.
+    """
+    program = "import nltk, sys; sys.exit(not nltk.download('punkt_tab', quiet=True))"
+    command = [sys.executable, "-c", program]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _learn(text: str, path: Path) -> None:
+    from nltk.tokenize.punkt import PunktTrainer
+
+    trainer = PunktTrainer()
+    trainer.train(text, finalize=True)
+    learned = trainer.get_params()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parameters: dict[str, JSON] = {
+        "abbreviations": sorted(learned.abbrev_types),
+        "collocations": sorted(map(list, learned.collocations)),
+        "sentence_starters": sorted(learned.sent_starters),
+        "orthographic_context": dict(sorted(learned.ortho_context.items())),
+    }
+    write_json_atomically(path, parameters)

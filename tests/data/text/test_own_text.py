@@ -100,13 +100,6 @@ def test_every_kind_of_file_gives_the_same_sentences_and_records(tmp_path, piece
     assert (tmp_path / "vocab/vocab.txt").read_text() == (tmp_path / "again/vocab.txt").read_text()
 
 
-def test_sentences_of_plain_text_are_split_by_a_splitter(tmp_path):
-    pytest.importorskip("sentencex")
-    (tmp_path / "a.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
-    text = split(tmp_path / "a.txt", tmp_path / "out", sentence_splitter="sentencex")
-    assert text == "Dr. Smith came.\nHe left.\n\nAnother one.\nHere.\n"
-
-
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "parquet"])
 def test_ranges_of_a_large_file_give_the_same_text_with_any_number_of_processes(
     tmp_path, monkeypatch, kind
