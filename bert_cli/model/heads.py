@@ -52,8 +52,7 @@ class MaskedLM(ConfiguredLayer):
 
     word_table: keras.Variable
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.transform = self.dense("transform", self.config.hidden_size, self.config.hidden_size)
         self.layer_norm = self.norm()
         self.bias = self.add_zeros("bias", self.config.vocab_size)
@@ -84,12 +83,7 @@ class MaskedLM(ConfiguredLayer):
 class PretrainingHeads(Head):
     """Block `heads`: masked-LM and next-sentence prediction (Devlin et al. 2019, section 3.1)."""
 
-    READS = (
-        "masked_lm_ids",
-        "masked_lm_weights",
-        "next_sentence_labels",
-        "next_sentence_weights",
-    )
+    READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
     COUNTS: ClassVar[Mapping[str, str]] = {
         "masked": "masked_lm_weights",
         "pairs": "next_sentence_weights",
@@ -104,8 +98,7 @@ class PretrainingHeads(Head):
     chunks: int = 1
     """Chunks of the vocabulary in which the masked-LM loss is computed."""
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}
         self.masked_lm = MaskedLM(name="masked_lm", **shared, word_table=self.word_table)
         self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
@@ -155,8 +148,7 @@ class QuestionAnswering(Head):
         "end_accuracy": ("end_correct", "examples"),
     }
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.span = self.dense("span", self.config.hidden_size, 2)
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
@@ -179,8 +171,7 @@ class QuestionAnswering(Head):
 class Classifier(Head):
     """Dropout and a dense layer."""
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.classifier = self.dense("classifier", self.config.hidden_size, self.labels)
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:

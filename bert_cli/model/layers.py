@@ -54,7 +54,11 @@ class Layer(keras.layers.Layer):
         self.build()
 
     def build(self) -> None:
-        """Create the weights."""
+        """Create the weights, in the scope of the layer's name."""
+        self._create_weights()
+
+    def _create_weights(self) -> None:
+        pass
 
     def add_zeros(self, name: str, *shape: int) -> keras.Variable:
         """Return a new weight; `build_block` sets its first value."""
@@ -67,8 +71,7 @@ class Dense(Layer):
     inputs: int
     outputs: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", self.inputs, self.outputs)
         self.bias = self.add_zeros("bias", self.outputs)
 
@@ -83,8 +86,7 @@ class LayerNorm(Layer):
     size: int
     epsilon: float
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.gamma = self.add_zeros("gamma", self.size)
         self.beta = self.add_zeros("beta", self.size)
 
@@ -99,8 +101,7 @@ class Embedding(Layer):
     rows: int
     size: int
 
-    def build(self) -> None:
-        """Create the weight."""
+    def _create_weights(self) -> None:
         self.embeddings = self.add_zeros("embeddings", self.rows, self.size)
 
     def call(self, numbers: Tensor) -> Tensor:
@@ -129,8 +130,7 @@ class Embeddings(ConfiguredLayer):
     READS = ("input_ids", "segment_ids", "position_ids")
     dropout_id: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         config, policy = self.config, self.dtype_policy
         sizes = {
             "word": config.vocab_size,
@@ -161,8 +161,7 @@ class Output(ConfiguredLayer):
     inputs: int
     dropout_id: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
         self.layer_norm = self.norm()
 
@@ -185,8 +184,7 @@ class SelfAttention(ConfiguredLayer):
 
     dropout_id: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         size = self.config.hidden_size
         self.query, self.key, self.value = (
             self.dense(name, size, size) for name in ("query", "key", "value")
@@ -220,8 +218,7 @@ class FeedForward(ConfiguredLayer):
 
     dropout_id: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         size, inner = self.config.hidden_size, self.config.intermediate_size
         self.inner = self.dense("inner", size, inner)
         shared = {"policy": self.dtype_policy, "config": self.config}
@@ -240,8 +237,7 @@ class EncoderLayer(ConfiguredLayer):
     READS = ("input_mask", "position_ids")
     dropout_id: int
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}
         first = self.dropout_id
         self.attention = SelfAttention(name="attention", **shared, dropout_id=first)
@@ -293,8 +289,7 @@ class Pooler(ConfiguredLayer):
 
     READS = ("next_sentence_positions",)
 
-    def build(self) -> None:
-        """Create the weights."""
+    def _create_weights(self) -> None:
         self.projection = self.dense("dense", self.config.hidden_size, self.config.hidden_size)
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:

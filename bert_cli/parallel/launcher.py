@@ -21,13 +21,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO, NamedTuple, TextIO
 
-from bert_cli.errors import (
-    BertError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-)
+from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_SECONDS = 0.2
