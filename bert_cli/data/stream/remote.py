@@ -54,12 +54,15 @@ def local_copy(url: str, cache: Path) -> Path:
     prefix = f"{slug}-{hashlib.sha256(remote.url.encode()).hexdigest()[:8]}-"
     folder = cache / f"{prefix}{hashlib.sha256(text).hexdigest()[:16]}"
 
-    def missing() -> list[File]:
-        compared = [file["name"] for file in corpus["beside"] if file["bytes"] <= SMALL]
-        return [file for file in files if not _is_complete(folder, file, file["name"] in compared)]
+    def is_complete(file: File) -> bool:
+        path = folder / file["name"]
+        if not path.is_file() or path.stat().st_size != file["bytes"]:
+            return False
+        is_compared = file in corpus["beside"] and file["bytes"] <= SMALL
+        return not is_compared or file_crc32c(path) == file["crc32c"]
 
     is_described = (folder / CORPUS).is_file() and (folder / CORPUS).read_bytes() == text
-    if is_described and not missing():
+    if is_described and all(map(is_complete, files)):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -70,11 +73,10 @@ def local_copy(url: str, cache: Path) -> Path:
                 print(
                     f"fetch: {url} has changed since it was copied to {old}; remove that when unused"
                 )
-        left = missing()
-        size, complete = (
-            sum(f["bytes"] for f in files if (f in left) == is_left) for is_left in (True, False)
-        )
-        print(plan_disk_space("fetch", len(left), size, complete, folder, "file"), flush=True)
+        left = [file for file in files if not is_complete(file)]
+        size = sum(file["bytes"] for file in left)
+        there = sum(file["bytes"] for file in files) - size
+        print(plan_disk_space("fetch", len(left), size, there, folder, "file"), flush=True)
         run_in_threads("fetch", size, partial(_fetch, remote, folder), left, CONNECTIONS)
         write_atomically(folder / CORPUS, text)
     return folder
@@ -129,13 +131,6 @@ class Remote:
                 "check the address, the network and the credentials, and run the command again: it keeps "
                 "the files that are complete",
             ) from error
-
-
-def _is_complete(folder: Path, file: File, is_compared: bool) -> bool:
-    path = folder / file["name"]
-    if not path.is_file() or path.stat().st_size != file["bytes"]:
-        return False
-    return not is_compared or file_crc32c(path) == file["crc32c"]
 
 
 def _fetch(remote: Remote, folder: Path, file: File) -> int:

@@ -208,7 +208,7 @@ def test_an_unknown_task_or_split_is_refused_with_the_known_ones(tmp_path):
             read_split(tmp_path, task, split)
 
 
-def test_the_real_files_are_read_completely(shared_data):
+def test_the_real_files_are_read_completely_with_known_rows(shared_data):
     for task, counts in {
         # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
         "cola": (8551, 1043, 1063), "mrpc": (3667, 408, 1725), "rte": (2490, 277, 3000), "sst2": (67349, 872, 1821),
@@ -217,9 +217,6 @@ def test_the_real_files_are_read_completely(shared_data):
         assert tuple(len(part) for part in parts) == counts
         assert all(part.remarks == {} for part in parts)
         assert parts[2].ids == [str(number) for number in range(counts[2])]
-
-
-def test_known_rows_of_the_real_files(shared_data):
     glue = shared_data / "glue"
     cola = read_split(glue, "cola", "train")
     assert cola.first[0].startswith("Our friends won't buy this analysis")

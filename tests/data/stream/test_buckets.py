@@ -75,13 +75,3 @@ def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too() ->
     padded = 32 * sum(widths) + drawn.left_out * int(drawn.ends[-1])
     assert drawn.real_token_fraction == pytest.approx(lengths.sum() / padded)
     assert drawn.real_token_fraction > 0.95 > lengths.mean() / 512
-
-
-def test_buckets_are_a_function_of_seed_and_sample_index() -> None:
-    lengths = drawn_lengths(500, 128)
-    one, again, other = (Buckets(lengths, 128, 4, 16, seed) for seed in (5, 5, 6))
-    indices = np.random.default_rng(0).integers(0, 5000, 300)
-    records = one.records(indices)[1]
-    assert np.array_equal(again.records(indices)[1], records)
-    assert np.array_equal(one.records(indices[7:8])[1], records[7:8])
-    assert not np.array_equal(other.records(indices)[1], records)

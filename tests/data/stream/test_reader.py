@@ -154,20 +154,6 @@ def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(co
         assert (~padding).mean() == pytest.approx(real_tokens, abs=1e-12)
 
 
-def test_epochs_of_packs_have_other_neighbours_and_other_masks(corpora):
-    reader = opened(corpora, "packs")
-    epochs = [reader.rows(np.arange(reader.epoch_size) + n * reader.epoch_size) for n in range(2)]
-    packs = []
-    for rows in epochs:
-        ids = rows["input_ids"].copy()
-        row, slot = np.nonzero(rows["masked_lm_weights"])
-        ids[row, rows["masked_lm_positions"][row, slot]] = rows["masked_lm_ids"][row, slot]
-        packs.append({one.tobytes() for one in ids})
-    assert len(packs[0]) == len(packs[1]) == reader.epoch_size
-    assert len(packs[0] & packs[1]) < reader.epoch_size / 10
-    assert len({tuple(e["tokens"]) for rows in epochs for e in sequences_of(rows)}) > 400
-
-
 def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
     buckets, plain = opened(corpora, "buckets", buckets=2), opened(corpora, "dynamic")
     assert (buckets.epoch_size, buckets.sequences_per_example) == (240, 1.0)
