@@ -70,9 +70,7 @@ def local_copy(url: str, cache: Path) -> Path:
             part.unlink(missing_ok=True)  # of a killed process
         for old in sorted(cache.glob(f"{prefix}*")):
             if old != folder:
-                print(
-                    f"fetch: {url} has changed since it was copied to {old}; remove that when unused"
-                )
+                print(f"fetch: {url} has changed since it was copied to {old}; remove it if unused")
         left = [file for file in files if not is_complete(file)]
         size = sum(file["bytes"] for file in left)
         there = sum(file["bytes"] for file in files) - size

@@ -48,12 +48,9 @@ class SyntheticStream(ExampleStream):
         _check_sizes(vocab_size, sequence_length)
         self.most, longest = max_sequences_per_pack, sequence_length // SHORTEST
         if not 1 <= self.most <= longest:
-            problem = (
-                f"a synthetic example of {sequence_length} positions has 1 to {longest} sequences"
-            )
-            raise ConfigError(
-                f"max_sequences_per_pack ({self.most})", problem, "give such a number"
-            )
+            problem = f"{sequence_length} positions hold 1 to {longest} synthetic sequences"
+            where = f"max_sequences_per_pack ({self.most})"
+            raise ConfigError(where, problem, "give such a number")
         self.batching, self.seed, self.vocab_size = batching, seed, vocab_size
         self.sequence_length, self.predictions = sequence_length, predictions
         self._masking = masking or Masking()
