@@ -196,31 +196,6 @@ def test_a_copy_is_read_like_the_folder_itself(
     same_examples(local_copy(f"file://{records}", tmp_path / "another"), records)
 
 
-def test_complete_files_are_kept_when_the_rest_fails(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
-) -> None:
-    plain = remote.Remote.fetch
-
-    def fail(self: remote.Remote, name: str, target: Path) -> None:
-        if name == "wiki_002.tfrecord":
-            target.write_bytes(b"half")
-            with self.errors_at(name):
-                raise ConnectionResetError("connection lost")
-        plain(self, name, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(remote, "CONNECTIONS", 1)
-        patch.setattr(remote.Remote, "fetch", fail)
-        with pytest.raises(DataError, match=r"wiki_002.*ConnectionResetError: connection lost"):
-            local_copy(url, tmp_path)
-    (folder,) = tmp_path.glob("records-*")
-    assert not (folder / "corpus.json").exists()
-    assert not [*folder.glob(".*.part")]
-    assert FILES - 2 <= len(fetched) < FILES  # the last may have begun when the one before failed
-    local_copy(url, tmp_path)
-    assert len(fetched) == len({*fetched}) == FILES
-
-
 def test_a_damaged_file_is_fetched_again_once(
     url: str, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,17 +249,6 @@ def test_examples_of_records_without_pairs_have_no_weight_in_the_next_sentence_l
     assert not packs["next_sentence_weights"].any()
 
 
-def test_dynamic_records_are_read_with_other_lengths(tmp_path):
-    folder = make_corpus(tmp_path / "c", "dynamic", [100])
-    wide, narrow = open_stream(folder, sequence_length=S + 8, predictions=2), open_stream(folder)
-    one, other = wide.rows(np.arange(50)), narrow.rows(np.arange(50))
-    assert one["input_ids"].shape == (50, S + 8)
-    assert one["masked_lm_ids"].shape == (50, 2)
-    np.testing.assert_array_equal(one["input_mask"][:, :S], other["input_mask"])
-    assert not one["input_mask"][:, S:].any()
-    np.testing.assert_array_equal(narrow.source.files.lengths(), dynamic_records(0, 100).lengths)
-
-
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_million_records_give_their_first_batch_within_two_seconds(tmp_path, kind):
     """Forty files of 25,000 real records; they are names of one file, so as not to fill the disk."""
