@@ -47,17 +47,12 @@ def config(stages, batch, **more):
 HID = ["hid"] * 4
 BASE = [["emb"], HID, HID, HID]
 LARGE = [["emb", *HID[:3]], ["hid"] * 7, ["hid"] * 7]
-TINY = {**BERT, "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
 PHASE_1 = {"max_seq_length": 128, "max_predictions_per_seq": 20}
 CONFIGS = {
     "pretrain": config(
         [*BASE, ["enc_out", "pool", "heads"]], (32, 4, 510), bert_config=BERT, **PHASE_1,
         replace_layers=True, use_outlining=True, matmul_partials_type="half", fp_exceptions=False,
         min_remote_tensor_size=50000, logging="INFO", use_prediction_bias=True,
-    ),
-    "pretrain of its tests": config(
-        [["emb"], ["hid", "hid", "enc_out"], ["pool", "heads"]], (2, 2, 6),
-        bert_config=TINY, total_num_train_samples=540, show_accuracy=False, **PHASE_1,
     ),
     "squad": config(
         [*LARGE, ["hid"] * 7 + ["enc_out", "pool"], ["qa_head"]], (2, 4, 40),
@@ -66,15 +61,8 @@ CONFIGS = {
     "squad with a checkpoint": config(
         [*BASE, ["qa_head"]], (4, 4, 20), bert_config=BERT, max_predictions_per_seq=20, num_epochs=3,
     ),
-    "squad of its tests": config(
-        [["emb"], ["hid", "hid"], ["qa_head"]], (2, 1, 6), bert_config=TINY, num_epochs=1,
-    ),
     "glue": config(
         [*BASE, ["pool", "glue_head"]], (1, 1, 30), bert_model_name="bert-base-uncased", num_epochs=3,
-    ),
-    "glue with a checkpoint": config([*BASE, ["pool", "glue_head"]], (1, 1, 30), bert_config=BERT, num_epochs=3),
-    "glue of its tests": config(
-        [["emb"], ["hid", "hid"], ["pool", "glue_head"]], (1, 1, 6), bert_config=TINY, num_epochs=1,
     ),
 }  # fmt: skip
 KINDS = {"pretrain": PretrainSettings, "squad": SquadSettings, "glue": GlueSettings}
@@ -274,7 +262,7 @@ def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
 # what the refusal says.
 COMMANDS = [
     ("pretrain", [], ("max_seq_length", 128)),
-    ("pretrain of its tests", ["--dataset-dir", "sample/"], ("dataset_dir", "sample/")),
+    ("pretrain", ["--dataset-dir", "sample/"], ("dataset_dir", "sample/")),
     ("pretrain", ["--pretrained-ckpt-path", "phase1"], ("pretrained_ckpt_path", "phase1")),
     ("pretrain", ["--dataset-dir", "a", "--total-num-train-samples", "300000", "--enable-wandb", "false"],
      ("wandb.enabled", False)),
@@ -290,7 +278,7 @@ COMMANDS = [
     ("squad with a checkpoint", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"],
      ("pretrained_ckpt_path", "./c/2/")),
     ("squad", ["configs/squad_base.json"], "a config as --config FILE"),
-    ("glue with a checkpoint", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"],
+    ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"],
      ("glue_task", "mrpc")),
 ]  # fmt: skip
 

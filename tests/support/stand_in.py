@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from support.processes import wait_for
 
 import bert_cli
 from bert_cli.cli import COMMANDS
@@ -19,6 +19,15 @@ from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
+TINY: dict[str, object] = {
+    "max-seq-length": 16, "max-predictions-per-seq": 3, "global-batch.micro-batch-size": 2,
+    "bert-config.vocab-size": 60, "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1,
+    "bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 32,
+    "bert-config.max-position-embeddings": 32, "optimizer-opts.name": "AdamW",
+    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
+}  # fmt: skip
+"""Flags of a training run of milliseconds a step."""
+STEPS = 100
 JOBS = ROOT / "scripts" / "slurm"
 SRUN = """
 import os, signal, subprocess, sys
@@ -148,7 +157,7 @@ class Scheduler:
 
     def tasks(self) -> list[int]:
         """Return the processes of srun, once they are started."""
-        wait_for((self.folder / "pids").exists)
+        wait_for((self.folder / "pids").exists, 120)
         return [int(number) for number in (self.folder / "pids").read_text().split()]
 
     def end(self) -> None:
@@ -159,11 +168,10 @@ class Scheduler:
             job.wait()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "timed out"
-        time.sleep(0.05)
+def begun(folder: Path) -> bool:
+    """Return whether a run has made some steps."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.exists() and len(metrics.read_text().splitlines()) > 3
 
 
 def load_command(words: list[str]) -> object:

@@ -59,51 +59,37 @@ def needs(shell: str):
 
 
 OFFERS = {"bash": in_bash, "fish": in_fish}
+needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
 
 
 @pytest.mark.parametrize("shell", [needs("bash"), needs("fish")])
-class TestInAShell:
-    def test_commands_are_completed(self, shell, scripts):
-        offer = OFFERS[shell]
-        assert offer(scripts[shell], "pre") >= {"preprocess", "pretrain", "predict"}
-        assert offer(scripts[shell], "") >= {name.split()[0] for name in COMMANDS}
+def test_commands_options_choices_configs_and_files_are_completed(shell, scripts, tmp_path):
+    def offered(*words: str) -> set[str]:
+        return OFFERS[shell](scripts[shell], *words)
 
-    def test_what_can_be_measured_is_completed_with_its_options(self, shell, scripts):
-        offer = OFFERS[shell]
-        assert offer(scripts[shell], "bench", "") >= {"pretrain", "squad", "data", *benchmarks()}
-        assert offer(scripts[shell], "bench", "pretrain", "--swe") == {"--sweep"}
-
-    def test_options_of_the_command_are_completed(self, shell, scripts):
-        found = OFFERS[shell](scripts[shell], "pretrain", "--opti")
-        assert {"--optimizer-opts.name", "--optimizer-opts.learning-rate.warmup-frac"} <= found
-        assert all(word.startswith("--opti") for word in found)
-        assert "--mask-tokens" not in OFFERS[shell](scripts[shell], "pretrain", "--mask")
-
-    def test_choices_are_completed(self, shell, scripts):
-        offer = OFFERS[shell]
-        assert offer(scripts[shell], "pretrain", "--optimizer-opts.name", "") == {"LAMB", "AdamW"}
-        assert offer(scripts[shell], "glue", "--glue-task", "m") >= {"mnli", "mrpc"}
-        assert offer(scripts[shell], "completion", "") >= set(SHELLS)
-
-    def test_a_config_is_completed_by_shipped_names_and_files(self, shell, scripts, tmp_path):
-        offer = OFFERS[shell]
-        (tmp_path / "mine.json").touch()
-        found = offer(scripts[shell], "squad", "--config", "squad_")
-        assert found >= {"squad_base", "squad_large", "squad_tiny"}
-        assert "glue_base" not in found
-        begun = str(tmp_path / "mi")
-        assert offer(scripts[shell], "pretrain", "--config", begun) == {f"{begun}ne.json"}
-
-    def test_file_names_are_completed(self, shell, scripts, tmp_path):
-        (tmp_path / "run_of_mine").mkdir()
-        begun = str(tmp_path / "run_of")
-        for words in (["plot"], ["pretrain", "--save-ckpt-path"], ["predict"], ["compare", "x"]):
-            found = OFFERS[shell](scripts[shell], *words, begun)
-            assert {word.rstrip("/") for word in found} == {f"{begun}_mine"}, words
+    assert offered("pre") >= {"preprocess", "pretrain", "predict"}
+    assert offered("") >= {name.split()[0] for name in COMMANDS}
+    assert offered("bench", "") >= {"pretrain", "squad", "data", *benchmarks()}
+    assert offered("bench", "pretrain", "--swe") == {"--sweep"}
+    options = offered("pretrain", "--opti")
+    assert {"--optimizer-opts.name", "--optimizer-opts.learning-rate.warmup-frac"} <= options
+    assert all(word.startswith("--opti") for word in options)
+    assert "--mask-tokens" not in offered("pretrain", "--mask")
+    assert offered("pretrain", "--optimizer-opts.name", "") == {"LAMB", "AdamW"}
+    assert offered("completion", "") >= set(SHELLS)
+    configs = offered("squad", "--config", "squad_")
+    assert configs >= {"squad_base", "squad_large", "squad_tiny"} and "glue_base" not in configs
+    (tmp_path / "mine.json").touch()
+    begun = str(tmp_path / "mi")
+    assert offered("pretrain", "--config", begun) == {f"{begun}ne.json"}
+    (tmp_path / "run_of_mine").mkdir()
+    begun = str(tmp_path / "run_of")
+    for words in (["plot"], ["pretrain", "--save-ckpt-path"], ["compare", "x"]):
+        assert {word.rstrip("/") for word in offered(*words, begun)} == {f"{begun}_mine"}, words
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
-def test_zsh_reads_its_script_and_completes_by_it(scripts, tmp_path):
+@needs_zsh
+def test_zsh_reads_its_script(scripts, tmp_path):
     (tmp_path / "_bert").write_text(scripts["zsh"].read_text())
     code = f"""
         fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump
@@ -111,13 +97,9 @@ def test_zsh_reads_its_script_and_completes_by_it(scripts, tmp_path):
     """
     done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["loaded", "_bert"], done.stderr
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
-def test_the_script_for_zsh_has_no_mistake(scripts):
     subprocess.run(["zsh", "-f", "-n", str(scripts["zsh"])], check=True, capture_output=True)
 
 
-def test_a_shell_that_is_not_known_is_refused_with_those_that_are(capsys):
+def test_an_unknown_shell_is_refused_with_those_that_are_known(capsys):
     assert main(["completion", "tcsh"]) == 2
     assert "'bash', 'zsh' or 'fish'" in capsys.readouterr().err
