@@ -90,7 +90,7 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 def _apply_log_level(arguments: Sequence[str]) -> list[str]:
     """Set the level of `--log-level` for this process and its children; return the other words."""
-    if not any(word.partition("=")[0] == "--log-level" for word in arguments):
+    if not any(word.startswith("--log-level") for word in arguments):
         return list(arguments)
     import logging
 

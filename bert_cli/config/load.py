@@ -353,10 +353,10 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
         for other, origin in origins.items()
         if not path or f"{other}.".startswith(f"{path}.") or path.startswith(f"{other}.")
     ]
-    flags = [origin for origin in related if origin.startswith("--")]
+    flags = [origin for origin in related if path and origin.startswith("--")]
     # A file comes after those that it extends.
     files = [origin for origin in related if not origin.startswith("--")]
-    return flags[0] if path and flags else files[-1] if files else ""
+    return next(iter([*flags, *reversed(files)]), "")
 
 
 def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:

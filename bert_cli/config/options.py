@@ -104,13 +104,8 @@ CONFIG = Option(
 
 def examples_of(settings: type[BaseModel]) -> list[str]:
     """Return the command lines after `Example:` in a class docstring, each on one line."""
-    examples: list[list[str]] = []
-    for line in (settings.__doc__ or "").splitlines():
-        if line.strip().startswith("Example:"):
-            examples.append([line.strip().removeprefix("Example:").strip()])
-        elif examples:
-            examples[-1].append(line.strip())
-    return [" ".join(part for part in lines if part) for lines in examples]
+    texts = (settings.__doc__ or "").split("Example:")[1:]
+    return [_one_line(text) for text in texts]
 
 
 def purpose_of(settings: type[BaseModel]) -> str:
@@ -136,9 +131,7 @@ def _group(
         if group is None:
             own.options.append(_option(where, inner, default, required))
         else:
-            value = getattr(default, name, None)
-            value = value if isinstance(value, BaseModel) else None
-            needed = required and inner.is_required()
+            needed, value = required and inner.is_required(), getattr(default, name, None)
             below += _group(group, where, _one_line(inner.description), value, needed)
     yield own
     yield from below
@@ -255,22 +248,16 @@ def add_help(
 
 
 def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
-    text, choices = option.text.replace("%", "%%"), option.choices or None
+    text = option.text.replace("%", "%%")
+    if option.flags and not option.takes:
+        group.add_argument(*option.flags, action="store_true", help=text, dest=option.name)
+        return
+    more: dict[str, Any] = {"dest": option.name}
     if not option.flags:
         nargs = {(0, 0): "?", (0, 1): None, (1, 0): "*", (1, 1): "+"}
-        group.add_argument(
-            option.name,
-            metavar=option.takes,
-            help=text,
-            nargs=nargs[option.is_list, option.is_required],
-            choices=choices,
-        )
-    elif not option.takes:
-        group.add_argument(*option.flags, action="store_true", help=text, dest=option.name)
-    else:
-        group.add_argument(
-            *option.flags, metavar=option.takes, help=text, dest=option.name, choices=choices
-        )
+        more = {"nargs": nargs[option.is_list, option.is_required]}
+    more |= {"metavar": option.takes, "help": text, "choices": option.choices or None}
+    group.add_argument(*(option.flags or (option.name,)), **more)
 
 
 def _usage(option: Option) -> str:
