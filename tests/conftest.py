@@ -98,26 +98,14 @@ def write_run() -> Callable[..., Path]:
 
     def write(folder: Path, steps: int, total: int = 10, saved: tuple[int, ...] = (), **settings):
         folder.mkdir(parents=True)
-        told = {
-            "max_predictions_per_seq": 20,
-            "seed": 1,
-            "global_batch": {"replicas": 1},
-            **settings,
-        }
-        (folder / "settings.json").write_text(json.dumps(told))
+        told = {"max_predictions_per_seq": 20, "seed": 1, "global_batch": {"replicas": 1}}
+        (folder / "settings.json").write_text(json.dumps(told | settings))
         (folder / "lock").touch()
+        same = {"learning_rate": 1e-4, "gradient_norm": 1.0, "tokens_per_second": 640.0}
+        same |= {"examples_per_second": 10.0, "seconds_per_step": 2.0}
         lines = [
-            {
-                "step": step,
-                "mlm_loss": 8.0 - 0.5 * step,
-                "mlm_accuracy": 0.01 * step,
-                "learning_rate": 1e-4,
-                "gradient_norm": 1.0,
-                "tokens_per_second": 640.0,
-                "examples_per_second": 10.0,
-                "seconds_per_step": 2.0,
-                "seconds_left": 2.0 * (total - step),
-            }
+            {"step": step, "mlm_loss": 8.0 - 0.5 * step, "mlm_accuracy": 0.01 * step, **same}
+            | {"seconds_left": 2.0 * (total - step)}
             for step in range(1, steps + 1)
         ]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
