@@ -73,7 +73,6 @@ def run(settings: BenchDataSettings) -> None:
 
 
 def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
-    """Run the steps one after the other, each on the output of those before."""
     text, sentences = settings.input or folder / "text", folder / "sentences"
     if settings.input is None:
         text.mkdir()

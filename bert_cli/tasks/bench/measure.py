@@ -121,7 +121,6 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str,
 
 
 def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
-    """Prepare everything up to the first step and measure each part."""
     with start_watch.part("devices"):
         # The settings of the run: `about` describes the complete run, not the measured steps.
         settings, name = settings.model_copy(update={"about": None}), settings.pretrained_ckpt_path
@@ -201,7 +200,6 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
 
 
 def _take_steps(run: Run, last: int) -> list[Step]:
-    """Run the steps with the loop of every run and return their times."""
     times: list[Step] = []
     began = time.perf_counter()
     config, blocks = run.settings.bert_config, run.settings.LAST_BLOCKS
@@ -328,7 +326,6 @@ def save(run: Run) -> list[float]:
 
 
 def _description(run: Run) -> dict[str, Any]:
-    """Return what was measured, and on which machine."""
     settings, plan, mesh = run.settings, run.spec.plan, run.mesh
     values = settings.model_dump(mode="json")
     real = {name: values[name] for name in settings.REAL_EXAMPLES}

@@ -8,7 +8,6 @@ the same probability, which is a loss of ln V, and ln 2 for the next sentence. A
 import math
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -337,14 +336,12 @@ def check_first_loss(
         remedy = "end other programs on this machine, or give --no-build"
         report.warn(FIRST_LOSS, problem, remedy)
         return
-    began = time.monotonic()
     try:
         losses, weights = _first_losses(settings, stream, source)
     except BertError as error:
         report.error(FIRST_LOSS, error)
         return
-    seconds = time.monotonic() - began
-    notes = f"{SAMPLE} examples, float32 on the CPU, {seconds:.1f} s; {weights}"
+    notes = f"{SAMPLE} examples, float32 on the CPU; {weights}"
     judge(report, settings, losses, notes, is_trained=source is not None)
 
 

@@ -53,7 +53,6 @@ def run(settings: PlanSettings) -> None:
 
 
 def _print_layout(settings: PretrainSettings) -> None:
-    """Print the plan, the memory of each device, the idle time and the communication."""
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
@@ -134,7 +133,6 @@ def _shape(settings: PretrainSettings) -> tuple[int, int]:
 
 
 def _flags(settings: PretrainSettings) -> str:
-    """Return the layout as flags of `bert pretrain`."""
     batch, (stages, mapping) = settings.global_batch, stages_of(settings)
     return (
         f"--parallel.layout given --global-batch.replicas {batch.replicas} "

@@ -6,51 +6,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.corpora import WORDS, P, make_corpus
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads
-from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, read_vocabulary, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
 from bert_cli.train.checkpoint import complete_checkpoints
 
-S, WORDS = 16, 300
 FLAGS = {
-    "max-seq-length": S,
-    "max-predictions-per-seq": 3,
+    **TINY_RUN,
+    "max-predictions-per-seq": P,
     "bert-config.vocab-size": WORDS,
     "bert-config.hidden-size": 64,
-    "bert-config.num-hidden-layers": 1,
-    "bert-config.num-attention-heads": 2,
-    "bert-config.intermediate-size": 64,
-    "bert-config.max-position-embeddings": 32,
     "bert-config.hidden-dropout-prob": 0.0,
     "bert-config.attention-probs-dropout-prob": 0.0,
     "global-batch.micro-batch-size": 8,
     "optimizer-opts.name": "AdamW",
-    "optimizer-opts.learning-rate.max-learning-rate": 0.01,
     "total-num-train-samples": 8,
+    "keep-checkpoints": 3,
 }
 ONE = doctor.Processes(())
 
 
-def flags(**changes: object) -> list[str]:
-    """Return the flags of a small run; False leaves a flag out, None gives it no value."""
-    changed = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
-    words: list[str] = []
-    for name, value in {**FLAGS, "generated-dataset": None, **changed}.items():
-        if value is not False:
-            words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
-    return words
-
-
 def settings_of(folder: Path, **changes: object) -> DoctorSettings:
-    words = flags(save_ckpt_path=folder / "run", **changes)
+    words = flags_of(FLAGS, save_ckpt_path=folder / "run", **changes)
     return load(DoctorSettings, words, "bert doctor")[0]
 
 
@@ -75,36 +58,16 @@ def of(what: str, results: list[Finding]) -> Finding:
     return [finding for finding in results if finding.what == what][-1]
 
 
-def corpus_of(folder: Path, count: int = 64) -> Path:
-    folder.mkdir()
-    rows = np.random.default_rng(0).integers(5, WORDS, (count, S))
-    rows[:, 0], rows[:, 8], rows[:, -1] = 2, 3, 3
-    full, labels = np.full(count, S, np.int32), np.arange(count, dtype=np.int32) % 2
-    records = DynamicRecords(rows.reshape(-1).astype(np.int32), full, full - 7, labels)
-    with RecordWriter(folder / "a.tfrecord") as writer:
-        writer.write_all(dynamic_payloads(records))
-    pieces = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(WORDS - 5))]
-    write_vocabulary(folder, "\n".join(pieces).encode() + b"\n", cased=False)
-    described = {
-        **{"format": "dynamic", "sequence_length": S, "mask_tokens": 3, "vocab_size": WORDS},
-        **{"masked_lm_prob": None, "whole_word_masking": None, "token_bytes": 2, "tokenizer": {}},
-        "vocab_sha256": read_vocabulary(folder / "vocab.txt").sha256,
-        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-    }
-    write_corpus(folder, described)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus_of(tmp_path_factory.mktemp("doctor") / "corpus")
+    return make_corpus(tmp_path_factory.mktemp("doctor") / "corpus", "dynamic", [64])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one step."""
     folder = tmp_path_factory.mktemp("trained")
-    assert main(["pretrain", *flags(), "--save-ckpt-path", str(folder / "run")]) == 0
+    assert main(["pretrain", *flags_of(FLAGS, save_ckpt_path=folder / "run")]) == 0
     return folder
 
 
@@ -120,7 +83,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
 def test_a_run_without_mistakes_has_the_first_losses_of_its_first_step(complete, trained):
     assert [one.found for one in complete if one.level == "error"] == []
     loss = of("first loss", complete)
-    assert loss.level == "ok" and f"ln {WORDS} = {math.log(WORDS):.2f}" in loss.found
+    assert loss.level == "ok" and f"ln {WORDS:,} = {math.log(WORDS):.2f}" in loss.found
     assert loss.values["mlm_loss"] == pytest.approx(math.log(WORDS), abs=0.2)
     assert loss.values["nsp_loss"] == pytest.approx(math.log(2), abs=0.1)
     lines = (trained / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -193,10 +156,10 @@ def test_the_records_are_read_and_their_epochs_counted(corpus, tmp_path):
 
 
 def test_records_that_do_not_fit_the_run_are_errors(corpus, tmp_path):
-    damaged = corpus_of(tmp_path / "damaged", 8)
-    data = bytearray((damaged / "a.tfrecord").read_bytes())
+    damaged = make_corpus(tmp_path / "damaged", "dynamic", [8])
+    data = bytearray((damaged / "wiki_000.tfrecord").read_bytes())
     data[40] ^= 1
-    (damaged / "a.tfrecord").write_bytes(data)
+    (damaged / "wiki_000.tfrecord").write_bytes(data)
     real = {"generated_dataset": False, "dataset_dir": corpus}
     for change, kind, message in (
         ({"dataset_dir": damaged}, DataError, "checksum"),
@@ -204,7 +167,7 @@ def test_records_that_do_not_fit_the_run_are_errors(corpus, tmp_path):
         ({"dataset_dir": "$NO_SUCH_VARIABLE/x"}, ConfigError, "the variable is not set"),
         ({"dataset_dir": False}, ConfigError, "is missing"),
         ({"max_seq_length": 12}, DataError, "16"),
-        ({"bert_config__vocab_size": 200}, ConfigError, "300"),
+        ({"bert_config__vocab_size": 200}, ConfigError, "1000"),
         ({"validation_dir": "nowhere"}, DataError, "no such folder"),
     ):
         results = examined(tmp_path, **(real | change))
@@ -223,9 +186,9 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
     for settings, level, message in (
-        (load(DoctorSettings, flags(), "bert doctor")[0], "error", "not given"),
+        (load(DoctorSettings, flags_of(FLAGS), "bert doctor")[0], "error", "not given"),
         (settings_of(tmp_path / "file"), "error", "cannot be written"),
-        (load(DoctorSettings, flags(dry_run=None), "bert doctor")[0], "ok", "nothing"),
+        (load(DoctorSettings, flags_of(FLAGS, dry_run=None), "bert doctor")[0], "ok", "nothing"),
     ):
         (one,) = findings(doctor.check_folder, settings, None)
         assert one.level == level and message in one.found

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -29,20 +27,22 @@ def two(tmp_path, write_run):
     return first, write_run(tmp_path / "b", 8, seed=2, precision="float16")
 
 
-def runs(*words) -> int:
-    return main(["runs", *map(str, words)])
+@pytest.fixture
+def bert(capsys):
+    """A function that runs a command line, and returns its exit code, output and errors."""
+
+    def run(*words):
+        code = main(list(map(str, words)))
+        return code, *capsys.readouterr()
+
+    return run
 
 
-def compare(*words) -> int:
-    return main(["compare", *map(str, words)])
-
-
-def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, monkeypatch, capsys):
+def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, monkeypatch, bert):
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 20_000,) * 2)
     monkeypatch.chdir(folder)
-    assert runs() == 0
-    head, base, mrpc = capsys.readouterr().out.splitlines()
+    head, base, mrpc = bert("runs")[1].splitlines()
     assert head.split() == [
         "run",
         "command",
@@ -68,114 +68,88 @@ def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, monkeypatch
         "ago",
     ]
     assert "glue mrpc" in mrpc and "accuracy 0.8000  f1 0.8600" in mrpc and "done" in mrpc
-    assert runs(folder / "base", folder) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(bert("runs", folder / "base", folder)[1].splitlines()) == 3
 
 
-def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, capsys):
-    assert runs(folder, "--json", "-") == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert runs(folder, "--json", tmp_path / "new" / "runs.json") == 0
+def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, bert):
+    printed = json.loads(bert("runs", folder, "--json", "-")[1])
+    assert bert("runs", folder, "--json", tmp_path / "new" / "runs.json")[1].startswith("run ")
     assert json.loads((tmp_path / "new" / "runs.json").read_text()) == printed
-    assert capsys.readouterr().out.startswith("run ")
     assert printed[0].pop("written").startswith("20")
-    assert printed[0] == {
-        "run": str(folder / "base"),
-        "what": "pretrain",
-        "step": 8,
-        "total_steps": 10,
-        "losses": {"mlm": 4.0},
-        "held_out": {},
-        "state": "stopped",
-    }
+    base = {"run": str(folder / "base"), "what": "pretrain", "step": 8, "total_steps": 10}
+    assert printed[0] == {**base, "losses": {"mlm": 4.0}, "held_out": {}, "state": "stopped"}
 
 
-def test_the_last_evaluation_many_losses_and_values_that_are_not_finite(
-    tmp_path, write_run, capsys
-):
+def test_the_last_evaluation_many_losses_and_values_that_are_not_finite(tmp_path, write_run, bert):
     run = write_run(tmp_path / "runs" / "run", 8, saved=(8,))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[2]["validation_mlm_loss"] = 7.25
     lines[5] |= {"validation_mlm_loss": 6.75, "validation_mlm_accuracy": 0.5}
     lines[7] |= {"mlm_loss": None, "nsp_loss": 1.0, "a_loss": 1.0, "b_loss": 1.0}
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert runs(tmp_path / "runs", "--json", "-") == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(bert("runs", tmp_path / "runs", "--json", "-")[1])
     assert row["step"] == 8 and row["held_out"] == {"mlm_loss": 6.75, "mlm_accuracy": 0.5}
-    assert runs(tmp_path / "runs") == 0
-    out = capsys.readouterr().out
+    out = bert("runs", tmp_path / "runs")[1]
     assert "mlm not finite  nsp 1.0000  a 1.0000  ..." in out
     assert "  mlm 6.7500  " in out and "0.5" not in out
 
 
-def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, capsys):
+def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, bert):
     (tmp_path / "empty").mkdir()
-    assert runs(tmp_path / "empty") == 0
-    assert "no runs" in capsys.readouterr().out
-    assert runs(tmp_path / "absent") == 3
-    assert "is no folder" in capsys.readouterr().err
-    assert runs(folder, "--json", "/proc/nowhere/runs.json") == 3
-    assert "json (/proc/nowhere/runs.json): cannot be written" in capsys.readouterr().err
+    code, out, _ = bert("runs", tmp_path / "empty")
+    assert code == 0 and "no runs" in out
+    code, _, error = bert("runs", tmp_path / "absent")
+    assert code == 3 and "is no folder" in error
+    code, _, error = bert("runs", folder, "--json", "/proc/nowhere/runs.json")
+    assert code == 3 and "json (/proc/nowhere/runs.json): cannot be written" in error
     # A run that cannot be read does not hide the others.
     (folder / "base" / "settings.json").write_text("{")
-    assert runs(folder) == 0
-    out = capsys.readouterr().out
-    assert "settings.json: Invalid JSON" in out and "glue mrpc" in out
+    code, out, _ = bert("runs", folder)
+    assert code == 0 and "settings.json: Invalid JSON" in out and "glue mrpc" in out
 
 
-def test_the_list_loads_no_heavy_package(folder):
-    code = (
-        "import sys\nfrom bert_cli.cli import main\n"
-        f"main(['runs', {str(folder)!r}])\n"
-        "print(sorted(set(sys.modules) & {'tensorflow', 'keras', 'torch', 'transformers', 'matplotlib'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_differing_settings_and_results_are_side_by_side(two, capsys):
-    assert compare(*two, "--smoothing", "1") == 0
-    out = capsys.readouterr().out
+def test_differing_settings_and_results_are_side_by_side(two, bert):
+    out = bert("compare", *two, "--smoothing", "1")[1]
     lines = [line.split("  ") for line in out.splitlines()]
     cells = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
-    assert cells["seed"] == ["1", "2"]
-    assert cells["precision"] == ["not set", "float16"]
-    assert cells["state"] == ["done", "killed"]
     assert "global_batch" not in out
-    # The difference is second minus first.
-    assert cells["mlm loss, last"] == ["3.0000", "4.0000", "+1.0000"]
-    assert cells["mlm accuracy, best"] == ["10.00 %", "8.00 %", "-2.00 %"]
-    assert cells["time in steps"] == ["20 s", "16 s", "-4 s"]
-    assert cells["gradient norm, last"] == ["1.0000", "1.0000", "0.0000"]
+    for name, row in {
+        "seed": ["1", "2"],
+        "precision": ["not set", "float16"],
+        "state": ["done", "killed"],
+        # The difference is second minus first.
+        "mlm loss, last": ["3.0000", "4.0000", "+1.0000"],
+        "mlm accuracy, best": ["10.00 %", "8.00 %", "-2.00 %"],
+        "time in steps": ["20 s", "16 s", "-4 s"],
+        "gradient norm, last": ["1.0000", "1.0000", "0.0000"],
+    }.items():
+        assert cells[name] == row
     assert out.endswith("\nLosses, accuracies and gradient norms are those of single steps.\n")
-    assert compare(*two, "--smoothing", "2", "--json", "-") == 0
-    written = json.loads(capsys.readouterr().out)
+    written = json.loads(bert("compare", *two, "--smoothing", "2", "--json", "-")[1])
     assert written["settings"] == {"seed": [1, 2], "precision": ["not set", "float16"]}
     assert [run["name"] for run in written["runs"]] == ["a", "b"]
     assert written["results"]["mlm loss, last"][0] == {"mean": 3.25, "standard_deviation": None}
     assert written["smoothed_over_steps"] == 2
 
 
-def test_equal_settings_are_stated_and_equal_names_get_their_folder(tmp_path, write_run, capsys):
-    assert compare(*(write_run(tmp_path / name / "run", 3) for name in "ab")) == 0
-    out = capsys.readouterr().out
+def test_equal_settings_are_stated_and_equal_names_get_their_folder(tmp_path, write_run, bert):
+    out = bert("compare", *(write_run(tmp_path / name / "run", 3) for name in "ab"))[1]
     assert "Both have the same settings." in out and "a/run" in out and "b/run" in out
 
 
-def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, capsys):
+def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):
     for rate in ("low", "high"):
         for seed in (1, 2):
             write_run(tmp_path / rate / f"seed_{seed}", 2 + seed, seed=seed, rate=rate)
-    assert compare(tmp_path / "low", tmp_path / "high", "--smoothing", "1") == 0
-    out = capsys.readouterr().out
+    out = bert("compare", tmp_path / "low", tmp_path / "high", "--smoothing", "1")[1]
     assert "low (2 seeds)" in out and "high (2 seeds)" in out and "6.2500 +- 0.3536" in out
     assert "\nseed " not in out  # equal on both sides
-    assert compare(write_run(tmp_path / "one", 3, seed=7), tmp_path / "low") == 0
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("seed ")]
+    out = bert("compare", write_run(tmp_path / "one", 3, seed=7), tmp_path / "low")[1]
+    (line,) = [row for row in out.splitlines() if row.startswith("seed ")]
     assert line.split() == ["seed", "7", "[1,", "2]"]
 
 
-def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, capsys):
+def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, bert):
     (tmp_path / "folder").mkdir()
     empty = write_run(tmp_path / "empty", 0)
     for other, message in {
@@ -185,6 +159,5 @@ def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, c
         empty: "has no step in metrics.jsonl yet",
         two[0]: "is the same run as the first",
     }.items():
-        assert compare(two[0], other) == 3
-        error = capsys.readouterr().err
-        assert f"second ({other}" in error and message in error
+        code, _, error = bert("compare", two[0], other)
+        assert code == 3 and f"second ({other}" in error and message in error

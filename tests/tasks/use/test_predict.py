@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, SHAPE, change_weights, ids_of, need
 from support.hf_models import one_in_torch as in_torch
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import PredictSettings
@@ -331,15 +332,8 @@ def test_damaged_models_are_refused(models, capsys, tmp_path):
 
 def test_a_new_pre_training_checkpoint_fills_masks(tmp_path, capsys):
     folder = tmp_path / "run"
-    shape = {"vocab-size": 60, "hidden-size": 16, "num-hidden-layers": 1, "intermediate-size": 32}
-    shape |= {"num-attention-heads": 2, "max-position-embeddings": 32}
-    flags = {f"bert-config.{name}": value for name, value in shape.items()}
-    flags |= {"save-ckpt-path": folder, "max-seq-length": 16, "max-predictions-per-seq": 3}
-    flags |= {"global-batch.micro-batch-size": 4, "total-num-train-samples": 8}
-    flags |= {"optimizer-opts.name": "LAMB"}
-    flags |= {"optimizer-opts.learning-rate.max-learning-rate": 0.01}
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    assert main(["pretrain", "--generated-dataset", *words]) == 0
+    words = flags_of(TINY_RUN, save_ckpt_path=folder, total_num_train_samples=4)
+    assert main(["pretrain", *words]) == 0
     (checkpoint,) = folder.glob("step_*")
     with pytest.raises(BertError, match=r"vocab\.txt"):
         predict(capsys, folder, "a [MASK]")
