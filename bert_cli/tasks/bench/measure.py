@@ -300,7 +300,7 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
     folder, plan = run.settings.checkpoint_dir, run.spec.plan
-    values = run.settings.model_dump(mode="json")
+    values, form = run.settings.model_dump(mode="json"), run.spec.form(run.parts.model)
     sizes = plan.examples_per_step, plan.total_steps
     try:
         if folder is not None:
@@ -312,7 +312,7 @@ def save(run: Run) -> list[float]:
             checkpoint.save(
                 Path(inner),
                 state,
-                run.spec.form(run.parts.model),
+                form,
                 fixed=checkpoint.fixed_settings(values, *sizes, run.spec.stream.fingerprint),
                 settings=values,
                 versions=build.versions(),

@@ -9,14 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from bert_cli.config.finetune import PredictSettings
+from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold
-from bert_cli.data.finetune.tables import (
-    file_kind,
-    json_lines,
-    listed,
-    read_lines,
-    text_of,
-)
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
@@ -124,8 +118,8 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
         yield Input("TEXT", {"text": settings.text, **second})
     elif settings.input is not None:
         path = settings.input.expanduser()
-        is_json = file_kind(path) == ".jsonl" or task == "question-answering"
-        yield from (_objects if is_json else _lines)(read_lines(path), str(path), task)
+        is_json = tables.file_kind(path) == ".jsonl" or task == "question-answering"
+        yield from (_objects if is_json else _lines)(tables.read_lines(path), str(path), task)
     else:
         lines = _standard_input(task)
         read = _objects if task == "question-answering" else _lines
@@ -155,13 +149,15 @@ def _objects(lines: Iterable[str], where: str, task: str) -> Iterator[Input]:
     """Yield the task's fields of JSON objects; fields that no task has are ignored."""
     needed, optional = FIELDS[task]
     known = {name for fields in FIELDS.values() for group in fields for name in group}
-    for line, row in json_lines(lines, where):
+    for line, row in tables.json_lines(lines, where):
         foreign = sorted((known & set(row)) - {*needed, *optional})
         if foreign:
-            problem = f"'{foreign[0]}' is not read by task {task}, which reads {listed(needed)}"
+            problem = (
+                f"'{foreign[0]}' is not read by task {task}, which reads {tables.listed(needed)}"
+            )
             raise DataError(line, problem, "remove it or choose its task")
         names = [*needed, *(name for name in optional if name in row)]
-        yield Input(line, {name: text_of(row, name, line) for name in names})
+        yield Input(line, {name: tables.text_of(row, name, line) for name in names})
 
 
 def _check_input(one: Input, task: str) -> None:
