@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.layout import estimate
@@ -106,24 +107,18 @@ from bert_cli.cli import main
 assert main(sys.argv[1:]) == 0
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
 """
+TINY = {**TINY_RUN, "total-num-train-samples": 512}
 PLAIN = {
+    **TINY,
     **{"max-seq-length": 128, "max-predictions-per-seq": 20, "bert-config.vocab-size": 2000},
     **{"bert-config.hidden-size": 256, "bert-config.num-hidden-layers": 4},
     **{"bert-config.num-attention-heads": 4, "bert-config.intermediate-size": 1024},
-    **{"global-batch.micro-batch-size": 32, "total-num-train-samples": 512},
-    "optimizer-opts.name": "LAMB",
-    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
-}
-NOTHING = {
-    **{"max-seq-length": 16, "max-predictions-per-seq": 2, "bert-config.vocab-size": 64},
-    **{"bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1},
-    **{"bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 16},
-    "global-batch.micro-batch-size": 1,
+    **{"bert-config.max-position-embeddings": 512, "global-batch.micro-batch-size": 32},
 }
 LAYOUTS: dict[str, dict[str, object]] = {
     "plain": {},
     # So large that the graphs, which the estimate leaves out, matter little.
-    "recomputed": {"parallel.recompute": True, "global-batch.micro-batch-size": 128},
+    "recomputed": {"parallel.recompute": None, "global-batch.micro-batch-size": 128},
     "pipeline": {
         "global-batch.micro-batch-size": 16,
         "global-batch.grad-acc-steps-per-replica": 4,
@@ -133,17 +128,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
 }
 
 
-def flags(changes: dict[str, object]) -> list[str]:
-    values = {**PLAIN, **changes}
-    words = ["--generated-dataset"]
-    for name, value in values.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return words
-
-
-def peak(changes: dict[str, object]) -> int:
+def peak(flags: dict[str, object]) -> int:
     """Return the peak memory of a dry run in bytes."""
-    command = [sys.executable, "-c", RUN, "pretrain", "--dry-run", *flags(changes)]
+    command = [sys.executable, "-c", RUN, "pretrain", "--dry-run", *flags_of(flags)]
     # TensorFlow leaves oneDNN off where the processor has no AVX-512; its other products take up to 1.4 times as much.
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -154,18 +141,19 @@ def peak(changes: dict[str, object]) -> int:
 @pytest.fixture(scope="module")
 def without_a_model() -> int:
     """Peak memory of TensorFlow, the tool and a tiny model."""
-    return peak(NOTHING)
+    return peak(TINY)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_estimate_is_near_the_peak_memory_of_a_run(layout, without_a_model):
-    settings, _ = load(PretrainSettings, flags(LAYOUTS[layout]), "bert pretrain")
+    flags = {**PLAIN, **LAYOUTS[layout]}
+    settings, _ = load(PretrainSettings, flags_of(flags), "bert pretrain")
     estimated = sum(one.total for one in estimate(settings))
     assert sum(one.stashes + one.working + one.logits for one in estimate(settings)) > (
         0.75 * estimated
     ), "activations have to dominate"
-    measured = peak(LAYOUTS[layout]) - without_a_model
+    measured = peak(flags) - without_a_model
     print(layout, estimated / 1e6, measured / 1e6, estimated / measured)
     assert estimated == pytest.approx(measured, rel=0.25)
