@@ -303,9 +303,10 @@ def _check_examples(
         return stream
 
     def describe(stream: Any) -> str:
+        if settings.generated_dataset:
+            return "synthetic examples"
         paths = ", ".join(settings.dataset_paths)
-        records = f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
-        return "synthetic examples" if settings.generated_dataset else records
+        return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
     stream = report.attempt("dataset_dir", open_examples, describe)
     if stream is not None and settings.validation_dir is not None:
