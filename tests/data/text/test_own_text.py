@@ -100,22 +100,19 @@ def test_every_kind_of_file_gives_the_same_sentences_and_records(tmp_path, piece
     assert (tmp_path / "vocab/vocab.txt").read_text() == (tmp_path / "again/vocab.txt").read_text()
 
 
-@pytest.mark.parametrize("kind", ["plain", "json-lines", "parquet"])
 def test_ranges_of_a_large_file_give_the_same_text_with_any_number_of_processes(
-    tmp_path, monkeypatch, kind
+    tmp_path, monkeypatch
 ):
     monkeypatch.setattr(preprocess, "SHARD_BYTES", 2000)
-    expected = documents(60)
-    source = write(tmp_path / "in" / "large", expected, kind)
-    text = "\n\n".join("\n".join(lines) for lines in expected) + "\n"
+    source = write(tmp_path / "in" / "large", documents(60))
+    text = "\n\n".join("\n".join(lines) for lines in documents(60)) + "\n"
     assert split(source, tmp_path / "one") == text
     assert split(source, tmp_path / "two", 2) == text
     shards = sorted(path.name for path in (tmp_path / "two").glob("*.txt"))
     assert len(shards) > 4 and shards[1] == "text_00001.txt"
     counts = read_manifest(tmp_path / "two")["counts"]
     assert counts["documents"] == 60
-    if kind != "parquet":
-        assert counts["bytes_in"] == source.stat().st_size
+    assert counts["bytes_in"] == source.stat().st_size
 
 
 def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
