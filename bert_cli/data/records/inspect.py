@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-Flags = npt.NDArray[np.bool_]
 BARS, BAR_WIDTH = 16, 50
 MASK_STYLE = "yellow"
 
@@ -163,7 +162,7 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
     return tokens_BS
 
 
-def labels_of(batch: Batch) -> tuple[Ints, Flags]:
+def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Return next-sentence labels [B, C], and which of them count."""
     labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
     return labels_BC, batch["next_sentence_weights"].reshape(labels_BC.shape) > 0

@@ -208,6 +208,8 @@ def parse_features(payload: bytes) -> dict[bytes, bytes]:
 
 def parse_varints(data: bytes) -> list[int]:
     """Return all numbers of a packed list."""
+    if max(data, default=0) < 128:
+        return list(data)  # of one byte each
     numbers, at = [], 0
     while at < len(data):
         number, at = _parse_varint(data, at)

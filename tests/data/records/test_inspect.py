@@ -330,20 +330,6 @@ def test_pieces_are_joined_and_the_sequences_of_a_pack_are_shown_one_by_one():
     ]
 
 
-def test_problems_of_real_records_are_found(tmp_path, capsys):
-    # Every text many times, all words split into pieces, most of them unknown, nearly all in one shard.
-    bad = texts(40, of=(50, 100))
-    rows = bad.tokens.reshape(40, S).copy()
-    rows[:, 20:30] = 1
-    bad = bad._replace(tokens=np.tile(rows, (15, 1)).reshape(-1))
-    long = {name: np.tile(getattr(bad, name), 15) for name in bad._fields if name != "tokens"}
-    folder = make_records(tmp_path / "bad", [bad._replace(**long), texts(10)])
-    text = inspected(capsys, folder)
-    for what in ("pieces on average", "are [UNK]", "times more in the folder", "in one shard"):
-        assert what in text
-    assert text.count(f"  {folder}: ") == 4
-
-
 def test_static_records_of_one_copy_are_warned_of_also_in_packs(tmp_path, capsys):
     folder = make_records(tmp_path / "one", [texts(100)], "static")
     assert report_of(capsys, folder)["copies"] is None

@@ -24,10 +24,9 @@ from bert_cli.config.data import (
     IndexSettings,
     Masking,
     PackSettings,
-    TokenizeSettings,
     packed_predictions,
 )
-from bert_cli.data.records import index, pack, tokenize
+from bert_cli.data.records import index, pack
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import static_payloads
 from bert_cli.errors import DataError
@@ -266,27 +265,3 @@ def test_records_that_cannot_be_packed_are_rejected(
     open_reader(packed["static"], max_sequences_per_pack=3)
     with pytest.raises(DataError, match=r"max_seq_length \(16\): .* have 32;"):
         open_reader(packed["static"], sequence_length=S)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_real_text_has_the_masks_of_its_records_and_little_padding(
-    shared_data: Path, tmp_path: Path, kind: str
-) -> None:
-    """A paragraph is a document here, so many records are short."""
-    text = (shared_data / "text/extracted/AA/wiki_00").read_text(encoding="utf-8")[:400_000]
-    lines = [line for line in text.splitlines() if not line.startswith("<")]
-    sentences = tmp_path / "sentences"
-    sentences.mkdir()
-    paragraphs = "\n\n".join("\n".join(line.split(". ")) for line in lines)
-    (sentences / "a.txt").write_text(paragraphs, encoding="utf-8")
-    vocab = str(shared_data / "vocab/bert-base-uncased-vocab.txt")
-    records, out = tmp_path / "records", tmp_path / "packed"
-    more = {"masking": kind, "processes": 1}
-    more |= {"duplication_factor": 1} if kind == "static" else {}
-    tokenize.run(TokenizeSettings(input=sentences, out=records, vocab=vocab, **more))
-    pack.run(settings_of(records, out, sequence_length=128))
-    packs, plain = open_reader(out), open_reader(records)
-    assert packs.source.corpus["real_token_share"] > 0.92
-    assert epoch_of(plain, 0)["input_mask"].mean() < 0.8
-    assert packs.source.sequences == plain.epoch_size
-    assert_same_examples(packs, plain, 0)

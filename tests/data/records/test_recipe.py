@@ -291,23 +291,6 @@ def test_an_actual_next_follows_the_first_segment_and_a_random_one_is_of_another
     assert np.all(steps[crosses] == 1)
 
 
-def test_pairs_that_are_too_long_are_truncated_to_fit_from_the_longer_segment(read):
-    rows = read("static", "words")
-    kinds, row = KIND[rows.tokens], np.arange(len(rows))
-    first, second = rows.first_lengths - 2, rows.lengths - rows.first_lengths - 1
-    front = [kinds[:, 1] != OPEN, kinds[row, rows.first_lengths] != OPEN]
-    back = [kinds[row, rows.first_lengths - 2] != CLOSE, kinds[row, rows.lengths - 2] != CLOSE]
-    cut = [front[side] | back[side] for side in (0, 1)]
-    # Only where necessary, and then not a token more.
-    assert np.all(rows.lengths[cut[0] | cut[1]] == S)
-    assert np.all((first >= second)[cut[0] & ~cut[1]])
-    assert np.all((second >= first - 1)[cut[1] & ~cut[0]])
-    assert np.all((first - second == LONGEST % 2)[cut[0] & cut[1]])
-    for side in (0, 1):
-        assert cut[side].sum() > ENOUGH / 20
-        assert (front[side] & back[side]).sum() > ENOUGH / 100
-
-
 # --- what is drawn
 
 

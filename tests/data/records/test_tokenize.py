@@ -10,7 +10,7 @@ import random
 import re
 import subprocess
 import sys
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from bert_cli.data.records.formats import parse_dynamic
 from bert_cli.data.records.index import read_index
 from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.records.tokenize import encode_groups, plan_groups
-from bert_cli.data.records.tokenizer import SPECIAL_TOKENS, Encoder, read_vocabulary
+from bert_cli.data.records.tokenizer import Encoder, read_vocabulary
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.files import Part, Reading, recognise
 from bert_cli.errors import ConfigError, DataError
@@ -262,32 +262,6 @@ def test_the_folder_holds_records_indexes_tokenizer_and_a_description(home, stat
     assert manifest["settings"]["duplication_factor"] == 5
 
 
-def test_segments_are_parts_of_the_text_and_labels_show_whether_they_are_consecutive(home, static):
-    """Each segment is searched in its document; sentences are long, so a segment is unique."""
-    corpus, columns = read_corpus(static), columns_of(static)
-    ids, lengths = unmasked(columns), columns["input_mask"].sum(axis=1)
-    first = (ids == 5).argmax(axis=1)
-    rows = iter(range(len(ids)))
-    for number, entry in enumerate(corpus["files"]):
-        group = encode(home, home / "sentences" / f"text_{number:02d}")
-        text = group.tokens.astype("<u2").tobytes()
-        ends = group.sentences[group.documents]
-        for row in islice(rows, entry["records"]):
-            a = ids[row, 1 : first[row]].astype("<u2").tobytes()
-            b = ids[row, first[row] + 1 : lengths[row] - 1].astype("<u2").tobytes()
-            is_random = columns["next_sentence_labels"][row]
-            if len(a) < 12 or len(b) < 12:
-                continue  # so short a segment may occur several times
-            assert text.count(a) == text.count(b) == 1
-            start_a, start_b = text.index(a) // 2, text.index(b) // 2
-            document_a, document_b = np.searchsorted(ends, [start_a, start_b], side="right")
-            assert (document_a != document_b) == bool(is_random)
-            if not is_random:
-                # What was truncated between them is the end or start of a sentence.
-                assert start_b >= start_a + len(a) // 2
-                assert lengths[row] == S or start_b == start_a + len(a) // 2
-
-
 def test_copies_differ_and_are_shuffled_together(static):
     columns = columns_of(static)
     ids = unmasked(columns)
@@ -440,28 +414,3 @@ def test_tensorflow_is_not_loaded(home, tmp_path):
     command = [sys.executable, "-c", code, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("\n[]\n"), done.stderr
-
-
-def test_real_text_with_the_published_vocabulary(shared_data, tmp_path):
-    """The fractions of masked tokens and of random nexts on a megabyte of articles."""
-    folder, out = tmp_path / "sentences", tmp_path / "out"
-    folder.mkdir()
-    text = (shared_data / "text/extracted/AA/wiki_03").read_text(encoding="utf-8")
-    documents = re.findall(r"<doc [^>]*>\n[^\n]*\n\n(.*?)</doc>", text, re.DOTALL)
-    lines = [re.sub(r"\n+", "\n", document.replace(". ", ".\n")) for document in documents]
-    (folder / "a").write_text("\n".join(lines), encoding="utf-8")
-    vocab = str(shared_data / "vocab/bert-base-uncased-vocab.txt")
-    tokenize.run(
-        TokenizeSettings(input=folder, out=out, vocab=vocab, processes=1, duplication_factor=2)
-    )
-    assert read_corpus(out)["special_ids"] == {
-        name.strip("[]").lower(): number
-        for name, number in zip(SPECIAL_TOKENS, (0, 100, 101, 102, 103), strict=True)
-    }
-    columns = columns_of(out)
-    lengths = columns["input_mask"].sum(axis=1)
-    assert abs(columns["masked_lm_weights"].sum() / lengths.sum() - 0.15) < 0.005
-    assert 0.5 < columns["next_sentence_labels"].mean() < 0.62
-    assert (lengths == 128).mean() > 0.8
-    shown = np.take_along_axis(columns["input_ids"], columns["masked_lm_positions"], axis=1)
-    assert abs((shown == 103)[columns["masked_lm_weights"] == 1].mean() - 0.8) < 0.01
