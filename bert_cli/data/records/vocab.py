@@ -86,7 +86,7 @@ def _download(name: str) -> tuple[Path, Path | None]:
     except (OSError, ValueError) as error:  # those of the hub are OSErrors
         raise DataError(
             f"--vocab ({name})",
-            "no such file or folder here, and the Hugging Face hub did not give it "
+            f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0]})",
             "check the name and the network, or give the path of a vocab.txt",
         ) from error
@@ -142,10 +142,8 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     is_cased = capital > CAPITALS * len(with_case)
     is_uncased = bool(with_case) and not capital and not accents
     if is_uncased if cased else is_cased:
-        count = f"{capital:,} of the {len(with_case):,} pieces with letters"
-        raise _wrong_case(
-            name, cased, f"{count} hold a capital, and no {CONFIG_FILE} says the case"
-        )
+        problem = f"{capital:,} of the {len(with_case):,} pieces with letters hold a capital, "
+        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} says the case")
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
