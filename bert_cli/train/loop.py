@@ -87,28 +87,18 @@ def gather_moments(state: State) -> None:
                 moment.numpy()
 
 
+@dataclass
 class Step:
     """Runs one step: a call with a batch updates the state and returns the metrics."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: State,
-        *,
-        micro_batches: int,
-        learning_rate: Callable[[int], float],
-        max_gradient_norm: float | None,
-        max_skipped_steps: int,
-        stop_requested: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`micro_batches` are those of a step over all processes."""
-        self.engine = engine
-        self.state = state
-        self.micro_batches = micro_batches
-        self.learning_rate = learning_rate
-        self.max_gradient_norm = max_gradient_norm
-        self.max_skipped_steps = max_skipped_steps
-        self.stop_requested = stop_requested
+    engine: Engine
+    state: State
+    micro_batches: int
+    """Micro-batches of a step over all processes."""
+    learning_rate: Callable[[int], float]
+    max_gradient_norm: float | None
+    max_skipped_steps: int
+    stop_requested: Callable[[], bool] = lambda: False
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
@@ -178,25 +168,19 @@ class Info:
     """How long the loop waited for the batch."""
 
 
+@dataclass(kw_only=True)
 class Every:
     """The cadence of a hook: every N steps, every so many minutes, at the last step."""
 
-    def __init__(
-        self,
-        *,
-        steps: int | None = None,
-        minutes: float | None = None,
-        last_step: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        agreed: Callable[[bool], bool] = bool,
-    ) -> None:
-        """`agreed` turns this process' decision into that of all processes."""
-        self.steps = steps
-        self.minutes = minutes
-        self.last_step = last_step
-        self.clock = clock
-        self.agreed = agreed
-        self.since = clock()
+    steps: int | None = None
+    minutes: float | None = None
+    last_step: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    agreed: Callable[[bool], bool] = bool
+    """Turns this process' decision into that of all processes."""
+
+    def __post_init__(self) -> None:
+        self.since = self.clock()
 
     def due(self, step: int) -> bool:
         """Return whether the hook is due after this step; if so, the minutes start again."""
