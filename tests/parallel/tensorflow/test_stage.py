@@ -106,17 +106,31 @@ def test_layers_of_another_width_or_precision_are_of_another_kind():
     assert len({block.kind for block in [first, *others]}) == 3
 
 
-def test_a_weight_without_a_part_in_the_loss_has_a_gradient_of_zero():
-    used, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+# Compiled functions select where others branch. The table has two gradients, as the word table: in the body, which is
+# computed again where only the inputs of layers are saved, and in the head.
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("saved", ["all", "layer"])
+def test_the_first_gradients_overwrite_and_a_weight_without_a_part_in_the_loss_has_none(
+    saved, compiled
+):
+    table, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+
+    def body(hidden, batch, key):
+        return table * 2.0
 
     def head(hidden, labels, counts, key):
-        loss = tf.reduce_sum(used**2)
+        loss = tf.reduce_sum(hidden * table)
         return loss, {"loss": loss}
 
-    head.READS, head.COUNTS = (), ()
-    stage = Stage([], head, {"used": used, "other": other}, device="CPU:0")
-    for _ in range(2):
-        stage.accumulators["other"].assign([7.0])
-        stage.forward_backward(None, {}, KEY, {}, tf.constant(1.0))
-    np.testing.assert_array_equal(stage.accumulators["used"], [4.0, 8.0])
-    np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
+    body.READS = head.READS = head.COUNTS = ()
+    weights = {"table": table, "other": other}
+    stage = Stage([body], head, weights, device="CPU:0", saved=saved, compiled=compiled)
+    for accumulator in stage.accumulators.values():
+        accumulator.assign(np.full(accumulator.shape, np.nan, np.float32))
+    for total in ([4.0, 8.0], [8.0, 16.0]):
+        stage.forward_backward(None, {}, tf.constant(KEY), {}, tf.constant(1.0))
+        np.testing.assert_array_equal(stage.accumulators["table"], total)
+        np.testing.assert_array_equal(stage.accumulators["other"], [0.0])
+    stage.has_gradients = False
+    stage.forward_backward(None, {}, tf.constant(KEY), {}, tf.constant(1.0))
+    np.testing.assert_array_equal(stage.accumulators["table"], [4.0, 8.0])
