@@ -123,7 +123,7 @@ MISTAKES = [
     (["--"], "(no command): starts pretrain"),
     (["--", "tokenize", "a", "b"], "(tokenize): starts pretrain"),
     (["--", "bench", "data"], "(bench data): starts pretrain"),
-    (["pretrain", "--config", "x"], "after --"),
+    (["pretrain", "--config", "x"], "no such flag"),
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--seed", "x"], "seed (--seed)"),
     (
