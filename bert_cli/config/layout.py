@@ -26,8 +26,6 @@ COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16
 FLOAT32 = 4
 # The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
-
-
 # The thresholds of the engine, which a test compares with it.
 COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
 # Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the

@@ -1,4 +1,4 @@
-"""The output folder of a step: shards, their completion markers, and the manifest of a complete folder.
+"""The output folder of a step: shards, completion markers, the manifest, and checksums of files.
 
 A shard's files are written in `OUT/.partial` and renamed to their final paths; then its marker is written
 in `OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
