@@ -140,7 +140,7 @@ class ExtractSettings(ExecutorSettings):
     """
 
     dump: Positional[Path]
-    """A MediaWiki dump: .xml, .xml.bz2, .xml.xz or .xml.gz; or a folder with exactly one."""
+    """A MediaWiki dump: .xml, or packed as .bz2, .xz, .gz or .zst; or a folder with exactly one."""
     out: Positional[Path]
     """Folder of the text."""
     expand_templates: bool = False

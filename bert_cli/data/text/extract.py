@@ -31,7 +31,7 @@ import psutil
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text.files import DamagedError, compression_of, unpack
+from bert_cli.data.text.files import SUFFIXES, DamagedError, compression_of, unpack
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 from bert_cli.processes import kill_program, start_program
@@ -109,7 +109,7 @@ def output_name(number: int) -> Path:
 def find_dump(path: Path) -> Path:
     """Return the dump: `path`, or the only dump in a folder."""
     if path.is_dir():
-        suffixes = (".xml", ".bz2", ".xz", ".gz")
+        suffixes = (".xml", *SUFFIXES)
         dumps = [p for p in sorted(path.iterdir()) if p.suffix in suffixes and p.name[0] != "."]
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4]) or "none"
@@ -202,7 +202,7 @@ class Dump:
             raise DataError(
                 f"dump ({self.path})",
                 f"is not a MediaWiki dump ({reason})",
-                "give a pages-articles file: .xml, .xml.bz2, .xml.xz or .xml.gz",
+                "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
             )
         header, rest = text[:begin], text[begin:]
         if b"</siteinfo>" not in header:
