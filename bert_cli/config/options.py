@@ -33,6 +33,11 @@ OFTEN_PATHS = ("model", "vocab")
 """Settings that take a name or a path."""
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
 NULL = ("null", "None")
+# Program -> the remedy for words that it does not take.
+SURPLUS = {
+    "bert launch": "write bert launch -- COMMAND [options]",
+    "bert predict": "give several texts in a file, --input FILE, or a line each on standard input",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,9 +397,10 @@ def _unknown_arguments(
     flags = [option.flags[0] for option in options if option.flags]
     # A word after an unknown flag is probably its value.
     unknown = [word for word in words if word.startswith("-")]
-    if not unknown:
+    if not unknown or (program == "bert launch" and words[0] not in unknown):
         remedy = f"write a list as A,B and a config as --config FILE, see {program} --help"
-        return ConfigError(f"{program} ({' '.join(words)})", "too many arguments", remedy)
+        where, remedy = f"{program} ({' '.join(words)})", SURPLUS.get(program, remedy)
+        return ConfigError(where, "too many arguments", remedy)
     errors = []
     for word in unknown:
         flag = word.partition("=")[0]

@@ -198,7 +198,10 @@ def read_gold(path: Path) -> Gold:
     questions = _read(path)
     if not questions:
         raise DataError(str(path), "contains no questions", "give a development file")
-    return gold_of(Questions(tuple(questions)))
+    try:
+        return gold_of(Questions(tuple(questions)))
+    except DataError as error:
+        raise DataError(f"{path} ({error.where})", error.problem, error.remedy) from None
 
 
 def gold_of(questions: Questions) -> Gold:

@@ -244,8 +244,9 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     if not (folder / CORPUS).exists():
         return _describe_foreign(folder, vocab)
     corpus = read_corpus(folder)
-    if vocab is not None:
-        read_vocabulary(_find_vocabulary(vocab)[0].path, corpus["vocab_sha256"])
+    if vocab is not None and _find_vocabulary(vocab)[0].sha256 != corpus["vocab_sha256"]:
+        problem = "is not the vocabulary that the records were made with"
+        raise DataError(f"vocab ({vocab})", problem, "leave it out")
     if (folder / VOCAB_FILE).exists():
         read_vocabulary(folder / VOCAB_FILE, corpus["vocab_sha256"])
     return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}

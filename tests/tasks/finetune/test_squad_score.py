@@ -107,7 +107,7 @@ def test_broken_predictions_are_refused_by_their_question(tmp_path, capsys):
 
 def test_gold_files_that_cannot_be_scored_against_are_refused(tmp_path):
     path = tmp_path / "gold.json"
-    with pytest.raises(DataError, match=r"question 'b': has no answers to score against"):
+    with pytest.raises(DataError, match=r"\(question 'b'\): has no answers to score against"):
         read_gold(write_gold(path, {"a": ["x"], "b": []}))
     for text, message in (
         ('{"data": []}', "contains no questions"),
