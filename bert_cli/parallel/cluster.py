@@ -279,16 +279,16 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
     """
     if bind_address is not None:
         addresses = [
-            (name, entry.address)
+            (name, address)
             for name, entries in psutil.net_if_addrs().items()
-            for entry in entries
-            if entry.family == socket.AF_INET
+            # An interface without an IPv4 address is known by its name alone.
+            for address in [e.address for e in entries if e.family == socket.AF_INET] or [""]
         ]
         for name, address in addresses:
             if bind_address in (name, address):
                 _check_own_address(processes, name, dict(addresses))
                 return processes, name
-        known = ", ".join(f"{name} ({address})" for name, address in addresses)
+        known = ", ".join(f"{name} ({address})" for name, address in addresses if address)
         where = f"cluster.bind_address ({bind_address})"
         raise ConfigError(where, "is no interface of this host", f"give one of {known}")
     if processes.local_processes < processes.count:
