@@ -123,7 +123,10 @@ MISTAKES = [
     (["--"], "(no command): starts pretrain"),
     (["--", "tokenize", "a", "b"], "(tokenize): starts pretrain"),
     (["--", "bench", "data"], "(bench data): starts pretrain"),
-    (["pretrain", "--config", "x"], "(pretrain --config x): too many arguments; write bert launch -- COMMAND"),
+    (
+        ["pretrain", "--config", "x"],
+        "(pretrain --config x): too many arguments; write bert launch -- COMMAND",
+    ),
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--seed", "x"], "seed (--seed)"),
     (
