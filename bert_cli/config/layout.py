@@ -376,7 +376,8 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
             # Of equal devices the later one, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
-        layers[-min(choices)[-1]] += 1
+        *_, later = min(choices)
+        layers[-later] += 1
     return _stages(layers, settings.LAST_BLOCKS)
 
 

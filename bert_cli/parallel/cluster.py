@@ -306,9 +306,14 @@ def _check_own_address(processes: Processes, name: str, addresses: Mapping[str, 
     """
     host = processes.workers[processes.rank].rpartition(":")[0]
     others = {address for other, address in addresses.items() if other != name}
+
+    def is_elsewhere(address: str) -> bool:
+        is_loopback = address.startswith("127.")
+        return not is_loopback if name == LOOPBACK else is_loopback or address in others
+
     with suppress(OSError):
         resolved = {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)}
-        if all(a.startswith("127.") != (name == LOOPBACK) or a in others for a in resolved):
+        if all(map(is_elsewhere, resolved)):
             raise ConfigError(
                 f"{processes.source} ({host})",
                 f"is {', '.join(sorted(resolved))} here, where nothing listens with cluster.bind_address {name}",

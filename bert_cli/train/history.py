@@ -240,9 +240,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def series(run: Run, name: str) -> tuple[Array, Array]:
     """Return the steps that have a metric, and its values; NaN where it was not finite."""
-    found = [(step, metrics[name]) for step, metrics in run.steps.items() if name in metrics]
-    steps = np.array([step for step, _ in found], np.float64)
-    values = np.array([np.nan if value is None else value for _, value in found], np.float64)
+    pairs = [(step, metrics[name]) for step, metrics in run.steps.items() if name in metrics]
+    steps = np.array([step for step, _ in pairs], np.float64)
+    values = np.array([np.nan if value is None else value for _, value in pairs], np.float64)
     return steps, values
 
 

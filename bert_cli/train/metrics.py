@@ -259,7 +259,8 @@ class ProgressBar:
         self.text = Text(no_wrap=True, overflow="ellipsis")
 
         def lines() -> Group:
-            return Group(self.bar, self.text, *[STOPPING] * self.stop_requested())
+            stopping = [STOPPING] if self.stop_requested() else []
+            return Group(self.bar, self.text, *stopping)
 
         self.live = Live(
             get_renderable=lines, console=terminal, transient=True, refresh_per_second=2

@@ -182,9 +182,8 @@ def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> 
 def listed(names: Sequence[str]) -> str:
     """Return names in quotes, the first LISTED_NAMES of them."""
     more = len(names) - LISTED_NAMES
-    return ", ".join(f"'{name}'" for name in names[:LISTED_NAMES]) + f" and {more} more" * (
-        more > 0
-    )
+    shown = ", ".join(f"'{name}'" for name in names[:LISTED_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:

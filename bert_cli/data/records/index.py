@@ -288,8 +288,8 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
             "give the vocabulary that the records were made with",
         )
     write_vocabulary(folder, vocabulary.path.read_bytes(), cased=cased)
-    found = {"format": "static", "sequence_length": length, "mask_tokens": predictions}
-    return describe(vocabulary, cased=cased, **found)
+    sizes = {"sequence_length": length, "mask_tokens": predictions}
+    return describe(vocabulary, cased=cased, format="static", **sizes)
 
 
 def _find_vocabulary(name: str) -> tuple[Vocabulary, bool]:

@@ -204,7 +204,8 @@ def _print(described: Mapping[str, Any]) -> None:
             cells.append(in_words(name, one["mean"]) + spread if one else "-")
         if None not in pair:
             change = pair[1]["mean"] - pair[0]["mean"]
-            difference = "+" * (change > 0) + "-" * (change < 0) + in_words(name, abs(change))
+            sign = "+" if change > 0 else "-" if change < 0 else ""
+            difference = sign + in_words(name, abs(change))
         rows.append((history.label_of(name), *cells, difference))
     print_table(("results", *names, "difference"), rows)
     smoothing = history.window_in_words(described["smoothed_over_steps"])

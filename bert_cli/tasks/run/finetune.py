@@ -371,7 +371,8 @@ class Scorer:
         for first in range(0, len(batches), group.world_size):
             if group.all_reduce([self.stop()])[0]:
                 raise StoppedWhileScoringError
-            for numbers in batches[first + group.rank : first + group.world_size][:1]:
+            if first + group.rank < len(batches):
+                numbers = batches[first + group.rank]
                 # Filled up with its own examples: another number of examples would be traced again.
                 filled = np.resize(numbers, self.micro_batch_size)
                 length = padded_length(int(lengths[numbers].max()), self.max_seq_length)

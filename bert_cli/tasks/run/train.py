@@ -374,13 +374,13 @@ def _evaluate(run: Run, info: Info) -> None:
     """Add the metrics on held-out examples and print them."""
     assert run.spec.evaluate is not None
     try:
-        found = run.spec.evaluate(run.engine, info.step)
+        values = run.spec.evaluate(run.engine, info.step)
     except StoppedWhileScoringError:
         print_line(f"step {info.step}: not scored; the same command does it")
         return
-    info.metrics.update({f"validation_{name}": value for name, value in found.items()})
-    scores = "  ".join(f"{name} {found[name]:.4f}" for name in found)
-    print_line(f"step {info.step}: held out, {metrics.format_losses(found) or scores}")
+    info.metrics.update({f"validation_{name}": value for name, value in values.items()})
+    scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+    print_line(f"step {info.step}: held out, {metrics.format_losses(values) or scores}")
 
 
 def _write_score(run: Run, info: Info) -> None:

@@ -119,7 +119,8 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
     elif settings.input is not None:
         path = settings.input.expanduser()
         is_json = tables.file_kind(path) == ".jsonl" or task == "question-answering"
-        yield from (_objects if is_json else _lines)(tables.read_lines(path), str(path), task)
+        read = _objects if is_json else _lines
+        yield from read(tables.read_lines(path), str(path), task)
     else:
         lines = _standard_input(task)
         read = _objects if task == "question-answering" else _lines
