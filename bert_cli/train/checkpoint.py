@@ -100,7 +100,7 @@ class Best(BaseModel):
     step: NonNegativeInt
     value: float
     scored: NonNegativeInt = 0
-    """The last step that was scored."""
+    """The last step that was scored; 0 in older files, which do not have it."""
 
 
 # --- the folder

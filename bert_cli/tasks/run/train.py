@@ -400,7 +400,8 @@ def _score_resumed(run: Run) -> bool:
     if spec.best is None or spec.evaluate is None or step == 0:
         return True
     best = checkpoint.read_best(run.folder) if run.is_first_rank else None
-    scored = run.engine.group.broadcast([best.scored if best else 0])[0]
+    # Older files name only the best step.
+    scored = run.engine.group.broadcast([(best.scored or best.step) if best else 0])[0]
     if not Every(steps=spec.evaluate_every, last_step=last).due(step) or scored >= step:
         return True
     info = Info(step, {}, {}, 0.0)
