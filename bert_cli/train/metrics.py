@@ -323,7 +323,15 @@ def tensorboard(
 
 def scalars(run_settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the settings that may influence how good a run is and are a number or a string, by dotted names."""
-    others = {"about", "save_ckpt_path", "tensorboard_dir", "wandb", "cluster", "dry_run", "compile_only"}
+    others = {
+        "about",
+        "save_ckpt_path",
+        "tensorboard_dir",
+        "wandb",
+        "cluster",
+        "dry_run",
+        "compile_only",
+    }
     chosen = {name: value for name, value in run_settings.items() if name not in others}
     return {n: value for n, value in leaves(chosen) if isinstance(value, bool | int | float | str)}
 
