@@ -116,26 +116,14 @@ def described(**changes):
         ("out/.done/settings.json", deep, ["download", "--sample"], "recursion limit"),
         ("out/corpus.json", deep, ["inspect"], "recursion limit"),
         ("out/corpus.json", loop, ["inspect"], "corpus.json: does not exist"),
+        ("out/corpus.json", described(sequence_length="128"), ["inspect"], "(sequence_length): Input should be a"),
+        ("out/corpus.json", described(mask_tokens=10**15), ["inspect"], "(mask_tokens): Input should be less"),
         (
-            "out/corpus.json",
-            described(sequence_length="128"),
-            ["inspect"],
-            r"corpus.json (sequence_length): Input should be a valid integer",
-        ),
-        (
-            "out/corpus.json",
-            described(mask_tokens=10**15),
-            ["inspect"],
-            "corpus.json (mask_tokens): Input should be less than or equal to 65535",
-        ),
-        (
-            "out/corpus.json",
-            described(files=[{"name": "../a", "bytes": 1, "records": 1}]),
-            ["inspect"],
-            "corpus.json (files.0.name): Value error, a file outside the folder is named",
+            "out/corpus.json", described(files=[{"name": "../a", "bytes": 1, "records": 1}]), ["inspect"],
+            "(files.0.name): Value error, a file outside",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_users_file_or_folder_refuses_is_a_message(
     place, make, words, told, tmp_path, capsys
 ):

@@ -214,6 +214,16 @@ def wrong_in(text: str) -> list[str]:
     return wrong
 
 
+def test_a_mistake_in_a_command_of_a_page_is_found():
+    for text in (
+        "`bert pretrian`", "`bert pretrain --precison float16`", "`bert glue --glue-task mnlm`",
+        "`bert launch --processes 2 -- pretrain --confg a`", "the flag `--precison`",
+        "```bash\nsrun bert export a b --format tflow | head\n```",
+    ):  # fmt: skip
+        assert wrong_in(text), text
+        assert not wrong_in("`bert launch -- pretrain --precision float16` and `--precision`")
+
+
 def test_every_command_and_flag_of_a_page_exists():
     wrong = {page.name: wrong_in(page.read_text(encoding="utf-8")) for page in TEXTS}
     assert {name: mistakes for name, mistakes in wrong.items() if mistakes} == {}
@@ -292,13 +302,11 @@ def test_the_code_has_every_message_that_the_troubleshooting_quotes():
 
 def is_quoted(line: str, text: str) -> bool:
     """Return whether a text contains the parts of a line between its values, in their order."""
-    parts = [part.strip() for part in line.split("…") if part.strip(" :().,")]
-    at = 0
-    for part in parts:
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
+    for part in line.split("…"):
+        if part.strip(" :().,"):
+            _, found, text = text.partition(part.strip())
+            if not found:
+                return False
     return True
 
 

@@ -184,6 +184,7 @@ def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():
 
 def test_every_shipped_config_loads_and_says_what_it_is(monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    assert configs_folder() == ROOT / "configs" and len(named_configs()) >= 9
     for path in named_configs().values():
         command = path.stem.partition("_")[0]
         settings_class = COMMANDS[command].settings_class()
@@ -193,11 +194,6 @@ def test_every_shipped_config_loads_and_says_what_it_is(monkeypatch):
         assert loaded[0].about.command.startswith(start)
         assert loaded[1].no_effect == {}
         assert training.plan_of(loaded[0], 10**6, 10**6).total_steps > 0
-
-
-def test_configs_are_shipped_and_found():
-    assert configs_folder() == ROOT / "configs"
-    assert len(named_configs()) >= 9
 
 
 def test_contributing_prints_the_tree():

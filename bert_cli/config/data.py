@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -11,7 +11,6 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     is_remote,
-    is_set,
     without_effect,
 )
 from bert_cli.processes import cpu_count
@@ -49,6 +48,8 @@ class TextSettings(DataSettings):
 class ExecutorSettings(DataSettings):
     """Where the shards of a step run: processes of this machine, or a cluster."""
 
+    NEEDS: ClassVar = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
+
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
     authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
@@ -58,16 +59,10 @@ class ExecutorSettings(DataSettings):
     """Local processes; the results do not depend on it."""
 
     @model_validator(mode="after")
-    def _executor_has_its_scheduler(self) -> Self:
+    def _dask_has_its_scheduler(self) -> Self:
         if self.executor == "dask" and self.scheduler is None:
             remedy = "add --scheduler tcp://HOST:8786"
             raise SettingError("executor", "dask needs the address of the scheduler", remedy)
-        if self.executor == "local" and self.scheduler is not None:
-            remedy = "add --executor dask or leave it out"
-            raise without_effect(self, "scheduler", "with executor 'local'", remedy)
-        if self.executor == "dask" and "processes" in self.model_fields_set:
-            condition = "with executor 'dask', whose workers have their own number of threads"
-            raise without_effect(self, "processes", condition)
         return self
 
 
@@ -95,6 +90,8 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> Non
 class Masking(DataSettings):
     """How tokens are chosen for prediction; for dynamic records this is a setting of the run."""
 
+    NEEDS: ClassVar = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
+
     unit: Literal["token", "word", "span"] = "token"
     """What is masked together: single tokens, words with all their tokens, or spans of such words."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
@@ -103,14 +100,6 @@ class Masking(DataSettings):
     """Probability that a span ends after each of its words; spans only. 0.2 gives 3.8 words on average."""
     longest_span: Annotated[int, Field(ge=1, le=1000)] = 10
     """Maximum words of a span; spans only."""
-
-    @model_validator(mode="after")
-    def _span_settings_need_spans(self) -> "Masking":
-        for name in ("span_stop", "longest_span"):
-            if is_set(self, name) and self.unit != "span":
-                remedy = "leave it out or choose unit 'span'"
-                raise without_effect(self, name, f"with unit {self.unit!r}", remedy)
-        return self
 
 
 class DownloadSettings(DataSettings):
@@ -152,6 +141,8 @@ class ExtractSettings(ExecutorSettings):
 class SplittingSettings(DataSettings):
     """How text is split into sentences, and which documents are dropped."""
 
+    NEEDS: ClassVar = {"language": ("sentence_splitter", "punkt", "sentencex")}
+
     language: str = "english"
     """Language of the sentence splitter, by NLTK's name (english, german, ...)."""
     sentence_splitter: Splitter = "punkt"
@@ -162,13 +153,6 @@ class SplittingSettings(DataSettings):
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
     """Also drop documents that share this fraction of five-word runs, such as 0.8, with an earlier one (needs
     the extra of that name)."""
-
-    @model_validator(mode="after")
-    def _language_has_an_effect(self) -> Self:
-        if self.sentence_splitter == "lines" and is_set(self, "language"):
-            remedy = "leave it out or choose another splitter"
-            raise without_effect(self, "language", "with sentence_splitter 'lines'", remedy)
-        return self
 
 
 class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):

@@ -23,14 +23,6 @@ from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, T
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
-PREDICT_TASKS = (
-    "fill-mask",
-    "question-answering",
-    "text-classification",
-    "token-classification",
-    "embed",
-)
-EXPORT_FORMATS = ("hf", "saved-model", "tflite", "onnx")
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
@@ -288,7 +280,16 @@ class PredictSettings(Settings):
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
     """One text; give several in a file or through standard input."""
-    task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
+    task: (
+        Literal[
+            "fill-mask",
+            "question-answering",
+            "text-classification",
+            "token-classification",
+            "embed",
+        ]
+        | None
+    ) = None
     """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
     that the model was trained for."""
     input: Path | None = None
@@ -340,19 +341,15 @@ class ExportSettings(Settings):
     Example: bert export runs/mine exported/mine --format saved-model
     """
 
+    NEEDS: ClassVar = {"texts": ("format", "saved-model")}
+
     model: Positional[str]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     out: Positional[Path]
     """Folder of the export; new or empty."""
-    format: Literal[EXPORT_FORMATS]  # type: ignore[valid-type]
+    format: Literal["hf", "saved-model", "tflite", "onnx"]
     """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
     `export`: PyTorch opens the written files."""
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""
-
-    @model_validator(mode="after")
-    def _texts_need_a_saved_model(self) -> "ExportSettings":
-        if self.texts and self.format != "saved-model":
-            raise without_effect(self, "texts", f"with format {self.format!r}")
-        return self

@@ -24,7 +24,7 @@ from bert_cli.config.options import (
     sections_of,
     split_at_dashes,
 )
-from bert_cli.config.settings import SettingError, is_positional
+from bert_cli.config.settings import POSITIONAL, SettingError
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import read_json
 from bert_cli.processes import print_help
@@ -315,7 +315,7 @@ def _setting_error(
         steps.append(error.name)
     path = ".".join(steps)
     about = settings.model_fields.get(path)
-    positional = about is not None and is_positional(about)
+    positional = about is not None and POSITIONAL in about.metadata
     origin = "" if positional else _origin_of(path, origins)
     where = f"{path} ({origin})" if path and origin else path or origin
     message = item["msg"].removeprefix("Value error, ")

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
-from bert_cli.config.settings import HIDDEN, group_of, is_positional
+from bert_cli.config.settings import HIDDEN, POSITIONAL, group_of
 from bert_cli.errors import ConfigError, combine, nearest
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -89,7 +89,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             text = _one_line(about.description)
             # The last class declares the group first, so that its position is the same in all commands.
             groups[classes[-1]] += _group(inner, name, text, default, about.is_required())
-        elif is_positional(about):
+        elif POSITIONAL in about.metadata:
             positional.options.append(_option(name, about, None, True))
         else:
             by_class[classes[0]].options.append(_option(name, about, None, True))
@@ -146,7 +146,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     """Describe one setting; `group` holds the command's defaults of the group it belongs to."""
     name = path.rpartition(".")[2]
     path = path.removesuffix(name) + (about.alias or name)
-    kinds, positional = _kinds(about.annotation), is_positional(about)
+    kinds, positional = _kinds(about.annotation), POSITIONAL in about.metadata
     required = required and group is None and about.is_required()
     takes = "" if kinds == [bool] else _takes(kinds, name)
     flags = (flag_of(path),) if takes else (flag_of(path), off_flag_of(path))

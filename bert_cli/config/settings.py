@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 T = TypeVar("T")
 POSITIONAL, HIDDEN = "positional", "hidden"
@@ -41,15 +40,22 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    NEEDS: ClassVar[Mapping[str, str]] = {}
-    """Setting -> the setting without which it has no effect; classes add to those of their bases."""
+    NEEDS: ClassVar[Mapping[str, str | tuple[Any, ...]]] = {}
+    """Setting -> the setting without which it has no effect, or that setting and the values with which it has
+    one; classes add to those of their bases."""
 
     @model_validator(mode="after")
     def _check_needs(self) -> Self:
         for kind in type(self).__mro__:
-            for name, other in vars(kind).get("NEEDS", {}).items():
-                if is_set(self, name) and not getattr(self, other):
+            for name, needed in vars(kind).get("NEEDS", {}).items():
+                other, *values = (needed,) if isinstance(needed, str) else needed
+                value = getattr(self, other)
+                if not is_set(self, name) or (value in values if values else value):
+                    continue
+                if not values:
                     raise without_effect(self, name, f"without {other}", "give both or neither")
+                shown = f"{other} {value!r}" if isinstance(value, str) else other
+                raise without_effect(self, name, f"with {shown}", f"leave it out or change {other}")
         return self
 
 
@@ -59,11 +65,6 @@ def group_of(annotation: Any) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
-
-
-def is_positional(about: FieldInfo) -> bool:
-    """Return whether a setting is given without a flag."""
-    return POSITIONAL in about.metadata
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
@@ -102,11 +103,12 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def check_size(value: Any) -> str | None:
-    """Return the text of a memory size after a check, or None."""
-    if value is not None:
-        parse_bytes(str(value))
-    return None if value is None else str(value)
+def _check_size(value: Any) -> str:
+    parse_bytes(str(value))
+    return str(value)
+
+
+MemorySize = Annotated[str, BeforeValidator(_check_size)]
 
 
 class BertConfig(Settings):

@@ -18,11 +18,11 @@ from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import BENCHMARKS, configs_folder
 from bert_cli.config.settings import (
     Hidden,
+    MemorySize,
     Positional,
     Positive,
     SettingError,
     Settings,
-    check_size,
     is_remote,
     is_set,
     without_effect,
@@ -119,12 +119,10 @@ class PlanSettings(PretrainSettings):
 
     devices: Positive | None = None
     """Number of devices; by default that of the layout."""
-    memory: str | None = None
+    memory: MemorySize | None = None
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; without it the plan does not check it."""
     processes: Positive = 1
     """Number of processes that the devices are divided among; a replica is in one process."""
-
-    _check_memory = field_validator("memory", mode="before")(check_size)
 
 
 class LaunchSettings(Settings):
@@ -287,10 +285,8 @@ class Measuring(Settings):
     """First micro-batch of a sweep."""
     most: Positive | None = None
     """Last micro-batch of a sweep; by default the first that does not fit."""
-    memory: str | None = None
+    memory: MemorySize | None = None
     """Maximum host memory of a process of a sweep, such as 8GB; by default the free memory at its start."""
-
-    _check_memory = field_validator("memory")(check_size)
 
     @model_validator(mode="before")
     @classmethod
@@ -346,6 +342,8 @@ class BenchDataSettings(DataSettings):
     Example: bert bench data data/extracted --vocab bert-base-uncased --json results.json
     """
 
+    NEEDS: ClassVar = {"megabytes": ("input", None)}
+
     input: Positional[Path | None] = None
     """Text, as for `bert preprocess`; by default synthetic."""
     megabytes: float = Field(10.0, gt=0.0)
@@ -369,9 +367,7 @@ class BenchDataSettings(DataSettings):
     json_file: JsonFile = None
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> "BenchDataSettings":
-        if self.input is not None and is_set(self, "megabytes"):
-            raise without_effect(self, "megabytes", "on given text")
+    def _check_examples(self) -> "BenchDataSettings":
         check_mask_tokens(self, "mask_tokens", "sequence_length")
         return self
 

@@ -22,7 +22,6 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     is_remote,
-    is_set,
     without_effect,
 )
 from bert_cli.errors import ConfigError
@@ -84,6 +83,8 @@ class LearningRate(Settings):
 
 class OptimizerOpts(Settings):
     """The optimizer and its hyperparameters."""
+
+    NEEDS: ClassVar = {"no_layer_adaptation": ("name", "LAMB")}
 
     name: Literal["LAMB", "AdamW"]
     """LAMB for batches of thousands, AdamW for smaller ones."""
@@ -192,9 +193,6 @@ class TrainSettings(Settings):
             problem = f"has no effect with precision {self.precision!r}, whose weights are float32"
             remedy = "leave it out or choose precision float16"
             raise SettingError("optimizer_opts.stochastic_rounding", problem, remedy)
-        if options.name == "AdamW" and is_set(options, "no_layer_adaptation"):
-            name = "optimizer_opts.no_layer_adaptation"
-            raise SettingError(name, "has no effect with AdamW", "leave it out")
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
             return self  # no stages, stages that `auto` replaces, or an unknown number of layers
@@ -227,6 +225,7 @@ class PretrainSettings(TrainSettings):
     NEEDS: ClassVar = {
         "evaluate_every_steps": "validation_dir",
         "evaluation_examples": "validation_dir",
+        "length_buckets": ("generated_dataset", False),
     }
 
     dataset_dir: str | list[WeightedCorpus] | None = None
@@ -281,9 +280,6 @@ class PretrainSettings(TrainSettings):
     @model_validator(mode="after")
     def _check_corpus_settings(self) -> "PretrainSettings":
         check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
-        if self.generated_dataset and self.length_buckets is not None:
-            condition = "with generated_dataset, whose examples are not sorted"
-            raise without_effect(self, "length_buckets", condition)
         usual: Path = PretrainSettings.model_fields["dataset_cache"].default
         named = (*self.dataset_paths, self.validation_dir or "")
         if self.dataset_cache.expanduser() != usual.expanduser() and not any(map(is_remote, named)):

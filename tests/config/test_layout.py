@@ -26,7 +26,7 @@ from bert_cli.config.layout import (
 )
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.tools import DoctorSettings, PlanSettings
+from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings, make_plan
 from bert_cli.errors import ConfigError
 
@@ -74,17 +74,16 @@ def settings(
     )
 
 
-@pytest.mark.parametrize("config", [TINY, BertConfig()], ids=["tiny", "base"])
-def test_the_weights_are_those_of_the_real_model(config):
+def test_the_weights_are_those_of_the_real_model():
     from bert_cli.model.bert import build_blocks, named_weights
 
-    blocks = build_blocks(config, seed=1, policy="float32")
-    counted = weights_of(config)
+    blocks = build_blocks(TINY, seed=1, policy="float32")
+    counted = weights_of(TINY)
     for name, block in blocks:
         own = [w for path, w in named_weights([(name, block)]).items() if path.startswith(name)]
         kind = "hid" if name.startswith("hid_") else name
         assert sum(math.prod(weight.shape) for weight in own) == counted[kind], name
-    total = counted["hid"] * config.num_hidden_layers
+    total = counted["hid"] * TINY.num_hidden_layers
     total += sum(counted[name] for name, _ in blocks if not name.startswith("hid_"))
     assert total == sum(math.prod(weight.shape) for weight in named_weights(blocks).values())
 
@@ -148,9 +147,8 @@ def test_every_shipped_config_has_an_estimate_and_a_description():
         given = shipped(name)
         devices = estimate(given)
         assert len(devices) == max(stages_of(given)[1]) + 1
-        for one in devices:
-            assert all(value >= 0 for value in vars(one).values())
-            assert 10**6 < one.total < 10**12
+        assert all(10**6 < one.total < 10**12 for one in devices)
+        assert all(value >= 0 for one in devices for value in vars(one).values())
         assert sum(one.logits > 0 for one in devices) == 1
         lines = describe_layout(given)
         assert 1 <= len(lines) <= 4
@@ -315,7 +313,7 @@ def test_too_little_memory_is_refused_with_the_least_that_is_enough(devices):
         propose(given, devices, int((least - 0.06) * GB))
 
 
-def test_a_proposal_changes_only_the_layout(tmp_path):
+def test_a_proposal_changes_only_the_layout():
     flags = ["--config", BASE, "--devices", "8", "--memory", "80GB"]
     given = load(PlanSettings, flags, "bert plan")[0]
     chosen = propose(given, 8, 80 * GB)
@@ -323,7 +321,3 @@ def test_a_proposal_changes_only_the_layout(tmp_path):
     changed = {"global_batch", "parallel"}
     assert chosen.model_dump(exclude=changed) == given.model_dump(exclude=changed)
     assert chosen.parallel.schedule == given.parallel.schedule
-    # `--json` is the flag of a setting of another name.
-    flags = ["--config", BASE, "--json", str(tmp_path / "a.json"), "--parallel.layout", "auto"]
-    chosen = propose(load(DoctorSettings, flags, "bert doctor")[0], 2, 80 * GB, 1)
-    assert (chosen.json_file, chosen.global_batch.replicas) == (tmp_path / "a.json", 2)

@@ -41,21 +41,17 @@ def rejection(*arguments: str) -> str:
 
 def test_a_file_extends_another_one(tmp_path):
     write(tmp_path / "base.json", SMALL)
-    small = write(
-        tmp_path / "more.json", {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
-    )
-    settings, _ = pretrain("--config", small)
-    assert settings.global_batch.replicas == 4
-    assert settings.global_batch.micro_batch_size == 2
-    assert settings.seed == 7
+    more = {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
+    settings, _ = pretrain("--config", write(tmp_path / "more.json", more))
+    batch = settings.global_batch
+    assert (batch.replicas, batch.micro_batch_size, settings.seed) == (4, 2, 7)
 
 
 def test_a_file_does_not_inherit_the_description_of_another(tmp_path):
     about = {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"}
     write(tmp_path / "base.json", {**SMALL, "about": about})
-    settings, loaded = pretrain(
-        "--config", write(tmp_path / "more.json", {"extends": "base.json", "seed": 7})
-    )
+    more = write(tmp_path / "more.json", {"extends": "base.json", "seed": 7})
+    settings, loaded = pretrain("--config", more)
     assert settings.about is None
     assert not [where for where in loaded.origins if where.startswith("about")]
     own = write(tmp_path / "own.json", {"extends": "base.json", "about": {**about, "what": "own"}})
@@ -94,14 +90,9 @@ def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it(tmp
 
 
 def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path):
-    bad = {
-        **SMALL,
-        "global_batch": {"micro_batch_size": 0, "acumulation": 3},
-        "precison": "float16",
-    }
-    bad["replicas"] = 4
-    bad["optimizer_opts"] = {"name": "LAMP", "learning_rate": {"max_learning_rate": 0.1}}
-    text = rejection("--config", write(tmp_path / "bad.json", bad))
+    bad = {"global_batch": {"micro_batch_size": 0, "acumulation": 3}, "precison": "float16"}
+    bad |= {"replicas": 4, "optimizer_opts": {**SMALL["optimizer_opts"], "name": "LAMP"}}
+    text = rejection("--config", write(tmp_path / "bad.json", SMALL | bad))
     origin = str(tmp_path / "bad.json")
     assert len(text.splitlines()) == 5
     assert "did you mean 'global_batch.replicas'?" in text
@@ -251,13 +242,8 @@ def test_a_contradiction_has_the_origin_of_the_last_value(tmp_path):
     assert f"parallel.recompute_by ({child}): has no effect" in rejection("--config", child)
     text = rejection("--config", base, "--parallel.recompute-by", "stage")
     assert "recompute_by (--parallel.recompute-by): has no" in text
-    stages = [
-        "--parallel.pipeline-stages",
-        '[["emb"]]',
-        "--parallel.pipeline-device-mapping",
-        "[0]",
-    ]
-    text = rejection("--config", base, *stages)
+    stages = ["--parallel.pipeline-stages", '[["emb"]]']
+    text = rejection("--config", base, *stages, "--parallel.pipeline-device-mapping", "[0]")
     assert text.startswith("parallel.pipeline_stages (--parallel.pipeline-stages): lists")
 
 
@@ -278,24 +264,15 @@ def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):
 
 def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for corpora, expected in (
-        (
-            [{"path": "a", "wieght": 3}, "b"],
-            "dataset_dir.0.wieght (c.json): no such setting; did you mean 'weight'?",
-        ),
-        (
-            ["a", {"path": "b", "weight": 0}],
-            "dataset_dir.1.weight (c.json): got 0; input should be greater",
-        ),
-        ([{"weight": 1}, "b"], "dataset_dir.0.path (c.json): is not given; set it there"),
-        (
-            [{"path": "a", "weight": "x"}, "b"],
-            "dataset_dir.0.weight (c.json): got 'x'; input should be a valid number",
-        ),
+    for wrong, expected in (
+        ({"path": "a", "wieght": 3}, "wieght (c.json): no such setting; did you mean 'weight'?"),
+        ({"path": "b", "weight": 0}, "weight (c.json): got 0; input should be greater"),
+        ({"weight": 1}, "path (c.json): is not given; set it there"),
+        ({"path": "a", "weight": "x"}, "weight (c.json): got 'x'; input should be a valid number"),
     ):
-        write(tmp_path / "c.json", SMALL | {"dataset_dir": corpora})
+        write(tmp_path / "c.json", SMALL | {"dataset_dir": ["a", wrong]})
         (line,) = rejection("--config", "c.json").splitlines()
-        assert line.startswith(expected)
+        assert line.startswith(f"dataset_dir.1.{expected}")
 
 
 def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):

@@ -139,12 +139,6 @@ VALUES = {
 }
 
 
-def test_every_old_name_of_the_table_is_tried():
-    tried = {old.replace("ipu_config", "parallel") for old in VALUES}
-    other_commands = {"ipu_config", "splitter", "held_out_share"}
-    assert set(RENAMES) - other_commands <= tried | set(VALUES)
-
-
 def test_earlier_names_of_other_commands_still_load(tmp_path):
     words = ["a", "b", "--splitter", "lines"]
     assert load(PreprocessSettings, words, "bert preprocess")[0].sentence_splitter == "lines"
@@ -155,6 +149,8 @@ def test_earlier_names_of_other_commands_still_load(tmp_path):
 
 
 def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
+    tried = {*VALUES, *(old.replace("ipu_config", "parallel") for old in VALUES)}
+    assert set(RENAMES) - tried == {"ipu_config", "splitter", "held_out_share"}
     path = tmp_path / "c.json"
     for old, (value, where, ours) in VALUES.items():
         small = {
@@ -177,18 +173,11 @@ def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
 def test_two_names_of_a_setting_are_rejected(tmp_path):
     text = rejection(tmp_path, "pretrain", log_every_steps=3)
     assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
-    for flags, expected in (
-        (["--wandb-project-name", "p", "--wandb-name=n"], "given too (--wandb-project-name)"),
-        (
-            ["--no-enable-wandb", "--wandb.enabled"],
-            "--enable-wandb: is the old name of --wandb.enabled, which",
-        ),
-        (
-            ["--no-wandb.enabled", "--enable-wandb"],
-            "--enable-wandb: is the old name of --wandb.enabled, which",
-        ),
-    ):
-        assert expected in rejection(tmp_path, "pretrain", *flags)
+    text = rejection(tmp_path, "pretrain", "--wandb-project-name", "p", "--wandb-name=n")
+    assert "given too (--wandb-project-name)" in text
+    for flags in ("--no-enable-wandb", "--wandb.enabled"), ("--no-wandb.enabled", "--enable-wandb"):
+        text = rejection(tmp_path, "pretrain", *flags)
+        assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
@@ -297,11 +286,7 @@ def test_the_plan_reports_the_keys_without_effect(tmp_path, capsys):
     assert main(["plan", "--config", str(path), "--logging", "INFO"]) == 0
     out = capsys.readouterr().out
     assert "--logging has no effect here: a run always prints its lines" in out
-    assert (
-        'precision is "float32" here by default; the default of Graphcore\'s example is "float16"'
-        in out
-    )
-    assert "460,849,152" in out or "7,060 steps" in out
+    assert 'precision is "float32" here by default; the default of Graphcore\'s' in out
 
 
 def test_a_command_that_saves_nothing_has_no_folder(tmp_path):
@@ -311,7 +296,5 @@ def test_a_command_that_saves_nothing_has_no_folder(tmp_path):
     assert settings.save_ckpt_path is None
     settings, _ = loaded(tmp_path, "squad", "--do-training", "no")
     assert settings.save_ckpt_path is None
-    settings, _ = loaded(
-        tmp_path, "squad", "--do-training=no", "--save-ckpt-path", "checkpoints/mine"
-    )
-    assert settings.save_ckpt_path == Path("checkpoints/mine")
+    flags = ["--do-training=no", "--save-ckpt-path", "a"]
+    assert loaded(tmp_path, "squad", *flags)[0].save_ckpt_path == Path("a")

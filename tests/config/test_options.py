@@ -21,7 +21,7 @@ from bert_cli.config.options import (
     sections_of,
 )
 from bert_cli.config.settings import HIDDEN, Settings
-from bert_cli.config.tools import RunsSettings, expand_benchmark
+from bert_cli.config.tools import LaunchSettings, RunsSettings, expand_benchmark
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
@@ -213,6 +213,7 @@ MISTAKES = [
     (PretrainSettings, "--parallel auto", "(--parallel): is a group of settings; give one of them, as --parallel.l"),
     (PretrainSettings, "--wandb", "(--wandb): is a group of settings; give one of them, as --wandb.enabled;"),
     (PretrainSettings, "--parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),
+    (LaunchSettings, "pretrain --config x", "write bert launch -- COMMAND"),
     (PretrainSettings, "-- x", "bert (--): takes no command; leave out the --"),
     (TokenizeSettings, "in out third --vocab v.txt", "(third): too many arguments"),
     (TokenizeSettings, "in --vocab v.txt", "out: is not given; give OUT"),
@@ -223,5 +224,5 @@ MISTAKES = [
 @pytest.mark.parametrize(("kind", "words", "message"), MISTAKES)
 def test_words_that_cannot_be_read_are_errors(kind, words, message):
     with pytest.raises(ConfigError) as error:
-        load(kind, shlex.split(words), "bert")
+        load(kind, shlex.split(words), "bert launch" if kind is LaunchSettings else "bert")
     assert message in str(error.value)

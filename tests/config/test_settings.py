@@ -64,7 +64,7 @@ LAST = ["enc_out", "pool", "heads"]
         ({"max_seq_length": 65}, "max_seq_length (c.json): 65 is more than bert_config.max_position_embeddings (64)"),
         ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the tokens"),
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "stochastic_rounding": True}}, "has no effect with precision"),
-        ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with AdamW"),
+        ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with name"),
         ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
         ({"evaluation_examples": 5}, "evaluation_examples (c.json): has no effect without validation_dir"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
@@ -139,7 +139,7 @@ def test_a_cache_is_for_records_at_an_address(where, config):
         (BenchPretrainSettings, "--no-checkpoint --checkpoint-dir x", "has no effect if no checkpoint is saved"),
         (BenchPretrainSettings, "--dry-run", "dry_run (--dry-run): has no effect on a measurement"),
         (BenchPretrainSettings, "--steps 0", "steps (--steps): got '0'"),
-        (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect on given text"),
+        (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
     ],
 )  # fmt: skip
 def test_flags_that_contradict_one_another_are_rejected(kind, words, message):

@@ -94,6 +94,24 @@ def test_kubernetes_accepts_the_manifests():
         assert faults(manifest) == [], manifest["metadata"]["name"]
 
 
+def test_a_mistake_in_a_manifest_is_found():
+    text = yaml.safe_dump(BY_NAME["Job", "bert-many"])
+    for old, new, fault in (
+        ("parallelism:", "paralelism:", "paralelism"),
+        ("restartPolicy: Never", "restartPolicy: OnFailure", "a podFailurePolicy needs"),
+        ("claimName: ", "claimName: no-", "the claim of volume"),
+        ("terminationGracePeriodSeconds", "activeDeadlineSeconds", "30 seconds for a checkpoint"),
+        ("action: FailJob", "action: Ignore", "the Job does not fail at exactly"),
+        (
+            "--exit-code-when-stopped=75",
+            "--exit-code-when-stopped=76",
+            "a stopped run ends the Job",
+        ),
+    ):
+        assert old in text
+        assert any(fault in one for one in faults(yaml.safe_load(text.replace(old, new)))), fault
+
+
 def test_the_pods_of_a_run_have_the_names_in_its_flags():
     job, service = BY_NAME["Job", "bert-many"], BY_NAME["Service", "bert-many"]
     spec, name = job["spec"], job["metadata"]["name"]

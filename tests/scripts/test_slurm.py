@@ -99,6 +99,20 @@ def test_a_job_file_has_options_of_slurm_and_uses_them():
         assert os.access(path, os.X_OK)
 
 
+def test_a_mistake_in_a_job_file_is_found():
+    text = (JOBS / "preemptible.sh").read_text()
+    for old, new, fault in (
+        ("#SBATCH --requeue\n", "", "neither requeue nor no-requeue"),
+        ("--open-mode=append", "--open-mode=truncate", "a restart empties the log"),
+        ("#SBATCH --time", "#SBATCH --tme", "--tme="),
+        ("%j", "", "jobs write over one another"),
+        ("SLURM_JOB_ID", "SLURM_JOB", "SLURM_JOB"),
+        ("srun --dist", "mpirun --dist", "several tasks and no srun"),
+        ("trap", ":", "the signal ends the script"),
+    ):
+        assert any(one.startswith(fault) for one in faults(text.replace(old, new))), fault
+
+
 def test_bert_accepts_the_command_lines_of_the_job_files(monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     for path in FILES:
