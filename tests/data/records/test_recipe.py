@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -366,3 +367,86 @@ def test_the_first_segment_ends_at_every_sentence_equally_often(read):
     counts = np.bincount(rows.first_lengths - 2, minlength=LONGEST)[1:LONGEST]
     assert counts.sum() == len(rows)
     assert is_spread(counts, len(rows) / (LONGEST - 1) * np.ones(LONGEST - 1))
+
+
+# --- spans, compared with a second implementation of the paper
+
+
+def drawn_spans(sizes: list[int], segment: list[bool], wanted: int, draw: random.Random):
+    """Return spans of one row as the paper describes them, with another generator: [words], then its toss."""
+    taken = [False] * len(sizes)
+    left, tries = wanted, 0
+    spans = []
+    while left and tries < 30 * len(sizes):
+        tries += 1
+        first = draw.randrange(len(sizes))
+        if taken[first]:
+            continue
+        longest = draw.choices(range(1, 11), [0.2 * 0.8**count for count in range(10)])[0]
+        span = []
+        for number in range(first, min(first + longest, len(sizes))):
+            if taken[number] or sizes[number] > left or segment[number] != segment[first]:
+                break
+            taken[number] = True
+            left -= sizes[number]
+            span.append(number)
+        if span:
+            spans.append((span, draw.random()))
+    return spans
+
+
+def summary(fates: list[int], segment: list[bool], sizes: list[int]) -> list[int]:
+    """Return numbers of a row to compare: masked pieces, runs by length and fate, masks around [SEP].
+
+    The fate of a word is 0 where it is not masked, 1 where it is hidden, else 2.
+    """
+    middle = segment.index(True)
+    sides = (fates[:middle], fates[middle:])
+    runs = [list(run) for side in sides for masked, run in groupby(side, bool) if masked]
+    lengths = [len(run) for run in runs]
+    kinds = ["all hidden" if set(run) == {1} else "mixed" if 1 in run else "other" for run in runs]
+    return [
+        sum(size for size, fate in zip(sizes, fates, strict=True) if fate),
+        *(lengths.count(length) for length in range(1, P + 1)),
+        *(kinds.count(kind) for kind in ("all hidden", "mixed", "other")),
+        int(fates[middle] > 0),
+        int(fates[middle] > 0 and fates[middle - 1] > 0),
+    ]
+
+
+def test_spans_are_distributed_as_those_drawn_by_the_paper(read):
+    rows = read("dynamic", "words", "span")
+    continues, sizes = words_of(rows)
+    assert np.array_equal(
+        rows.masked[:, 1:][continues[:, 1:]], rows.masked[:, :-1][continues[:, 1:]]
+    )
+    assert not np.any(rows.masked & ~rows.ordinary)
+    wanted = np.clip(np.rint(0.15 * rows.lengths), 1, P).astype(int)
+    assert np.all(rows.masked.sum(axis=1) <= wanted)
+    assert rows.masked.sum() > 0.98 * wanted.sum()
+    hidden = rows.masked & (rows.shown == MASK)
+    same = rows.masked & (rows.shown == rows.tokens)
+    for fate, fraction in ((hidden, 0.8), (same, 0.1)):
+        # The fates of the tokens of a row depend on each other, those of rows do not.
+        assert is_zero(fate.sum(axis=1) - fraction * rows.masked.sum(axis=1))
+    other = rows.shown[rows.masked & ~hidden & ~same]
+    edges = np.linspace(0, VOCAB_SIZE, 65)
+    assert is_spread(np.histogram(other, edges)[0], len(other) * np.diff(edges) / VOCAB_SIZE)
+    # Every row is compared with one that is drawn here over the same words.
+    draw = random.Random(11)
+    ours, theirs = [], []
+    for row in range(ENOUGH):
+        begins = np.flatnonzero(sizes[row])
+        of_words = sizes[row, begins].tolist()
+        segment = (begins >= rows.first_lengths[row]).tolist()
+        fates = np.where(hidden[row, begins], 1, 2 * rows.masked[row, begins]).tolist()
+        ours.append(summary(fates, segment, of_words))
+        fates = [0] * len(begins)
+        for span, toss in drawn_spans(of_words, segment, int(wanted[row]), draw):
+            for number in span:
+                fates[number] = 1 if toss < 0.8 else 2
+        theirs.append(summary(fates, segment, of_words))
+    differences = np.array(ours) - np.array(theirs)
+    for column in range(differences.shape[1]):
+        assert np.any(np.array(ours)[:, column])
+        assert is_zero(differences[:, column]), column

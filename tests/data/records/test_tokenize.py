@@ -262,6 +262,22 @@ def test_the_folder_holds_records_indexes_tokenizer_and_a_description(home, stat
     assert manifest["settings"]["duplication_factor"] == 5
 
 
+def test_tensorflow_reads_the_same_records(static):
+    import tensorflow as tf
+
+    files = sorted(map(str, static.glob("*.tfrecord")))
+    raw = [record.numpy() for record in tf.data.TFRecordDataset(files)]
+    assert raw == payloads(static)
+    features = tf.train.Example.FromString(raw[0]).features.feature
+    sizes = {
+        name: len(feature.int64_list.value or feature.float_list.value)
+        for name, feature in features.items()
+    }
+    of_positions = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), S)
+    of_masks = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    assert sizes == of_positions | dict.fromkeys(of_masks, P) | {"next_sentence_labels": 1}
+
+
 def test_copies_differ_and_are_shuffled_together(static):
     columns = columns_of(static)
     ids = unmasked(columns)
