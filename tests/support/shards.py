@@ -1,5 +1,6 @@
 """A small step for the tests of shards: it upper-cases files."""
 
+from functools import partial
 from pathlib import Path
 
 from bert_cli.data.shards.manifest import Shard, Stats
@@ -12,6 +13,21 @@ def make_inputs(folder: Path, count: int = 4) -> list[Shard]:
     for number in range(count):
         (source / f"{number:02}").write_text(f"text {number} " * 50)
     return [Shard((path,), Path("AA") / path.name) for path in sorted(source.iterdir())]
+
+
+def prepared_shards(folder: Path, out: Path) -> tuple[list[Shard], list[tuple[int, int]]]:
+    """Return 12 shards of prepared inputs, and the number of each and those in progress at its preparation."""
+    source, prepared = folder / "source", list[tuple[int, int]]()
+    source.write_text("dump")
+
+    def prepare(work: Path, number: int) -> tuple[Path, ...]:
+        (work / "chunk").write_text(f"chunk {number}")
+        prepared.append((number, len(list((out / ".partial").iterdir()))))
+        return (work / "chunk",)
+
+    parts = [partial(prepare, number=number) for number in range(12)]
+    shards = [Shard((source,), Path(f"{n:02}"), prepare=part) for n, part in enumerate(parts)]
+    return shards, prepared
 
 
 def shout(inputs: tuple[Path, ...], output: Path) -> Stats:

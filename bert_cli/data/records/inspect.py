@@ -43,53 +43,50 @@ MASK_STYLE = "yellow"
 
 
 # Statistic -> the least and most without a warning, and the count that must be so large before a deviation is more than
-# chance. English text under BERT's own vocabulary has 1.1 pieces a word, 0.0005 % unknown tokens and, of five copies,
-# 0.02 duplicates of an example.
-LIMITS = {
-    "pieces_per_word": (0.0, 2.5, "tokens", 1000),
-    "unknown_share_of_tokens": (0.0, 0.01, "tokens", 1000),
-    "equals_per_example": (0.0, 0.1, "equal_pairs", 5),
-    "largest_shard_share": (0.0, 0.75, "files", 2),
-    "masked_share_of_tokens": (0.1, 0.2, "tokens", 1000),
-    "masks_shown_as_mask": (0.75, 0.85, "predictions", 1000),
-    "random_next_share": (0.4, 0.6, "next_sentence_labels", 20),
-    "real_token_share": (0.5, 1.0, "records", 1),
-}
-# Statistic -> what is wrong beyond its limits, and the remedy.
-MESSAGES = {
+# chance; what is wrong beyond, and the remedy. English text under BERT's own vocabulary has 1.1 pieces a word, 0.0005 %
+# unknown tokens and, of five copies, 0.02 duplicates of an example.
+CHECKS = {
     "pieces_per_word": (
+        (0.0, 2.5, "tokens", 1000),
         "words are split into {:.2f} pieces on average",
         "the vocabulary is not this text's: train one with `bert vocab`, or take one of its language",
     ),
     "unknown_share_of_tokens": (
+        (0.0, 0.01, "tokens", 1000),
         "{:.1%} of the tokens are [UNK]",
         "the vocabulary lacks letters of this text: train one with `bert vocab`, or take one of its language",
     ),
     "equals_per_example": (
+        (0.0, 0.1, "equal_pairs", 5),
         "the text of an example is {:.2f} times more in the folder, on average",
         "remove duplicate text: `bert preprocess --deduplicate`",
     ),
     "largest_shard_share": (
+        (0.0, 0.75, "files", 2),
         "{:.0%} of the records are in one shard",
         "its texts are paired only with each other, and one process makes it alone; cut its input into files of "
         "similar size",
     ),
     "masked_share_of_tokens": (
+        (0.1, 0.2, "tokens", 1000),
         "{:.1%} of the tokens are predicted",
         "give dynamic records and the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
         "ones again with --masked-lm-prob 0.15 and enough --mask-tokens",
     ),
     "masks_shown_as_mask": (
+        (0.75, 0.85, "predictions", 1000),
         "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
         "the records are of another recipe; make them with `bert tokenize`",
     ),
     "random_next_share": (
+        (0.4, 0.6, "next_sentence_labels", 20),
         "{:.1%} of the pairs are random ones, not half",
         "documents of one sentence, and sentences longer than an example, have no next one: split the text with "
         "`bert preprocess`, use --documents files where blank lines separate the paragraphs of a file, join short "
         "documents, or do without pairs",
     ),
     "real_token_share": (
+        (0.5, 1.0, "records", 1),
         "only {:.1%} of the positions hold a token, the others are padding",
         "pack more sequences into an example with `bert pack`, or choose a shorter --sequence-length",
     ),
@@ -140,15 +137,15 @@ def run(settings: InspectSettings) -> None:
     )
     if settings.examples:
         _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
-    print_line("\nlengths of sequences, in tokens with [CLS] and [SEP]")
-    for line in histogram(sample.lengths, source.sequence_length):
+    for line in (
+        "\nlengths of sequences, in tokens with [CLS] and [SEP]",
+        *histogram(sample.lengths, source.sequence_length),
+        "\nstatistics",
+        *_table(report),
+        "\nwarnings" if warnings else "\nno warnings",
+        *(f"  {settings.folder}: {warning.what}; {warning.remedy}" for warning in warnings),
+    ):
         print_line(line)
-    print_line("\nstatistics")
-    for line in _table(report):
-        print_line(line)
-    print_line("\nwarnings" if warnings else "\nno warnings")
-    for warning in warnings:
-        print_line(f"  {settings.folder}: {warning.what}; {warning.remedy}")
 
 
 # --- statistics
@@ -295,7 +292,7 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
 
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is bad for training, with its number and a remedy."""
-    for name, (least, most, counted, enough) in LIMITS.items():
+    for name, ((least, most, counted, enough), problem, remedy) in CHECKS.items():
         value, count = report[name], report[counted]
         if value is None or count < enough:
             continue
@@ -307,7 +304,6 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
             # Without pairs every copy of the text has the same sequences, with other masks.
             most += (report["copies"] or 1) - 1
         if not least <= value <= most:
-            problem, remedy = MESSAGES[name]
             yield Finding(problem.format(value), value, remedy)
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")

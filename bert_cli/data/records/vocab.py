@@ -27,7 +27,7 @@ from bert_cli.data.records.tokenizer import (
     read_vocabulary,
     write_vocabulary,
 )
-from bert_cli.data.shards.manifest import MANIFEST, OutputFolder, Shard, Stats, Step, open_output
+from bert_cli.data.shards.manifest import MANIFEST, Shard, Stats, Step, open_output
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
@@ -163,43 +163,39 @@ def run(settings: VocabSettings) -> None:
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
     with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
-        _run(settings, output)
-
-
-def _run(settings: VocabSettings, output: OutputFolder) -> None:
-    started = monotonic()
-    reading = Reading(settings.input_format, settings.text_field)
-    parts, notes = recognise_all(settings.input, reading)
-    refuse_without_effect(parts, settings.model_fields_set)
-    shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
-    if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-        print(f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)")
-        return
-    size = sum(part.size for part in parts)
-    is_packed = any(part.compression or part.format == "parquet" for part in parts)
-    with Progress("vocab", None if is_packed else 2 * size) as bar:  # the text is read twice
-        pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
-    data = "".join(piece + "\n" for piece in pieces).encode()
-    folder = output.work_folder(shard) / "out"
-    folder.mkdir(parents=True)
-    write_vocabulary(folder, data, cased=settings.cased)
-    seconds = monotonic() - started
-    stats = Stats(
-        sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
-    )
-    output.commit(shard, stats)
-    write_json_atomically(
-        settings.out / MANIFEST,
-        {
-            "step": "vocab",
-            "settings": output.settings,
-            "counts": stats.counts(),
-            "seconds": round(seconds, 3),
-            "mb_per_second": round(size / 1e6 / seconds, 3),
-            "versions": output.versions,
-            "notes": notes,
-        },
-    )
+        started = monotonic()
+        reading = Reading(settings.input_format, settings.text_field)
+        parts, notes = recognise_all(settings.input, reading)
+        refuse_without_effect(parts, settings.model_fields_set)
+        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+        if output.is_complete(shard) and (settings.out / MANIFEST).exists():
+            print(f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)")
+            return
+        size = sum(part.size for part in parts)
+        is_packed = any(part.compression or part.format == "parquet" for part in parts)
+        with Progress("vocab", None if is_packed else 2 * size) as bar:  # the text is read twice
+            pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
+        data = "".join(piece + "\n" for piece in pieces).encode()
+        folder = output.work_folder(shard) / "out"
+        folder.mkdir(parents=True)
+        write_vocabulary(folder, data, cased=settings.cased)
+        seconds = monotonic() - started
+        stats = Stats(
+            sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
+        )
+        output.commit(shard, stats)
+        write_json_atomically(
+            settings.out / MANIFEST,
+            {
+                "step": "vocab",
+                "settings": output.settings,
+                "counts": stats.counts(),
+                "seconds": round(seconds, 3),
+                "mb_per_second": round(size / 1e6 / seconds, 3),
+                "versions": output.versions,
+                "notes": notes,
+            },
+        )
     for note in notes:
         print(f"vocab: {note}")
     if len(pieces) < settings.size:

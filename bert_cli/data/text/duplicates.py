@@ -58,11 +58,9 @@ def find_duplicates(
 ) -> list[Duplicates]:
     """Return the duplicates in each of the `outputs` of a step.
 
-    Without a threshold there are no near-duplicates. Raises ConfigError where rensa is missing.
+    Without a threshold there are no near-duplicates.
     """
     with_near = threshold is not None
-    if with_near:
-        new_signature()
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step(

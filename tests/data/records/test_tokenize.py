@@ -417,12 +417,14 @@ def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
     assert read_corpus(make(home, tmp_path / "two", input=folder, group_files=2))["records"] > 0
 
 
-def test_tensorflow_is_not_loaded(home, tmp_path):
+def test_neither_tokenize_nor_inspect_loads_tensorflow(home, tmp_path):
     code = (
         "import sys; from pathlib import Path; from bert_cli.config.data import TokenizeSettings; "
-        "from bert_cli.data.records.tokenize import run; "
-        "run(TokenizeSettings(input=Path(sys.argv[1]), out=Path(sys.argv[2]), vocab=sys.argv[3], "
-        "processes=1)); "
+        "from bert_cli.config.tools import InspectSettings; "
+        "from bert_cli.data.records import inspect, tokenize; "
+        "out = Path(sys.argv[2]); tokenize.run(TokenizeSettings(input=Path(sys.argv[1]), out=out, "
+        "vocab=sys.argv[3], masking='dynamic', processes=1)); "
+        "inspect.run(InspectSettings(folder=out)); "
         "heavy = {'tensorflow', 'keras', 'torch', 'transformers', 'nltk', 'huggingface_hub'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -9,7 +9,6 @@ from tokenizers import BertWordPieceTokenizer
 
 from bert_cli.data.records import tokenizer as module
 from bert_cli.data.records.tokenizer import (
-    SPECIAL_TOKENS,
     Encoder,
     case_of,
     files_for_model,
@@ -156,7 +155,6 @@ HARD = [
     "unaffable unseenpartzzz " + "ab" * 50 + "c " + "1234567890" * 10 + "1",
     "##ing ##s # ## a##b [UNKNOWN] [unused1] <s> </s>",
 ]
-LITERAL = "the [SEP] and [CLS], [MASK] [PAD] [UNK] x[SEP]y [sep] [ SEP ]"
 
 
 @pytest.fixture(scope="module")
@@ -215,16 +213,6 @@ def test_every_character_alone_and_between_letters(vocabularies, cased):
     step = 17  # all of them take six seconds
     lines = [f"{chr(p)} a{chr(p)}b {chr(p)}{chr(p)}" for p in points[:0x800] + points[0x800::step]]
     check(vocabularies[cased], cased, lines)
-
-
-def test_text_cannot_make_special_ids(vocabularies):
-    for cased, vocabulary in vocabularies.items():
-        tokens = Encoder(vocabulary, cased=cased).encode(LITERAL).tokens.tolist()
-        forbidden = {vocabulary[token] for token in SPECIAL_TOKENS} - {vocabulary["[UNK]"]}
-        assert not forbidden & set(tokens)
-        assert vocabulary["["] in tokens
-        # The library's tokenizer with added tokens does make them.
-        assert forbidden & set(reference(vocabulary, cased).encode(LITERAL).ids[1:-1])
 
 
 def test_cached_words_and_words_after_clearing_the_cache_are_encoded_equally(

@@ -14,7 +14,7 @@ from support import shards as support_shards
 from support.bert import ROOT
 from support.corpora import make_corpus
 from support.processes import alive, wait_for
-from support.shards import make_inputs, shout, tree
+from support.shards import make_inputs, prepared_shards, shout, tree
 
 from bert_cli.config.data import PackSettings, TokenizeSettings
 from bert_cli.data.records import pack, tokenize
@@ -185,20 +185,10 @@ def test_records_made_by_a_cluster_are_those_made_here(tmp_path, cluster, monkey
 
 
 def test_prepared_inputs_are_few_at_a_time(tmp_path, cluster):
-    source, out, most = tmp_path / "source", tmp_path / "out", 0
-    source.write_text("dump")
-
-    def prepare(folder, number):
-        nonlocal most
-        (folder / "chunk").write_text(f"chunk {number}")
-        most = max(most, len([*(out / ".partial").iterdir()]))
-        return (folder / "chunk",)
-
-    parts = [functools.partial(prepare, number=number) for number in range(12)]
-    shards = [Shard((source,), Path(f"{n:02}"), prepare=part) for n, part in enumerate(parts)]
-    run(shards, out, shout, cluster.file)
-    assert 2 <= most <= 2 * WORKERS
-    assert (out / "07").read_text() == "CHUNK 7"
+    shards, prepared = prepared_shards(tmp_path, tmp_path / "out")
+    run(shards, tmp_path / "out", shout, cluster.file)
+    assert 2 <= max(most for _, most in prepared) <= 2 * WORKERS
+    assert (tmp_path / "out/07").read_text() == "CHUNK 7"
 
 
 def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):

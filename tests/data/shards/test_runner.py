@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import functools
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import google_crc32c
 import pytest
 from support.bert import ROOT
 from support.processes import alive, wait_for
-from support.shards import make_inputs, shout, tree
+from support.shards import make_inputs, prepared_shards, shout, tree
 
 from bert_cli import files
 from bert_cli.data.records.index import DESCRIPTION, write_corpus, write_index
@@ -193,26 +192,15 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
 
 
 def test_prepared_inputs_are_few_at_a_time_and_only_for_missing_shards(tmp_path):
-    source, out, most = tmp_path / "source", tmp_path / "out", 0
-    source.write_text("dump")
-    prepared = []
-
-    def prepare(folder, number):
-        nonlocal most
-        prepared.append(number)
-        (folder / "chunk").write_text(f"chunk {number}")
-        most = max(most, len(list((out / ".partial").iterdir())))
-        return (folder / "chunk",)
-
-    parts = [functools.partial(prepare, number=number) for number in range(12)]
-    shards = [Shard((source,), Path(f"{n:02}"), prepare=part) for n, part in enumerate(parts)]
+    out = tmp_path / "out"
+    shards, prepared = prepared_shards(tmp_path, out)
     run(shards, out, processes=2)
-    assert prepared == list(range(12))
-    assert most <= 4
+    assert [number for number, _ in prepared] == list(range(12))
+    assert max(most for _, most in prepared) <= 4
     assert (out / "07").read_text() == "CHUNK 7"
     (out / "07").unlink()
     run(shards, out)
-    assert prepared == [*range(12), 7]
+    assert [number for number, _ in prepared] == [*range(12), 7]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -39,6 +39,7 @@ class DumpServer(ThreadingHTTPServer):
         self.hang_up_after = []  # bytes of body, one entry a request for a dump
         self.statuses = []
         self.ranges = True
+        self.redirects = False  # every address to itself
         self.shifts = []  # bytes by which an answer to a range begins too early
         self.seconds_per_block = 0.0
         self.after_checksums = lambda: None
@@ -75,6 +76,12 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, with_body):
         server, headers = self.server, dict(self.headers.items())
         server.requests.append((self.command, self.path, headers))
+        if server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         body = server.files.get(self.path)
         is_dump = self.path.endswith(".bz2")
         status = server.statuses.pop(0) if server.statuses and is_dump and with_body else 200
@@ -283,23 +290,8 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path):
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
 
 
-class Redirect(BaseHTTPRequestHandler):
-    """Redirects every address to itself."""
-
-    def do_GET(self):
-        self.send_response(302)
-        self.send_header("Location", self.path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_): ...
-
-
-def test_a_redirect_to_itself_is_an_error(tmp_path, capsys):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        mirror = f"http://127.0.0.1:{server.server_port}"
-        assert main(["download", str(tmp_path / "out"), "--mirror", mirror]) == 3
-        server.shutdown()
+def test_a_redirect_to_itself_is_an_error(server, tmp_path, capsys):
+    server.redirects = True
+    assert main(["download", str(tmp_path / "out"), "--mirror", server.address]) == 3
     error = capsys.readouterr().err
-    assert f"bert: {mirror}/enwiki/" in error and "redirects" in error
+    assert f"bert: {server.address}/enwiki/" in error and "redirects" in error
