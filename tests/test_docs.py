@@ -21,7 +21,7 @@ from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.options import LOG_LEVELS, Option, sections_of
 from bert_cli.config.tools import expand_benchmark
-from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, work_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -335,7 +335,7 @@ def test_every_variable_that_the_code_reads_is_documented():
 def drawn(name: str, stages: int, micro_batches: int) -> list[str]:
     """Draw a schedule as on the page: each pass takes one unit of time."""
     rows: list[list[str]] = [[] for _ in range(stages)]
-    left = [SCHEDULES[name](stage, stages, micro_batches) for stage in range(stages)]
+    left = [work_of(name, stage, stages, micro_batches) for stage in range(stages)]
     ended: dict[tuple[str, int, int], int] = {}
     while any(left):
         for stage, row in enumerate(rows):

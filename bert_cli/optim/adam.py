@@ -57,29 +57,6 @@ class Optimizer:
     """(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element
     `start` on. With it, new weights are rounded to float16 at random; without, to the nearest."""
 
-    def update(
-        self,
-        rule: Rule,
-        weight: Array,
-        gradient: Array,
-        first: Array,
-        second: Array,
-        factor: Array,
-        learning_rate: Array,
-        updates: Array,
-        key: Array,
-    ) -> tuple[Array, Array, Array]:
-        """Return the new weight, first and second moment under a rule that does not adapt.
-
-        Element by element, so that XLA can make it one pass over memory: 28 bytes a weight. The
-        arguments are those of `update_direction` and `apply_update`.
-        """
-        direction, first, second = self.update_direction(
-            rule, weight, gradient, first, second, factor, updates
-        )
-        new = self.apply_update(rule, 0, weight, direction, None, learning_rate, key)
-        return new, first, second
-
     def update_direction(
         self,
         rule: Rule,

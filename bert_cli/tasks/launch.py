@@ -11,7 +11,7 @@ import random
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from bert_cli.commands import split_command
@@ -105,7 +105,11 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         names = [host.rpartition("@")[2] for host in hosts]
         first = REMOTE_PORT if settings.port is None else settings.port
         ports = list(range(first, first + count))
-        variables |= _passed_variables(settings.pass_variables, environment)
+        if absent := [name for name in settings.pass_variables if name not in environment]:
+            where = f"pass_variables ({absent[0]})"
+            raise ConfigError(where, "is not set here", "export it or leave it out")
+        passed = (*PASSED, *settings.pass_variables)
+        variables |= {name: environment[name] for name in passed if name in environment}
     else:
         names, ports = ["127.0.0.1"], _free_ports(count, settings.port)
         gpus_of(0, count, environment)
@@ -147,11 +151,3 @@ def _is_free(port: int) -> bool:
         trial.bind(("", port))
         return True
     return False
-
-
-def _passed_variables(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    if absent := [name for name in names if name not in environment]:
-        raise ConfigError(
-            f"pass_variables ({absent[0]})", "is not set here", "export it or leave it out"
-        )
-    return {name: environment[name] for name in (*PASSED, *names) if name in environment}

@@ -38,12 +38,12 @@ from bert_cli.parallel.tensorflow.mesh import (
     device_group,
 )
 from bert_cli.parallel.tensorflow.pipeline import (
-    SCHEDULES,
     Channel,
     MicroBatches,
     StageWorker,
     Trace,
     Work,
+    work_of,
 )
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, UpdateOptions
@@ -129,7 +129,7 @@ class TensorFlowEngine(Engine):
         """`device_mapping` has a device of the mesh for each stage. Without an optimizer weights are not updated."""
         super().__init__()
         self.replicas, self.mesh, self.group = replicas, mesh, TensorFlowProcessGroup(mesh)
-        self.seed, self.schedule = seed, SCHEDULES[schedule]
+        self.seed, self.schedule = seed, schedule
         self.trace = Trace(traced_steps)
         self.head: Any = replicas[0][-1].head
         self.weights = replicated_weights(replicas)
@@ -253,7 +253,7 @@ class TensorFlowEngine(Engine):
         try:
             with reporting_out_of_memory():
                 if is_one_stage:
-                    work = self.schedule(0, 1, len(batch["input_ids"]))
+                    work = work_of(self.schedule, 0, 1, len(batch["input_ids"]))
                     workers[0][0].run(work, stop_requested)
                 else:
                     self._run_pipelines(workers, abandoned, stop_requested)
@@ -349,7 +349,8 @@ class TensorFlowEngine(Engine):
         futures: list[Future[None]] = []
         for row in workers:
             for number, worker in enumerate(row):
-                work = self.schedule(number, len(row), len(worker.micro_batches.rows))
+                many = len(worker.micro_batches.rows)
+                work = work_of(self.schedule, number, len(row), many)
                 futures.append(self._pool.submit(_run, worker, work, abandoned))
         try:
             while True:

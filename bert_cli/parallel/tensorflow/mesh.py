@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
@@ -70,11 +69,6 @@ def traced(method: Callable[..., Any], compiled: bool = False, any_length: bool 
     return tf.function(
         partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
     )
-
-
-def optimization_barrier(*tensors: Any) -> list[Any]:
-    """Return the tensors so that XLA computes again what it has computed from them before."""
-    return list(xla.optimization_barrier(*tensors))
 
 
 def abort_collectives() -> None:

@@ -33,36 +33,25 @@ class Work(NamedTuple):
     """Number of the micro-batch among those of the replica's step."""
 
 
-Schedule = Callable[[int, int, int], list[Work]]
-"""(stage, stages, micro-batches) -> the work of the stage."""
+# Schedule -> (stage, stages, micro-batches) -> the forward passes before the first backward pass.
+SCHEDULES: dict[str, Callable[[int, int, int], int]] = {
+    # A filled pipeline that alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush): stage k of p
+    # saves activations of at most p - k micro-batches, however many the step has.
+    "1F1B": lambda stage, stages, micro_batches: min(stages - stage - 1, micro_batches),
+    # All forwards, then all backwards (Huang et al. 2019, GPipe, figure 2c).
+    "GPipe": lambda stage, stages, micro_batches: micro_batches,
+}
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> list[Work]:
-    """Return all forwards, then all backwards (Huang et al. 2019, GPipe, figure 2c).
-
-    Every stage but the last saves activations of every micro-batch of the step.
-    """
-    return _alternating(stage, stages, micro_batches, ahead=micro_batches)
-
-
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Work]:
-    """Return a filled pipeline that alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush).
-
-    Stage k of p saves activations of at most p - k micro-batches, however many the step has.
-    """
-    return _alternating(stage, stages, micro_batches, min(stages - stage - 1, micro_batches))
-
-
-def _alternating(stage: int, stages: int, micro_batches: int, ahead: int) -> list[Work]:
+def work_of(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Work]:
+    """Return the work of a stage in its order; `schedule` is a key of SCHEDULES."""
     if stage == stages - 1:
         return [Work("forward-backward", number) for number in range(micro_batches)]
+    ahead = SCHEDULES[schedule](stage, stages, micro_batches)
     work = [Work("forward", number) for number in range(ahead)]
     for number in range(micro_batches - ahead):
         work += [Work("forward", ahead + number), Work("backward", number)]
     return work + [Work("backward", n) for n in range(micro_batches - ahead, micro_batches)]
-
-
-SCHEDULES: dict[str, Schedule] = {"1F1B": one_forward_one_backward, "GPipe": gpipe}
 
 
 class Trace:

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
 from bert_cli.optim.adam import Optimizer, Rule
 from bert_cli.parallel.tensorflow.mesh import (
     DeviceGroup,
     are_results_fused,
-    optimization_barrier,
     traced,
 )
 from bert_cli.parallel.tensorflow.stage import Stage
@@ -41,109 +41,14 @@ class UpdateOptions:
     compiled: bool = True
 
 
-class WeightUpdater:
-    """Updates single weights of a device, by functions that weights with the same rule and shape share.
-
-    Only large weights are compiled by XLA. Compiled functions assign to the variables that they are passed: a result
-    that is returned is new memory, and a processor reads memory before it overwrites it. With returned results the
-    update of 110 million weights took half as long again, and a third with LAMB.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, *, device: str, is_local: bool, compiled: bool
-    ) -> None:
-        """`device` has the moments and computes the update; `is_local` if it has the weights too."""
-        self.optimizer, self.device = optimizer, device
-        self.is_local, self.compiled = is_local, compiled
-        self.fuses_results = "CPU" in device.upper() and are_results_fused()
-        """Whether a compiled update must be written for one loop; on GPUs XLA makes one anyway."""
-        self.functions: dict[Any, Any] = {}
-
-    def update(
-        self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Update a weight and its moments; return the new weight's squared norm.
-
-        `state` are the weight, its gradient and its two moments, `numbers` the factor of the gradient, learning rate,
-        updates and step.
-        """
-        weight, gradient, *moments = state
-        factor, rate, updates, step = numbers
-        with tf.device(self.device):
-            key = self.optimizer.key(weight_id, step)
-            # Copied to the device that computes, if the weight is on another one.
-            inputs = state[:2] if self.is_local else list(map(tf.identity, state[:2]))
-            if rule.adapts:
-                function = self.function(self.update_moments, rule, weight)
-                result = function(*inputs, *moments, factor, updates)
-                direction = gradient.read_value() if result is None else result
-                squared = squared_norm([inputs[0]]), squared_norm([direction])
-                function = self.function(self.apply_direction, rule, weight, 0)
-                new = function(inputs[0], direction, squared, rate, key)
-            else:
-                function = self.function(self.update_element_wise, rule, weight)
-                new = function(*inputs, *moments, factor, rate, updates, key)
-        if new is not None:
-            weight.assign(new)
-        return squared_norm([weight.read_value()])
-
-    def function(self, method: Callable[..., Any], rule: Rule, weight: Any, *constants: int) -> Any:
-        """Return the tf.function of one of the three methods below for weights of this size."""
-        compiled = self.compiled and weight.shape.num_elements() >= LARGE
-        key = method, rule, compiled, *constants
-        if key not in self.functions:
-            self.functions[key] = traced(partial(method, compiled, rule, *constants), compiled)
-        return self.functions[key]
-
-    def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update a weight whose rule needs no norms, and its moments, in one pass over memory.
-
-        The inputs are weight, gradient, moments, factor, learning rate, updates and key.
-        """
-        results = self._compute(compiled, partial(self.optimizer.update, rule), *inputs)
-        return _assign((inputs[0], *inputs[2:4]), results)
-
-    def update_moments(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update the moments; assign the update direction to the gradient, or return it if that is a tensor.
-
-        The inputs are weight, gradient, moments, factor and updates.
-        """
-        results = self._compute(compiled, partial(self.optimizer.update_direction, rule), *inputs)
-        return _assign(inputs[1:4], results)
-
-    def apply_direction(
-        self, compiled: bool, rule: Rule, start: int, weight: Any, direction: Any, *more: Any
-    ) -> Any:
-        """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
-        value, direction = tf.convert_to_tensor(weight), tf.convert_to_tensor(direction)
-        return _assign(
-            (weight,), (self.optimizer.apply_update(rule, start, value, direction, *more),)
-        )
-
-    def _compute(self, compiled: bool, function: Callable[..., Any], *inputs: Any) -> list[Any]:
-        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
-
-        On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
-        moments, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
-        Otherwise the update moves 36 bytes a weight instead of 28; the computation is free, as memory is slower.
-        """
-        values = [tf.convert_to_tensor(value) for value in inputs]
-        results = list(function(*values))
-        if compiled and self.fuses_results:
-            results[0] = function(*optimization_barrier(*values))[0]
-        return results
-
-
-def _assign(targets: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Assign results to those targets that are variables; return the first one if its target is a tensor."""
-    for target, result in zip(targets, results, strict=True):
-        if isinstance(target, tf.Variable):
-            target.assign(result)
-    return None if isinstance(targets[0], tf.Variable) else results[0]
-
-
 class DeviceUpdate:
-    """The weights of one device, their gradients and moments, and the functions that update them."""
+    """The weights of one device, their gradients and moments, and the functions that update them.
+
+    Weights with the same rule and shape share a function. Only large weights are compiled by XLA. Compiled functions
+    assign to the variables that they are passed: a result that is returned is new memory, and a processor reads memory
+    before it overwrites it. With returned results the update of 110 million weights took half as long again, and a
+    third with LAMB.
+    """
 
     def __init__(
         self,
@@ -162,41 +67,40 @@ class DeviceUpdate:
                 self.accumulators.setdefault(name, []).append(accumulator)
         self.sharded = options.sharded and group.size > 1
         self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
-        moment_device = options.host if options.offloaded else self.device
+        self.compiled = options.compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
+        self.moment_device = options.host if options.offloaded else self.device
+        """The device that has the moments and computes the update."""
         self.moments: dict[str, list[tf.Variable]] = {}
-        with tf.device(moment_device):
+        with tf.device(self.moment_device):
             for name, weight in self.weights.items():
                 shape = [self._shard_length(name)] if self.sharded else weight.shape
                 zeros = tf.zeros(shape, tf.float32)
                 self.moments[name] = [tf.Variable(zeros, trainable=False) for _ in range(2)]
-        self.updater = WeightUpdater(
-            optimizer,
-            device=moment_device,
-            is_local=not options.offloaded,
-            compiled=options.compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING,
-        )
+        self.fuses_results = "CPU" in self.moment_device.upper() and are_results_fused()
+        """Whether a compiled update must be written for one loop; on GPUs XLA makes one anyway."""
+        self.functions: dict[Any, Any] = {}
+        self.block_functions: dict[Any, Any] = {}
+        self.blocks: dict[str, list[str]] = {}
+        """Names of weights, block by block."""
+        for name in self.weights:
+            self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
-        self.make_functions(buckets(sizes, options.bucket_bytes))
-
-    def make_functions(self, buckets: Sequence[Sequence[str]]) -> None:
-        """Make the tf.functions for these buckets of weights' names."""
-        self.buckets = buckets
+        self.buckets = buckets(sizes, options.bucket_bytes)
         # Each function has one collective, with a number of its own.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))
-            for number, names in enumerate(buckets)
+            for number, names in enumerate(self.buckets)
         ]
         self._update_buckets = [
             traced(partial(self._update_bucket, names, number))
-            for number, names in enumerate(buckets, len(buckets))
+            for number, names in enumerate(self.buckets, len(self.buckets))
         ]
-        self._directions = traced(partial(self._shard_directions, 2 * len(buckets)))
+        self._directions = traced(partial(self._shard_directions, 2 * len(self.buckets)))
         self._add_duplicates = traced(self._add_duplicate_gradients)
         gradients = {name: first for name, (first, *_) in self.accumulators.items()}
         self._gradient_squared = traced(lambda: self._squared_norm_of(gradients))
         self._weight_squared = traced(lambda: self._squared_norm_of(self.weights))
         self._update_all = traced(self._update_all_weights)
-        self._block_functions: dict[Any, Any] = {}
         self._block_shard = traced(self._shard)
         self._block_squared = traced(lambda block: squared_norm([v.read_value() for v in block]))
 
@@ -275,19 +179,12 @@ class DeviceUpdate:
             accumulator.assign(tf.reshape(part, accumulator.shape))
 
     def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
-        blocks = [[variables[name] for name in names] for names in self._blocks()]
+        blocks = [[variables[name] for name in names] for names in self.blocks.values()]
         return tf.add_n([self._block_squared(block) for block in blocks])
-
-    def _blocks(self) -> list[list[str]]:
-        """Return the weights' names, block by block."""
-        blocks: dict[str, list[str]] = {}
-        for name in self.weights:
-            blocks.setdefault(name.partition("/")[0], []).append(name)
-        return list(blocks.values())
 
     def _update_all_weights(self, *numbers: tf.Tensor) -> tf.Tensor:
         squares: list[tf.Tensor] = []
-        for names in self._blocks():
+        for names in self.blocks.values():
             states = [
                 [self.weights[name], self.accumulators[name][0], *self.moments[name]]
                 for name in names
@@ -295,11 +192,11 @@ class DeviceUpdate:
             rules = tuple(self.optimizer.rules[name] for name in names)
             # The encoder layers of BERT-base, twelve of its fifteen blocks, share one trace.
             key = rules, *(tuple(weight.shape) for weight, *_ in states)
-            if key not in self._block_functions:
-                self._block_functions[key] = traced(partial(self._update_block, rules))
+            if key not in self.block_functions:
+                self.block_functions[key] = traced(partial(self._update_block, rules))
             weight_ids = tf.constant([self.optimizer.weight_id(name) for name in names])
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self._block_functions[key](states, weight_ids, *numbers))
+                squares.append(self.block_functions[key](states, weight_ids, *numbers))
         return tf.add_n(squares)
 
     def _update_block(
@@ -313,8 +210,88 @@ class DeviceUpdate:
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would hold several copies of the model.
             with tf.control_dependencies(squares[-1:]):
-                squares.append(self.updater.update(rule, state, weight_ids[index], numbers))
+                squares.append(self._update_weight(rule, state, weight_ids[index], numbers))
         return tf.add_n(squares)
+
+    def _update_weight(
+        self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Update a weight and its moments; return the new weight's squared norm.
+
+        `state` are the weight, its gradient and its two moments, `numbers` the factor of the gradient, learning rate,
+        updates and step.
+        """
+        weight, gradient, *moments = state
+        factor, rate, updates, step = numbers
+        with tf.device(self.moment_device):
+            key = self.optimizer.key(weight_id, step)
+            # Copied to the device that computes, if the weight is on another one.
+            inputs = list(map(tf.identity, state[:2])) if self.options.offloaded else state[:2]
+            if rule.adapts:
+                function = self.function(self.update_moments, rule, weight)
+                result = function(*inputs, *moments, factor, updates)
+                direction = gradient.read_value() if result is None else result
+                squared = squared_norm([inputs[0]]), squared_norm([direction])
+                function = self.function(self.apply_direction, rule, weight, 0)
+                new = function(inputs[0], direction, squared, rate, key)
+            else:
+                function = self.function(self.update_element_wise, rule, weight)
+                new = function(*inputs, *moments, factor, updates, rate, key)
+        if new is not None:
+            weight.assign(new)
+        return squared_norm([weight.read_value()])
+
+    def function(self, method: Callable[..., Any], rule: Rule, weight: Any, *constants: int) -> Any:
+        """Return the tf.function of one of the three methods below for weights of this size."""
+        compiled = self.compiled and weight.shape.num_elements() >= LARGE
+        key = method, rule, compiled, *constants
+        if key not in self.functions:
+            self.functions[key] = traced(partial(method, compiled, rule, *constants), compiled)
+        return self.functions[key]
+
+    def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
+        """Update a weight whose rule needs no norms, and its moments, in one pass over memory.
+
+        The inputs are weight, gradient, moments, factor, updates, learning rate and key.
+        """
+
+        def update(*inputs: Any) -> list[Any]:
+            *state, rate, key = inputs
+            direction, *moments = self.optimizer.update_direction(rule, *state)
+            new = self.optimizer.apply_update(rule, 0, state[0], direction, None, rate, key)
+            return [new, *moments]
+
+        return _assign((inputs[0], *inputs[2:4]), self._compute(compiled, update, *inputs))
+
+    def update_moments(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
+        """Update the moments; assign the update direction to the gradient, or return it if that is a tensor.
+
+        The inputs are weight, gradient, moments, factor and updates.
+        """
+        results = self._compute(compiled, partial(self.optimizer.update_direction, rule), *inputs)
+        return _assign(inputs[1:4], results)
+
+    def apply_direction(
+        self, compiled: bool, rule: Rule, start: int, weight: Any, direction: Any, *more: Any
+    ) -> Any:
+        """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
+        value, direction = tf.convert_to_tensor(weight), tf.convert_to_tensor(direction)
+        return _assign(
+            (weight,), (self.optimizer.apply_update(rule, start, value, direction, *more),)
+        )
+
+    def _compute(self, compiled: bool, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
+
+        On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
+        moments, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
+        Otherwise the update moves 36 bytes a weight instead of 28; the computation is free, as memory is slower.
+        """
+        values = [tf.convert_to_tensor(value) for value in inputs]
+        results = list(function(*values))
+        if compiled and self.fuses_results:
+            results[0] = function(*xla.optimization_barrier(*values))[0]
+        return results
 
     def _shard_directions(
         self, number: int, factor: tf.Tensor, updates: tf.Tensor
@@ -330,7 +307,7 @@ class DeviceUpdate:
             rule = self.optimizer.rules[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
                 value = self._block_shard(weight.read_value())
-                function = self.updater.function(self.updater.update_moments, rule, weight)
+                function = self.function(self.update_moments, rule, weight)
                 direction = function(value, gradient, first, second, factor, updates)
                 squares.append(squared_norm([direction]))
             done = [direction]
@@ -356,7 +333,7 @@ class DeviceUpdate:
                 squared = squared_norm([weight]), squares[order.index(name)]
                 key = self.optimizer.key(self.optimizer.weight_id(name), step)
                 start = self.group.rank * self._shard_length(name)
-                function = self.updater.function(self.updater.apply_direction, rule, weight, start)
+                function = self.function(self.apply_direction, rule, weight, start)
                 shards.append(function(value, directions[name], squared, rate, key))
         gathered = self.group.all_gather(tf.concat(shards, axis=0), number)
         lengths = [self._shard_length(name) for name in names]
@@ -375,6 +352,14 @@ class DeviceUpdate:
 
     def _shard_length(self, name: str) -> int:
         return math.ceil(self.sizes[name] / self.group.size)
+
+
+def _assign(targets: Sequence[Any], results: Sequence[Any]) -> Any:
+    """Assign results to those targets that are variables; return the first one if its target is a tensor."""
+    for target, result in zip(targets, results, strict=True):
+        if isinstance(target, tf.Variable):
+            target.assign(result)
+    return None if isinstance(targets[0], tf.Variable) else results[0]
 
 
 def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:

@@ -62,7 +62,7 @@ def one_device():
 @pytest.mark.parametrize(
     ("layout", "parallel"),
     [
-        *((layout, {}) for layout in ("2x1", "1x2", "2x2", "gather alone")),
+        *((layout, {}) for layout in ("2x2", "gather alone")),
         ("1x1", BY_LAYER),
         ("2x2", BY_LAYER),
         ("1x2", BY_STAGE),
@@ -90,13 +90,6 @@ def test_the_schedule_changes_no_bit_and_saves_activations_as_promised(one_devic
     # Stage k of 5 saves those of at most 5 - k micro-batches, and there are 4.
     assert all(most <= 5 - stage for stage, most in enumerate(saved["1F1B"]))
     assert saved["GPipe"] == [4, 4, 4, 4, 1]
-
-
-def test_another_dropout_would_be_seen(one_device):
-    """The comparison can fail: a micro-batch with the dropout of another index differs by far more than 1e-6."""
-    _, gradient = first_step(*engine_of("1x1"), 1, first_index=1)
-    with pytest.raises(AssertionError):
-        assert_close(gradient, one_device[1][1], 1e-3)
 
 
 class Run(NamedTuple):
@@ -190,7 +183,7 @@ def test_compiled_updates_are_the_plain_ones(monkeypatch, layout, parallel):
     )  # of the word table alone: every compilation takes a second
     compiled = make_run(layout, **options)
     devices = [device for replica in compiled.engine.updates for device in replica]
-    assert all(any(key[2] for key in device.updater.functions) for device in devices)
+    assert all(any(key[2] for key in device.functions) for device in devices)
     assert_weights_close(compiled.weights, plain.weights, 1e-5, WANDER)
     for name, moment in compiled.moments.items():
         if KEY_BIAS not in name:  # whose gradient is nothing but rounding
@@ -220,13 +213,13 @@ def test_gradients_may_be_all_reduced_in_16_bits(precision, tolerance):
     assert any((gradient[name] != other).any() for name, other in expected.items())
 
 
-def test_small_buckets_add_up_to_the_same_bits():
+def test_small_buckets_add_up_to_the_same_bits(monkeypatch):
     expected_engine, reader = engine_of("2x1", model=SHALLOW)
     assert len(expected_engine.updates[0][0].buckets) == 1
     _, expected = first_step(expected_engine, reader, 4)
-    engine, _, _, _ = built(settings_of("2x1", model=SHALLOW), updates=False)
-    for device in (device for row in engine.updates for device in row):
-        device.make_functions([[name] for name in device.weights])
+    monkeypatch.setattr(update, "buckets", lambda sizes, most: [[name] for name in sizes])
+    engine, *_ = built(settings_of("2x1", model=SHALLOW), updates=False)
+    assert len(engine.updates[0][0].buckets) > 1
     _, gradient = first_step(engine, reader, 4)
     assert_equal(gradient, expected)
 
@@ -301,7 +294,7 @@ def test_each_moment_is_that_of_its_gradient_and_functions_are_traced_once_for_e
             second.numpy(), 0.001 * expected[name] ** 2, rtol=1e-4, atol=1e-30, err_msg=name
         )
     (device,) = engine.updates[0]
-    for (_, rule, *_), function in device.updater.functions.items():
+    for (_, rule, *_), function in device.functions.items():
         shapes = {
             tuple(weight.shape)
             for name, weight in device.weights.items()
@@ -313,25 +306,31 @@ def test_each_moment_is_that_of_its_gradient_and_functions_are_traced_once_for_e
 # XLA reads its options when it first compiles something, so this needs a process of its own.
 COUNT_LOOPS = """
 import json
+from types import SimpleNamespace
 import tensorflow as tf
 from bert_cli.optim.adam import Hyperparameters, Optimizer, Rule
-from bert_cli.parallel.tensorflow.mesh import fuse_results
-from bert_cli.parallel.tensorflow.update import LARGE, WeightUpdater
+from bert_cli.parallel.tensorflow import update
+from bert_cli.parallel.tensorflow.mesh import DeviceGroup, fuse_results
 
 fuse_results()
+update.UPDATES_WORTH_COMPILING = 0
 loops = {}
 for name, adapts in (("update_element_wise", False), ("update_moments", True)):
     rule = Rule(decays=True, adapts=adapts)
-    optimizer = Optimizer(hyperparameters=Hyperparameters(), rules={"a/kernel": rule}, seed=1)
-    updater = WeightUpdater(optimizer, device="CPU:0", is_local=True, compiled=True)
-    variables = [tf.Variable(tf.ones([LARGE // 512, 512])) for _ in range(4)]
+    optimizer = Optimizer(hyperparameters=Hyperparameters(), rules={"w": rule}, seed=1)
+    shape = [update.LARGE // 512, 512]
+    weight, gradient = (tf.Variable(tf.ones(shape)) for _ in range(2))
+    stage = SimpleNamespace(weights={"w": weight}, accumulators={"w": gradient})
+    group = DeviceGroup(1, 1, 0, "CPU:0")
+    device = update.DeviceUpdate([stage], group, optimizer, update.UpdateOptions())
+    variables = [weight, gradient, *device.moments["w"]]
     numbers = [tf.constant(1.0), tf.constant(0)]
     if not adapts:
-        numbers = [tf.constant(1.0), tf.constant(1e-3), tf.constant(0), optimizer.key(1, 2)]
-    function = updater.function(getattr(updater, name), rule, variables[0])
+        numbers += [tf.constant(1e-3), optimizer.key(1, 2)]
+    function = device.function(getattr(device, name), rule, weight)
     text = function.experimental_get_compiler_ir(*variables, *numbers)(stage="optimized_hlo")
     entry = text[text.index("ENTRY"):].splitlines()
-    shape = f"f32[{LARGE // 512},512]"
+    shape = "f32[{},{}]".format(*shape)
     fusions = [line.partition(" fusion(")[0] for line in entry if " fusion(" in line]
     loops[name] = [results.count(shape) for results in fusions if shape in results]
 print(json.dumps(loops))

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Trace, Work
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Trace, Work, work_of
 
 SIZES = [(p, m) for p in (1, 2, 3, 5, 8) for m in (1, 2, 4, 7, 32)]
 
 
 def schedules(name: str, stages: int, micro_batches: int) -> list[list[Work]]:
-    return [SCHEDULES[name](stage, stages, micro_batches) for stage in range(stages)]
+    return [work_of(name, stage, stages, micro_batches) for stage in range(stages)]
 
 
 def max_in_flight(work: list[Work]) -> int:
@@ -75,8 +75,8 @@ def test_stage_k_of_p_saves_activations_of_p_minus_k_micro_batches_with_1f1b_and
 def test_the_order_of_a_middle_stage_is_that_of_the_papers():
     f, b = "forward", "backward"
     order = [(f, 0), (f, 1), (f, 2), (b, 0), (f, 3), (b, 1), (b, 2), (b, 3)]
-    assert SCHEDULES["1F1B"](1, 4, 4) == order
-    assert SCHEDULES["GPipe"](1, 4, 2) == [(f, 0), (f, 1), (b, 0), (b, 1)]
+    assert work_of("1F1B", 1, 4, 4) == order
+    assert work_of("GPipe", 1, 4, 2) == [(f, 0), (f, 1), (b, 0), (b, 1)]
 
 
 def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
