@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.model_inputs import counts_of, gradients_of, make_examples
 
 from bert_cli.model.bert import build_block, build_blocks
 
@@ -36,9 +37,9 @@ print(json.dumps(losses))
 """
 
 
-def test_the_model_runs_on_another_backend_of_keras(tiny, make_examples, counts_of, gradients_of):
+def test_the_model_runs_on_another_backend_of_keras(tiny):
     pytest.importorskip("torch")
-    columns = make_examples(tiny)
+    columns = make_examples(tiny.vocab_size)
     given = {
         "config": tiny.model_dump(),
         "columns": {name: (column.tolist(), str(column.dtype)) for name, column in columns.items()},
@@ -61,9 +62,9 @@ def test_the_model_runs_on_another_backend_of_keras(tiny, make_examples, counts_
     assert len({plain, dropped, elsewhere}) == 3
 
 
-def test_xla_computes_what_eager_mode_computes(tiny, make_examples):
+def test_xla_computes_what_eager_mode_computes(tiny):
     """With dropout: another mask would show in the first digit."""
-    columns = {name: tf.constant(column) for name, column in make_examples(tiny).items()}
+    columns = {name: tf.constant(column) for name, column in make_examples(tiny.vocab_size).items()}
     block = build_block("hid_1", tiny, seed=1, policy="float32")
     hidden = tf.random.stateless_normal((4, 16, 32), [1, 2])
     eager = block(hidden, columns, KEY)
@@ -71,9 +72,9 @@ def test_xla_computes_what_eager_mode_computes(tiny, make_examples):
     np.testing.assert_allclose(eager, compiled, atol=1e-5)
 
 
-def test_no_float16_product_feeds_a_bias_directly(tiny, make_examples):
+def test_no_float16_product_feeds_a_bias_directly(tiny):
     """Grappler fuses such a pair, and on some CPUs the result takes 40 ms a row: it looks like a hang."""
-    columns = {name: tf.constant(column) for name, column in make_examples(tiny).items()}
+    columns = {name: tf.constant(column) for name, column in make_examples(tiny.vocab_size).items()}
     blocks = dict(build_blocks(tiny, seed=1, policy="float16"))
     steps = {
         "hid_0": lambda hidden: blocks["hid_0"](hidden, columns, None),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.model_inputs import hidden_of, make_examples
 
 from bert_cli.model.bert import (
     block_names,
@@ -24,15 +25,13 @@ def test_blocks_come_in_the_order_in_which_they_run(tiny, blocks):
     assert [block.name for _, block in blocks] == block_names(tiny)
 
 
-def test_every_weight_exists_at_once_under_a_name_of_its_block(
-    tiny, blocks, make_examples, hidden_of
-):
+def test_every_weight_exists_at_once_under_a_name_of_its_block(tiny, blocks):
     named = named_weights(blocks)
     assert len(named) == 5 + 2 * 16 + 2 + 7
     assert len({id(weight) for weight in named.values()}) == len(named)
     for block_name, block in blocks:
         assert all(weight.path.startswith((block_name, "emb/word/")) for weight in block.weights)
-    hidden_of(blocks, make_examples(tiny))
+    hidden_of(blocks, make_examples(tiny.vocab_size))
     assert list(named_weights(blocks)) == list(named)
 
 

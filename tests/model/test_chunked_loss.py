@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.model_inputs import counts_of, make_examples
 
 from bert_cli.model import fused
 from bert_cli.model.bert import build_block, build_blocks, word_table
-from bert_cli.model.heads import chunk_ranges, chunked_loss, loss_sums
+from bert_cli.model.heads import chunked_loss, loss_sums
 
 MASKED, WIDTH, WORDS = 24, 32, 97
 # Relative to the largest value: a few roundings of the compute dtype.
@@ -76,16 +77,10 @@ def test_the_first_of_equal_words_is_the_best_also_across_chunks():
     assert float(correct) == 1.0
 
 
-def test_every_word_is_in_one_chunk():
-    for words, chunks in ((97, 1), (97, 4), (30522, 5), (3, 5)):
-        listed = [word for bounds in chunk_ranges(words, chunks) for word in range(*bounds)]
-        assert listed == list(range(words))
-
-
-def test_the_heads_with_chunks_are_the_heads(tiny, make_examples, counts_of):
+def test_the_heads_with_chunks_are_the_heads(tiny):
     blocks = build_blocks(tiny, seed=1, policy="float32")
     table = word_table(blocks[0][1])
-    columns = make_examples(tiny)
+    columns = make_examples(tiny.vocab_size)
     hidden = tf.random.stateless_normal((4, 6, 32), [1, 2])
     losses = {}
     for chunks in (1, 4):

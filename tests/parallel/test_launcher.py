@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import alive, wait_for
+from support.processes import alive, assert_gone, numbers, ready
 
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
 from bert_cli.parallel.launcher import (
@@ -32,33 +32,12 @@ signal.signal(signal.SIGTERM, save)
 IGNORES = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
-def ready(path: Path) -> str:
-    """Code that writes the number of its process to a file."""
-    return (
-        "import os, pathlib\n"
-        f"partial = pathlib.Path({str(path.with_suffix('.partial'))!r})\n"
-        "partial.write_text(str(os.getpid()))\n"
-        f"partial.rename({str(path)!r})\n"
-    )
-
-
 def processes(*codes: str, grace: float = 5.0) -> list[Process]:
     """A rank on this host for each piece of Python."""
     return [
         Process(rank, "this host", command_on_host([sys.executable, "-u", "-c", code], 0, 1, grace))
         for rank, code in enumerate(codes)
     ]
-
-
-def numbers(*paths: Path) -> list[int]:
-    """The process numbers in these files, when all are written."""
-    wait_for(lambda: all(path.exists() for path in paths))
-    return [int(path.read_text()) for path in paths]
-
-
-def assert_gone(*paths: Path) -> None:
-    gone = numbers(*paths)
-    wait_for(lambda: not any(map(alive, gone)))
 
 
 def when_ready(*paths: Path, act: Callable[[], None]) -> threading.Thread:

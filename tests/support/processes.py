@@ -17,6 +17,28 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def ready(path: Path) -> str:
+    """Return code that writes the number of its process to a file."""
+    return (
+        "import os, pathlib\n"
+        f"partial = pathlib.Path({str(path.with_suffix('.partial'))!r})\n"
+        "partial.write_text(str(os.getpid()))\n"
+        f"partial.rename({str(path)!r})\n"
+    )
+
+
+def numbers(*paths: Path) -> list[int]:
+    """Return the process numbers in these files, when all are written."""
+    wait_for(lambda: all(path.exists() for path in paths))
+    return [int(path.read_text()) for path in paths]
+
+
+def assert_gone(*paths: Path) -> None:
+    """Assert that the processes whose numbers are in these files end."""
+    gone = numbers(*paths)
+    wait_for(lambda: not any(map(alive, gone)))
+
+
 def kill_after_a_shard(program: str, out: Path) -> None:
     """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import alive, wait_for
+from support.processes import assert_gone, numbers
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
@@ -22,20 +23,7 @@ from bert_cli.parallel.launcher import Process, supervise
 from bert_cli.tasks import launch
 from bert_cli.train.checkpoint import complete_checkpoints
 
-TINY = [
-    "--generated-dataset",
-    *("--max-seq-length", "16"),
-    *("--max-predictions-per-seq", "3"),
-    *("--bert-config.vocab-size", "60"),
-    *("--bert-config.hidden-size", "16"),
-    *("--bert-config.num-hidden-layers", "2"),
-    *("--bert-config.num-attention-heads", "2"),
-    *("--bert-config.intermediate-size", "32"),
-    *("--bert-config.max-position-embeddings", "32"),
-    *("--global-batch.micro-batch-size", "2"),
-    *("--optimizer-opts.name", "LAMB"),
-    *("--optimizer-opts.learning-rate.max-learning-rate", "0.01"),
-]
+TINY = flags_of(TINY_RUN)
 
 
 @pytest.fixture(autouse=True)
@@ -102,14 +90,10 @@ def test_hosts_get_datasets_dir_and_the_named_variables():
 
 def test_wrong_settings_are_errors():
     for words, message in (
-        (["--hosts", "a,b,a"], "a is named twice"),
         (["--hosts", "me@a,you@a"], "a is named twice"),
         (["--hosts", "a:22"], "is not the name of a host"),
         (["--hosts=-oProxyCommand=x"], "is not the name of a host"),
-        (["--hosts", "me@-a"], "is not the name of a host"),
-        (["--remote-shell", "rsh"], "has no effect without hosts"),
         (["--bind-address", "ib0"], "has no effect without hosts"),
-        (["--pass-variables", "A"], "has no effect without hosts"),
         (["--port", "65535", "--processes", "2"], "leaves fewer than 2 ports"),
         (["--processes", "0"], "greater than or equal to 1"),
     ):
@@ -120,7 +104,6 @@ def test_wrong_settings_are_errors():
 
 MISTAKES = [
     ([], "(no command): starts pretrain"),
-    (["--"], "(no command): starts pretrain"),
     (["--", "tokenize", "a", "b"], "(tokenize): starts pretrain"),
     (["--", "bench", "data"], "(bench data): starts pretrain"),
     (
@@ -224,16 +207,7 @@ partial.rename(f"pid{rank}")
 while not os.path.exists("pid0") or not os.path.exists("pid1"): time.sleep(0.005)
 """
 
-
-def numbers() -> list[int]:
-    """The process numbers of both ranks, when they run."""
-    paths = [Path("pid0"), Path("pid1")]
-    wait_for(lambda: all(path.exists() for path in paths))
-    return [int(path.read_text()) for path in paths]
-
-
-def assert_gone(process_numbers: list[int]) -> None:
-    wait_for(lambda: not any(map(alive, process_numbers)))
+PIDS = [Path("pid0"), Path("pid1")]
 
 
 def test_a_process_on_a_host_runs_in_the_same_folder_with_the_same_words_and_stops_with_one_save(
@@ -254,7 +228,7 @@ def test_a_process_killed_on_a_host_is_named_with_its_host(remote, monkeypatch):
     dies = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(DeviceError, match=r"rank 1 \(b\): was killed by SIGKILL"):
         supervise(on_hosts(monkeypatch, READY + dies, *remote), 5)
-    assert_gone(numbers())
+    assert_gone(*PIDS)
 
 
 def test_no_process_stays_on_a_host_when_the_launcher_is_killed(remote, monkeypatch):
@@ -265,9 +239,9 @@ def test_no_process_stays_on_a_host_when_the_launcher_is_killed(remote, monkeypa
         f"from bert_cli.parallel.launcher import Process, supervise\nsupervise({processes!r}, 0.5)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as launcher:
-        found = numbers()
+        numbers(*PIDS)
         launcher.kill()
-    assert_gone(found)
+    assert_gone(*PIDS)
 
 
 def test_no_process_stays_on_a_host_when_its_connection_ends(remote, monkeypatch):
@@ -276,7 +250,7 @@ def test_no_process_stays_on_a_host_when_its_connection_ends(remote, monkeypatch
     cut += "if rank == 1: os.kill(int(shell), signal.SIGKILL)\ntime.sleep(600)"
     with pytest.raises(BertError, match=r"rank 1 \(b\)"):
         supervise(on_hosts(monkeypatch, READY + cut, *remote), 5)
-    assert_gone(numbers())
+    assert_gone(*PIDS)
 
 
 def test_two_processes_train_and_a_request_to_stop_saves_once(tmp_path):
