@@ -224,6 +224,8 @@ def test_the_bubble_is_that_of_the_literature_and_zero_on_one_device():
     assert bubble([1.0, 5.0, 2.0], [0, 0, 0], 3) == pytest.approx(0.0)
     # Device 0 works 2 of every 4 units, device 1 all of them.
     assert bubble([1.0, 4.0, 1.0], [0, 1, 0], 10**6) == pytest.approx(0.25, abs=1e-5)
+    # Both stages of device 0 take 4 units, the slowest stage takes 3.
+    assert bubble([2.0, 3.0, 2.0], [0, 1, 0], 10**6) == pytest.approx(0.125, abs=1e-5)
 
 
 def test_the_busiest_device_sets_the_pace_of_the_shipped_layouts():

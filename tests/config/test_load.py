@@ -92,9 +92,11 @@ def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it(tmp
 def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path):
     bad = {"global_batch": {"micro_batch_size": 0, "acumulation": 3}, "precison": "float16"}
     bad |= {"replicas": 4, "optimizer_opts": {**SMALL["optimizer_opts"], "name": "LAMP"}}
-    text = rejection("--config", write(tmp_path / "bad.json", SMALL | bad))
+    config = write(tmp_path / "bad.json", SMALL | bad | {"compile": "all"})
+    text = rejection("--config", config, "--compile-only")
     origin = str(tmp_path / "bad.json")
-    assert len(text.splitlines()) == 5
+    assert len(text.splitlines()) == 6
+    assert f"compile ({origin}): got 'all'" in text  # not by --compile-only, which begins alike
     assert "did you mean 'global_batch.replicas'?" in text
     assert f"precison ({origin}): no such setting; did you mean 'precision'?" in text
     assert f"global_batch.acumulation ({origin}): no such setting" in text

@@ -79,4 +79,4 @@ def test_a_dynamic_scale_doubles_after_its_growth_steps_and_not_before():
     for _ in range(GROWTH_STEPS - 1):
         scale = scale.after(True)
     assert scale.value == first.value
-    assert scale.after(True).value == 2 * first.value
+    assert scale.after(True).value == scale.after(True).after(True).value == 2 * first.value

@@ -62,7 +62,7 @@ def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_a
     fails = "import sys\nfor n in range(100): print('line', n, file=sys.stderr)\nsys.exit({})"
     for code in (3, 77):
         with pytest.raises(BertError) as error:
-            supervise(processes(talks, fails.format(code)), 5)
+            supervise(processes(talks, fails.format(code)), 20)
         assert error.type is KINDS.get(code, DeviceError)
         how = f"ended with exit code {code}"
         assert f"rank 1 (this host): {how}" in str(error.value)
@@ -70,6 +70,7 @@ def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_a
         assert "rank 0 asked to stop; its last lines:" in report
         assert "  line 99\n" in report and "  line 50\n" not in report
         assert "  I am fine" not in report
+        assert "killed" not in report  # rank 0 ends by the request, before the grace period
 
 
 def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_path, capsys):

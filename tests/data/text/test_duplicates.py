@@ -164,6 +164,10 @@ def test_a_near_duplicate_of_a_dropped_document_alone_is_kept():
     without_words = np.full((3, SIGNATURE_SIZE), duplicates.NO_WORDS, np.uint32)
     assert not near_to_earlier([without_words], none, 0.8).any()
     assert near_to_earlier([rows[:0]], none[:0], 0.8).tolist() == []
+    # The most similar candidate decides, not the mean of all candidates.
+    second[64:] = 1
+    rows = np.stack([first, second, first])
+    assert near_to_earlier([rows], none, 0.8).tolist() == [False, False, True]
 
 
 def test_signatures_are_the_same_in_every_process_and_whatever_the_lines():
