@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.data.shards.manifest import file_crc32c
+from bert_cli.data.shards.manifest import file_crc32c, package_versions
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import (
     JSON,
@@ -44,6 +44,8 @@ BEST, LOCK, STATE = "best.json", "lock", "state.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
 PARTIAL = ".partial_"
+# Those that decide the numbers of a run.
+PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 # Settings that decide the numbers of a run. A checkpoint continues only with the same ones; others
 # (replicas, stages, recomputation, cadences, logging) may change between two starts.
 FIXED = (
@@ -141,10 +143,8 @@ def lock_run(folder: Path) -> Iterator[None]:
         except LockUnsupportedError as error:
             print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
         except OSError as error:
-            where, problem = (
-                f"save_ckpt_path ({error.filename})",
-                f"cannot be written ({error.strerror})",
-            )
+            where = f"save_ckpt_path ({error.filename})"
+            problem = f"cannot be written ({error.strerror})"
             raise ConfigError(where, problem, "choose another folder") from error
         yield
 
@@ -230,7 +230,6 @@ def save(
     *,
     fixed: Mapping[str, Any],
     settings: Mapping[str, Any],
-    versions: Mapping[str, str],
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -262,7 +261,7 @@ def save(
                 "loss_scale": state.loss_scale.as_json(),
                 "fixed": fixed,
                 "settings": settings,
-                "versions": versions,
+                "versions": package_versions(PACKAGES),
                 "crc32c": {file.name: file_crc32c(file) for file in sorted(partial.iterdir())},
             }
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -182,8 +182,7 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     for folder in folders:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
-            problem = f"neither it nor a folder below it has {METRICS}"
-            problem = problem if folder.is_dir() else "is no folder"
+            problem = f"nothing below it has {METRICS}" if folder.is_dir() else "is no folder"
             remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
         runs += below
@@ -207,20 +206,18 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:
     """Yield step and metrics of each line; with `tail`, those in so many bytes at the end, the last first."""
-    if not path.exists():
-        return
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed by the with below)
+        with open(path, "rb") as file:
+            if tail is not None and os.fstat(file.fileno()).st_size > tail:
+                file.seek(-tail, os.SEEK_END)
+                file.readline()
+            for line in file if tail is None else reversed(file.readlines()):
+                if row := read_line(line, path):
+                    yield row[0], {name: _finite(value) for name, value in row[1].items()}
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
-    with file:
-        if tail is not None and os.fstat(file.fileno()).st_size > tail:
-            file.seek(-tail, os.SEEK_END)
-            file.readline()
-        for line in file if tail is None else reversed(file.readlines()):
-            row = read_line(line, path)
-            if row is not None:
-                yield row[0], {name: _finite(value) for name, value in row[1].items()}
 
 
 def _finite(value: Any) -> float | None:
@@ -266,23 +263,12 @@ def window_for(runs: Sequence[Run], window: int | None) -> int:
     return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
 
 
-def metric_names(runs: Sequence[Run], ending: str = "") -> list[str]:
-    """Return the metrics of runs whose names end so, without held-out ones, in their order."""
-    return [
-        name
-        for name in _all_names(runs)
-        if (ending in ("", name) or name.endswith(f"_{ending}")) and not name.startswith(HELD_OUT)
-    ]
-
-
-def held_out_names(runs: Sequence[Run]) -> list[str]:
-    """Return the held-out metrics of runs, with their prefix, in their order."""
-    return [name for name in _all_names(runs) if name.startswith(HELD_OUT)]
-
-
-def _all_names(runs: Sequence[Run]) -> dict[str, None]:
+def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = False) -> list[str]:
+    """Return the metrics of runs whose names end so, in their order: the held-out ones or the others."""
     rows = (metrics for run in runs for metrics in run.steps.values())
-    return dict.fromkeys(name for metrics in rows for name in metrics)
+    names = dict.fromkeys(name for metrics in rows for name in metrics)
+    names_of_kind = [name for name in names if name.startswith(HELD_OUT) == held_out]
+    return [n for n in names_of_kind if ending in ("", n) or n.endswith(f"_{ending}")]
 
 
 def summary_of(run: Run, window: int) -> dict[str, float]:
@@ -296,7 +282,7 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     losses = metric_names([run], LOSS)
     for name in (*losses, *metric_names([run], ACCURACY)):
         summary |= _last_and_best(run, name, name, window)
-    for name in held_out_names([run]):
+    for name in metric_names([run], held_out=True):
         summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
     for name, value in run.scores.items():
         summary[f"score {name.replace('_', ' ')}"] = value
@@ -337,12 +323,9 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
 def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
     shared = [name for name in summaries[0] if all(name in other for other in summaries)]
-    values = {name: [summary[name] for summary in summaries] for name in shared}
-    several = len(summaries) > 1
-    return {
-        name: (statistics.mean(row), statistics.stdev(row) if several else None)
-        for name, row in values.items()
-    }
+    rows = {name: [summary[name] for summary in summaries] for name in shared}
+    deviation = statistics.stdev if len(summaries) > 1 else lambda _: None
+    return {name: (statistics.mean(row), deviation(row)) for name, row in rows.items()}
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:

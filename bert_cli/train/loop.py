@@ -203,8 +203,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self._requested_at = 0.0
+        self._requested_at: float | None = None
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -225,15 +224,15 @@ class StopRequest:
 
     def __call__(self) -> bool:
         """Return whether a stop was requested."""
-        return self.requested
+        return self._requested_at is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.requested:
+        if self._requested_at is not None:
             if number == signal.SIGTERM and now - self._requested_at < REPEAT_SECONDS:
                 return
             raise KeyboardInterrupt
-        self.requested, self._requested_at = True, now
+        self._requested_at = now
         # Not `print`, which the handler may have interrupted.
         name = signal.Signals(number).name
         os.write(2, f"{name}: saving and stopping; once more stops at once\n".encode())

@@ -61,19 +61,10 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
                 file.write(json.dumps({"step": step, **finite}) + "\n")
         except OSError as error:
             # A checkpoint could not be written either.
-            problem = f"cannot be written ({error.strerror})"
-            remedy = "make room, then run the same command again"
-            raise CheckpointError(str(path), problem, remedy) from error
+            where, problem = str(path), f"cannot be written ({error.strerror})"
+            raise CheckpointError(where, problem, "make room and start again") from error
 
     return report
-
-
-def last_step(path: Path) -> int:
-    """Return the last step in a metrics.jsonl, 0 if there is none."""
-    if not path.exists():
-        return 0
-    rows = (read_line(line, path) for line in path.read_bytes().splitlines())
-    return max((row[0] for row in rows if row), default=0)
 
 
 def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
@@ -82,16 +73,14 @@ def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
     Raises DataError for bytes that are not UTF-8, which neither a run nor a kill leaves.
     """
     try:
+        line.decode("utf-8")
         metrics = from_json(line)
         return int(metrics.pop("step")), metrics
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        pass
-    try:
-        line.decode("utf-8")
     except UnicodeDecodeError as error:
         where, problem = f"{path} ({line[:20]!r}...)", f"is not UTF-8 ({error.reason})"
         raise DataError(where, problem, "remove that line, or the file") from None
-    return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 # --- the log
@@ -119,7 +108,7 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
         f"gradient {metrics['gradient_norm']:.3g}",
         f"weights {metrics['weight_norm']:.4g}",
         f"scale {metrics['loss_scale']:g}",
-        *_format_speed(metrics),
+        _format_speed(metrics),
     ]
     # Absent after the first step of a process, which is slower than all others.
     if "seconds_left" in metrics:
@@ -129,11 +118,9 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
-def _format_speed(metrics: Metrics) -> list[str]:
-    return [
-        f"{metrics['examples_per_second']:.1f} examples/s",
-        f"{metrics['tokens_per_second']:,.0f} tokens/s",
-    ]
+def _format_speed(metrics: Metrics) -> str:
+    examples, tokens = metrics["examples_per_second"], metrics["tokens_per_second"]
+    return f"{examples:.1f} examples/s  {tokens:,.0f} tokens/s"
 
 
 def format_losses(metrics: Metrics) -> str:
@@ -214,8 +201,6 @@ class ProgressBar:
         is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self.shown = is_terminal and not silent
         self.live: Any = None
-        self.bar: Any = None
-        self.text: Any = None
 
     def __enter__(self) -> "ProgressBar":
         self._safely(self._start)
@@ -278,7 +263,7 @@ class ProgressBar:
             left="" if left is None else f"{format_duration(left)} left",
         )
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
-        self.text.plain = "  ".join([format_losses(metrics), *parts, *_format_speed(metrics)])
+        self.text.plain = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
 
 
 # --- trackers

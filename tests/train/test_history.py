@@ -15,7 +15,6 @@ from bert_cli.errors import DataError
 from bert_cli.train.history import (
     Run,
     differing_settings,
-    held_out_names,
     in_words,
     metric_names,
     names_of,
@@ -23,7 +22,6 @@ from bert_cli.train.history import (
     runs_below,
     series,
     smoothed,
-    spread,
     summary_of,
     value_in_words,
     window_for,
@@ -155,19 +153,11 @@ def test_a_hundred_runs_are_found_within_a_second_of_work(tmp_path, write_run):
     assert found == [("stopped", 2000, 5000)] * 100
 
 
-def test_opening_folders_gives_all_runs_below_them_and_refuses_others(
-    tmp_path, write_run, monkeypatch
-):
+def test_a_folder_means_all_runs_below_it_each_once(tmp_path, write_run, monkeypatch):
     for seed in (1, 2):
         write_run(tmp_path / "mrpc" / f"seed_{seed}", 3)
     found = open_runs([tmp_path / "mrpc"], "runs")
-    assert [run.folder.name for run in found] == ["seed_1", "seed_2"]
     assert names_of(found) == ["mrpc/seed_1", "mrpc/seed_2"]
-    with pytest.raises(DataError, match=r"runs \(.*absent\): is no folder; give the"):
-        open_runs([tmp_path / "absent"], "runs")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"nor a folder below it has metrics.jsonl"):
-        open_runs([tmp_path / "empty"], "runs")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="is given twice"):
         open_runs([tmp_path / "mrpc" / "seed_1", Path("mrpc/seed_1")], "runs")
@@ -235,7 +225,7 @@ def test_held_out_metrics_are_listed_apart_from_others(tmp_path):
     first = {"mlm_loss": 1, "nsp_loss": 1, "loss_scale": 1}
     run = a_run(tmp_path, [(1, first), (2, {"validation_mlm_loss": 2})])
     assert metric_names([run], "loss") == ["mlm_loss", "nsp_loss"]
-    assert held_out_names([run]) == ["validation_mlm_loss"]
+    assert metric_names([run], held_out=True) == ["validation_mlm_loss"]
     steps, values = series(run, "validation_mlm_loss")
     assert (steps.tolist(), values.tolist()) == ([2.0], [2.0])
 
@@ -268,11 +258,6 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     summary = summary_of(a_run(tmp_path / "b", [(1, {"loss": None})]), 5)
     assert "loss, last" not in summary and summary["steps"] == 1
     assert summary_of(a_run(tmp_path / "c", []), 5) == {"steps": 0.0}
-
-
-def test_a_spread_is_of_the_metrics_that_all_runs_have():
-    assert spread([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": (2.0, pytest.approx(2**0.5))}
-    assert spread([{"a": 1.0}]) == {"a": (1.0, None)}
 
 
 def test_differing_settings_include_those_that_a_run_lacks(tmp_path):

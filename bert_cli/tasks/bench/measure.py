@@ -315,7 +315,6 @@ def save(run: Run) -> list[float]:
                 form,
                 fixed=checkpoint.fixed_settings(values, *sizes, run.spec.stream.fingerprint),
                 settings=values,
-                versions=build.versions(),
             )
             return [copied_at - began, time.perf_counter() - copied_at]
     except (OSError, CheckpointError, DeviceError) as error:

@@ -2,14 +2,13 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from bert_cli.config.finetune import SquadScoreSettings
-from bert_cli.data.finetune.squad import Gold, read_gold, squad_scores
+from bert_cli.data.finetune.squad import read_gold, squad_scores
 from bert_cli.errors import DataError
 from bert_cli.files import read_json
 
@@ -21,39 +20,25 @@ def run(settings: SquadScoreSettings) -> None:
     gold, path = read_gold(settings.gold), settings.na_prob_file
     remedy = 'give question id -> answer, where "" is no answer'
     predictions = read_json(settings.predictions, dict[str, str], DataError, remedy)
-    for line in mismatches(gold, predictions):
-        print(f"{settings.predictions}: {line}", file=sys.stderr)
-    if path is None:
-        print(json.dumps(squad_scores(gold, predictions)))
-        return
-    if not gold.version_2:
-        problem = f"has no effect with {settings.gold}, where every question has an answer"
-        raise DataError(f"na_prob_file ({path})", problem, "leave it out")
-    odds = _read_no_answer_probabilities(path, gold)
-    print(json.dumps(squad_scores(gold, predictions, odds, settings.na_prob_thresh)))
-
-
-def _read_no_answer_probabilities(path: Path, gold: Gold) -> dict[str, float]:
-    """Return the probability of no answer of all gold questions. DataError for anything else."""
-    remedy = "give question id -> probability of no answer, for each question"
-    odds = read_json(path, dict[str, Probability], DataError, remedy)
-    missing = [name for name, _ in gold.answers if name not in odds]
-    if missing:
-        raise DataError(str(path), f"lacks {_counted(missing)}", remedy)
-    return odds
-
-
-def mismatches(gold: Gold, predictions: Mapping[str, str]) -> list[str]:
-    """Return warnings about ids that only one side has."""
     known = dict(gold.answers)
     missing = [name for name in known if name not in predictions]
     foreign = [name for name in predictions if name not in known]
-    lines = []
-    if missing:
-        lines.append(f"{_counted(missing)} of {len(known)} have no answer; each scores 0")
-    if foreign:
-        lines.append(f"{_counted(foreign)} are not in the gold file; their answers are not scored")
-    return lines
+    for names, problem in (
+        (missing, f"of {len(known)} have no answer; each scores 0"),
+        (foreign, "are not in the gold file; their answers are not scored"),
+    ):
+        if names:
+            print(f"{settings.predictions}: {_counted(names)} {problem}", file=sys.stderr)
+    odds = None
+    if path is not None:
+        if not gold.version_2:
+            problem = f"has no effect with {settings.gold}, where every question has an answer"
+            raise DataError(f"na_prob_file ({path})", problem, "leave it out")
+        remedy = "give question id -> probability of no answer, for each question"
+        odds = read_json(path, dict[str, Probability], DataError, remedy)
+        if missing := [name for name in known if name not in odds]:
+            raise DataError(str(path), f"lacks {_counted(missing)}", remedy)
+    print(json.dumps(squad_scores(gold, predictions, odds, settings.na_prob_thresh)))
 
 
 def _counted(names: Sequence[str]) -> str:

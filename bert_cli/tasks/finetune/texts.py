@@ -44,8 +44,6 @@ PUBLISHED_LABELS = {
 }
 """Of tasks whose labels are read from files; for synthetic examples, which have no files."""
 
-Sets = Mapping[str, TextExamples]
-
 
 def run(settings: ClassifySettings | GlueSettings) -> None:
     """Fine-tune on labelled texts and score held-out ones; see `finetune.run` for what it raises."""
@@ -140,47 +138,44 @@ def build_glue(
     assert folder is not None
     about = TASKS[name]
 
-    def features(sets: Sets) -> dict[str, Features]:
-        return {
-            split: features_of_texts(examples, split, settings, tokenizer)
-            for split, examples in sets.items()
-        }
-
-    splits = [split for split in about.files if split.startswith("validation")]
-    development = {split: read_split(folder, name, split) for split in splits}
-    tests = about.server_files if settings.do_test else ()
-    test = {split: read_split(folder, name, split) for split in tests}
-    train = {"train": read_split(folder, name, "train")} if settings.do_training else {}
-    names = development["validation"].label_names
+    splits = ["train"] if settings.do_training else []
+    splits += [split for split in about.files if split.startswith("validation")]
+    splits += about.server_files if settings.do_test else ()
+    sets = {split: read_split(folder, name, split) for split in splits}
+    features = {
+        split: features_of_texts(examples, split, settings, tokenizer)
+        for split, examples in sets.items()
+    }
+    names = sets["validation"].label_names
     return Task(
         labels=1 if names is None else len(names),
         label_names=names,
-        train=features(train).get("train"),
-        development=features(development),
-        evaluate=partial(_evaluate_glue, name, development, test),
+        train=features.get("train"),
+        development={n: one for n, one in features.items() if n.startswith("validation")},
+        evaluate=partial(_evaluate_glue, name, sets),
         best=about.best,
-        unlabelled=features(test),
+        unlabelled={n: one for n, one in features.items() if n in about.server_files},
     )
 
 
-def _evaluate_glue(name: str, development: Sets, test: Sets, logits: Logits) -> Result:
+def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
     """Return the metrics of each development set; those of the mismatched one have a suffix."""
     scores: Scores = {}
-    for split, examples in development.items():
-        assert examples.labels is not None
-        predictions = _predictions(logits[split], examples.label_names)
-        suffix = split.removeprefix("validation")
-        values = score(TASKS[name].metrics, examples.labels, predictions)
-        scores |= {f"{metric}{suffix}": value for metric, value in values.items()}
+    for split, values in logits.items():
+        labels, suffix = sets[split].labels, split.removeprefix("validation")
+        assert labels is not None
+        predictions = _predictions(values, sets[split].label_names)
+        metrics = score(TASKS[name].metrics, labels, predictions)
+        scores |= {f"{metric}{suffix}": value for metric, value in metrics.items()}
 
     def write(folder: Path, test_logits: Logits) -> None:
-        for split, examples in development.items():
-            write_predictions(folder, split, examples, logits[split])
-        for split, examples in test.items():
+        for split, values in logits.items():
+            write_predictions(folder, split, sets[split], values)
+        for split, values in test_logits.items():
             path = folder / TASKS[name].server_files[split]
-            predictions = _predictions(test_logits[split], examples.label_names)
-            write_server_file(path, name, examples, predictions)
-            print_line(f"{split}: {len(examples):,} predictions in {path}")
+            predictions = _predictions(values, sets[split].label_names)
+            write_server_file(path, name, sets[split], predictions)
+            print_line(f"{split}: {len(predictions):,} predictions in {path}")
 
     return Result(scores, write)
 

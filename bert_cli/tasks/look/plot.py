@@ -86,7 +86,7 @@ def run(settings: PlotSettings) -> None:
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture that the runs have a metric for."""
-    metrics, held_out = history.metric_names(runs), history.held_out_names(runs)
+    metrics, held_out = history.metric_names(runs), history.metric_names(runs, held_out=True)
     beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
     pictures = {
         "Loss": [

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.config.training import Plan, TrainSettings
-from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_fused
@@ -27,8 +26,6 @@ from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
-
-PARTS = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -236,11 +233,6 @@ def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlo
         # The first of three steps still warms up.
         traced_steps=3 if parallel.trace is not None else 0,
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide the numbers, for state.json."""
-    return package_versions(PARTS)
 
 
 def evaluate(

@@ -161,11 +161,9 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     ours, theirs = read_tokenizer(corpus).pieces, read_tokenizer(model).pieces
     where, remedy = f"dataset_dir ({corpus})", "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
-        raise ConfigError(
-            f"save_ckpt_path ({run})",
-            f"holds a run whose model was trained with another vocabulary than the records in {corpus} have",
-            "give a new run another folder, or that run its records",
-        )
+        problem = f"holds a run with another vocabulary than the records in {corpus}"
+        remedy = "give a new run another folder, or that run its records"
+        raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (here, there) in enumerate(zip_longest(ours, theirs)):
         if here != there:
             raise ConfigError(

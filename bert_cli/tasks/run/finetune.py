@@ -127,8 +127,8 @@ def run(
         else:
             assert source is not None
             _only_score(settings, mesh, task, source, stop)
-    if stopped:
-        train.exit_stopped(settings)
+    if stopped and settings.exit_code_when_stopped:
+        raise SystemExit(settings.exit_code_when_stopped)
 
 
 # --- settings
@@ -193,11 +193,9 @@ def _check_model(
     """Refuse a tokenizer that is too large, and to score a model of another task, before the data are read."""
     size, model_size = len(tokenizer.pieces), settings.bert_config.vocab_size
     if size > model_size:
-        raise ConfigError(
-            f"{folder} (tokenizer of {size:,} pieces)",
-            f"is too large for the model, whose vocabulary has {model_size:,}",
-            "give --tokenizer-path, the folder of the tokenizer that the model was trained with",
-        )
+        where = f"{folder} (tokenizer of {size:,} pieces)"
+        problem = f"is too large for the model, whose vocabulary has {model_size:,}"
+        raise ConfigError(where, problem, "give the model's own tokenizer as --tokenizer-path")
     wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
     if source and not settings.do_training and source.architecture not in (wanted, "?"):
         raise _another_model(source, f"was not trained for this task, which needs a {wanted}")

@@ -54,5 +54,5 @@ def run(settings: PretrainSettings) -> None:
             evaluate_every=settings.evaluate_every_steps,
         )
         result = train.run_training(settings, mesh, spec, stop, stack)
-    if result.status == "stopped":
-        train.exit_stopped(settings)
+    if result.status == "stopped" and settings.exit_code_when_stopped:
+        raise SystemExit(settings.exit_code_when_stopped)

@@ -104,24 +104,21 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
         if weights is None:
             _refuse_keras(folder)
-        config = folder / "config.json"
-        return Source(folder, _read_config(config), str(config), weights or folder / FILES[0])
-    shapes = _open(prefix).get_variable_to_shape_map()
-    if not tensorflow_names.is_object_based(shapes):
-        config = prefix.parent / TF1_CONFIG
-        described = {
-            **tensorflow_names.config_of(_read_config(config)),
-            **tensorflow_names.architecture_of(shapes),
-        }
-        return Source(prefix.parent, described, str(config), prefix)
-    config = prefix.parent / "config.json"
-    if not config.is_file():
-        raise CheckpointError(
-            str(prefix),
-            "is a TensorFlow 2 checkpoint without its shape",
-            f"write {config} with the bert_config that it was trained with, and the tokenizer's vocab.txt",
-        )
-    return Source(prefix.parent, _read_config(config), str(config), prefix)
+            weights = folder / FILES[0]
+    else:
+        folder, weights = prefix.parent, prefix
+        shapes = _open(prefix).get_variable_to_shape_map()
+        if not tensorflow_names.is_object_based(shapes):
+            config = folder / TF1_CONFIG
+            described = tensorflow_names.config_of(_read_config(config))
+            described |= tensorflow_names.architecture_of(shapes)
+            return Source(folder, described, str(config), prefix)
+    config = folder / "config.json"
+    if prefix is not None and not config.is_file():
+        where, problem = str(prefix), "is a TensorFlow 2 checkpoint without its shape"
+        remedy = f"write {config} with its bert_config, and add the tokenizer's vocab.txt"
+        raise CheckpointError(where, problem, remedy)
+    return Source(folder, _read_config(config), str(config), weights)
 
 
 def source_of(settings: TrainSettings) -> Source | None:
@@ -202,10 +199,8 @@ def _refuse_keras(path: Path) -> None:
         raise CheckpointError(
             str(files[0]),
             "is a Keras model, which cannot be read",
-            "load it in the program that wrote it and save a TensorFlow checkpoint with save_weights, or, for "
-            "transformers' tf_model.h5, run "
-            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) where "
-            "transformers 4 and TensorFlow are installed",
+            "load it where it was written and save a TensorFlow checkpoint with save_weights; for tf_model.h5 run "
+            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) of transformers 4",
         )
 
 
@@ -390,9 +385,8 @@ def _tensorflow_prefix(path: Path) -> Path | None:
     if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
         return max(prefixes, key=lambda prefix: int(prefix.stem))
     names = ", ".join(prefix.name for prefix in prefixes)
-    raise CheckpointError(
-        str(path), f"holds {len(prefixes)} checkpoints ({names})", "give one of them"
-    )
+    problem = f"holds {len(prefixes)} checkpoints ({names})"
+    raise CheckpointError(str(path), problem, "give one of them")
 
 
 def _open(prefix: Path) -> Any:

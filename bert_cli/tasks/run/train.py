@@ -29,7 +29,7 @@ from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, Watchdog
 from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec
-from bert_cli.train import checkpoint, metrics
+from bert_cli.train import checkpoint, history, metrics
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import (
     BackgroundWriter,
@@ -138,12 +138,6 @@ def run_training(
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
     return RunResult(engine, state, "finished" if finished else "stopped")
-
-
-def exit_stopped(settings: TrainSettings) -> None:
-    """End with the exit code that the settings choose for a run that is stopped and saved."""
-    if settings.exit_code_when_stopped:
-        raise SystemExit(settings.exit_code_when_stopped)
 
 
 def check_output_paths(settings: TrainSettings) -> None:
@@ -267,10 +261,7 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     saved = state.step if group.broadcast([exists])[0] else -1
 
     def write(copied: State) -> None:
-        versions = build.versions()
-        checkpoint.save(
-            folder, copied, run.form, fixed=run.fixed, settings=dumped, versions=versions
-        )
+        checkpoint.save(folder, copied, run.form, fixed=run.fixed, settings=dumped)
         checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 
     def save() -> None:
@@ -407,9 +398,8 @@ def _score_resumed(run: Run) -> bool:
     info = Info(step, {}, {}, 0.0)
     _evaluate(run, info)
     _write_score(run, info)
-    path = run.folder / METRICS
-    if run.is_first_rank and info.metrics and metrics.last_step(path) < step:
-        metrics.jsonl_reporter(path, step)(step, info.metrics)
+    if run.is_first_rank and info.metrics and history.Run(run.folder).step < step:
+        metrics.jsonl_reporter(run.folder / METRICS, step)(step, info.metrics)
     return bool(info.metrics)
 
 

@@ -272,7 +272,7 @@ def test_a_checkpoint_passes_through_layouts_with_other_shards(tmp_path):
             assert state.step == until - 1
         while state.step < until:
             step(reader[state.step])
-        checkpoint.save(tmp_path, state, form, fixed={}, settings={}, versions={})
+        checkpoint.save(tmp_path, state, form, fixed={}, settings={})
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
     assert_weights_close(weights, run_of("1x1", **LAMB).weights, 1e-5, WANDER)
 

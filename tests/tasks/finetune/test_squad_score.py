@@ -14,7 +14,6 @@ from bert_cli.data.finetune.squad import (
     squad_scores,
 )
 from bert_cli.errors import DataError
-from bert_cli.tasks.finetune.squad_score import mismatches
 
 
 def write_gold(path, golds, **row):
@@ -30,20 +29,16 @@ def write_gold(path, golds, **row):
 
 
 def test_one_object_is_printed_and_the_rest_goes_to_standard_error(tmp_path, capsys):
-    gold = write_gold(tmp_path / "gold.json", {"a": ["red"], "b": ["blue"]})
-    (tmp_path / "predictions.json").write_text(json.dumps({"a": "the red", "z": "x"}))
-    assert main(["squad-score", str(gold), str(tmp_path / "predictions.json")]) == 0
-    out, err = capsys.readouterr()
-    assert out == '{"f1": 50.0, "exact_match": 50.0}\n'
-    assert "1 question (b) of 2" in err and "1 question (z)" in err
-
-
-def test_ids_that_only_one_side_has_are_reported(tmp_path):
-    gold = read_gold(write_gold(tmp_path / "gold.json", {name: ["x"] for name in "abcde"}))
-    missing, foreign = mismatches(gold, {"a": "x", "other": "x"})
-    assert missing == "4 questions (b, c, d, ...) of 5 have no answer; each scores 0"
-    assert foreign.startswith("1 question (other) ")
-    assert mismatches(gold, dict.fromkeys("abcde", "x")) == []
+    gold = write_gold(tmp_path / "gold.json", {name: ["red"] for name in "abcde"})
+    for answers, f1, missing, foreign in (
+        ({"a": "the red", "z": "x"}, 20.0, "4 questions (b, c, d, ...) of 5", "1 question (z)"),
+        (dict.fromkeys("abcde", "red"), 100.0, "", ""),
+    ):
+        (tmp_path / "predictions.json").write_text(json.dumps(answers))
+        assert main(["squad-score", str(gold), str(tmp_path / "predictions.json")]) == 0
+        out, err = capsys.readouterr()
+        assert out == f'{{"f1": {f1}, "exact_match": {f1}}}\n'
+        assert missing in err and foreign in err and bool(err) == bool(missing)
 
 
 def test_probabilities_of_no_answer_have_a_threshold(tmp_path, capsys):

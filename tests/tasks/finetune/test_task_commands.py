@@ -136,12 +136,12 @@ def test_an_answer_that_is_not_at_its_offset_is_counted_and_shown(base, answered
 # --- GLUE
 
 
-def write_glue(folder, rows, header, make):
+def write_glue(folder, rows, header, make, files=("train", "dev", "test")):
     folder.mkdir(parents=True)
-    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
-        draw = np.random.default_rng(seed)
-        lines = ["\t".join(header[name == "test"])]
-        lines += ["\t".join(make(draw, number, name == "test")) for number in range(rows)]
+    for seed, name in enumerate(files, 1):
+        draw, is_test = np.random.default_rng(seed), name.startswith("test")
+        lines = ["\t".join(header[is_test])]
+        lines += ["\t".join(make(draw, number, is_test)) for number in range(rows)]
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
 
 
@@ -198,9 +198,9 @@ def relabelled(folder, out, names, order=(0, 1)):
     return out
 
 
-def score_only(base, task, data, model, output) -> int:
-    words = ["glue", "--glue-task", task, "--dataset-dir", data, "--do-test", "--no-do-training"]
-    words += [*COMMON, "--cache-dir", base / "cache", "--output-dir", output]
+def score_only(base, model, output) -> int:
+    words = ["glue", "--glue-task", "sst2", "--dataset-dir", base / "glue", "--do-test", *COMMON]
+    words += ["--no-do-training", "--cache-dir", base / "cache", "--output-dir", output]
     return main([*map(str, words), "--pretrained-ckpt-path", str(model)])
 
 
@@ -215,32 +215,28 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
         (["LABEL_0", "LABEL_1"], (0, 1), f"assumed to be in this order: {', '.join(names)}"),
     ):
         model = relabelled(best, tmp_path / own[0], own, order)
-        assert score_only(base, "sst2", base / "glue", model, tmp_path) == 0
+        assert score_only(base, model, tmp_path) == 0
         out = capsys.readouterr().out
         assert message in out and json.loads(out.splitlines()[-1]) == expected
         # The test set has no labels that could show a swap.
         assert (tmp_path / "SST-2.tsv").read_text() == (sentiment / "SST-2.tsv").read_text()
     strange = relabelled(best, tmp_path / "strange", ["yes", "no"])
-    assert score_only(base, "sst2", base / "glue", strange, tmp_path) == 2
+    assert score_only(base, strange, tmp_path) == 2
     assert "(labels yes, no): are not those of this task" in capsys.readouterr().err
+
+
+def premise(draw, number, is_test):
+    label, words = int(draw.integers(3)), draw.choice(OTHERS, 9)
+    words[::2] = ("good", "bad", "awful")[label]
+    row = [str(number), *(["-"] * 7), " ".join(words), "what is it"]
+    return row if is_test else [*row, "-", ("entailment", "neutral", "contradiction")[label]]
 
 
 def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(base, capsys):
     columns = ["index", *"abcdefg", "sentence1", "sentence2"]
-    folder = base / "glue" / "MNLI"
-    folder.mkdir(parents=True)
+    header = [*columns, "label1", "gold_label"], columns
     files = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
-    for seed, name in enumerate(files):
-        draw, lines = np.random.default_rng(seed), []
-        for number in range(45):
-            label = int(draw.integers(3))
-            words = [str(word) for word in draw.choice(OTHERS, 9)]
-            words[::2] = [("good", "bad", "awful")[label]] * 5
-            row = [str(number), *(["-"] * 7), " ".join(words), "what is it"]
-            word = ("entailment", "neutral", "contradiction")[label]
-            lines.append("\t".join(row if name.startswith("test") else [*row, "-", word]))
-        head = columns if name.startswith("test") else [*columns, "label1", "gold_label"]
-        (folder / f"{name}.tsv").write_text("\n".join(["\t".join(head), *lines]) + "\n")
+    write_glue(base / "glue" / "MNLI", 45, header, premise, files)
     words = ["glue", "--glue-task", "mnli", "--dataset-dir", str(base / "glue"), "--do-test"]
     assert main([*words, *flags(base, "mnli"), "--num-epochs", "6"]) == 0
     scores = last_line(capsys)
@@ -285,24 +281,6 @@ def test_similarities_are_learnt_as_numbers(base, capsys):
     lines = (base / "stsb" / "STS-B.tsv").read_text().splitlines()
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])
     assert len(lines) == 91
-
-
-def test_a_clue_task_is_scored_and_predicted_for_its_server(base, sentiment, tmp_path, capsys):
-    folder = tmp_path / "afqmc"
-    folder.mkdir()
-    for name, seed in (("dev", 2), ("test", 3)):
-        draw = np.random.default_rng(seed)
-        rows = []
-        for number in range(60):
-            text, label = review(draw, number, False)
-            row = {"sentence1": text, "sentence2": "", "label": label, "id": number}
-            rows.append({n: v for n, v in row.items() if n != "label" or name != "test"})
-        (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    model = relabelled(best_checkpoint(sentiment), tmp_path / "model", ["0", "1"])
-    assert score_only(base, "afqmc", tmp_path, model, tmp_path) == 0
-    assert last_line(capsys)["accuracy"] > 0.8
-    lines = (tmp_path / "afqmc_predict.json").read_text().splitlines()
-    assert [int(json.loads(line)["id"]) for line in lines] == list(range(60))
 
 
 # --- tokens
