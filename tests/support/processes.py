@@ -4,15 +4,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import bert_cli
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(
+    condition: Callable[[], bool], seconds: float = 20.0, running: Iterable[Any] = ()
+) -> None:
+    """Wait until the condition holds; none of the running processes may end before."""
     end = time.monotonic() + seconds
     while not condition():
+        assert all(process.poll() is None for process in running), "a process has ended"
         assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 

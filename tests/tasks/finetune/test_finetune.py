@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
+from support.processes import wait_for
 from support.tiny_models import PIECES, TINY, write_as_google_did, write_model, write_reviews
 
 from bert_cli.cli import main
@@ -226,9 +226,7 @@ def test_a_killed_run_continues_to_the_same_weights(base, trained):
     words = arguments(base, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")
     process = start_bert(*words)
     try:
-        while not (run / "step_00000012").exists():
-            assert process.poll() is None, "it ended before it was killed"
-            time.sleep(0.02)
+        wait_for((run / "step_00000012").exists, 120, [process])
     finally:
         process.kill()
         process.wait()

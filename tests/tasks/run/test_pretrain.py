@@ -17,6 +17,7 @@ import pytest
 import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
 from safetensors.numpy import load_file
 from support.bert import Process, start_bert
+from support.processes import wait_for
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
@@ -140,14 +141,6 @@ def start(words: list[str]) -> Process:
     return STARTED[-1]
 
 
-def wait_for(condition, process: Process, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "took too long"
-        time.sleep(0.005)
-
-
 def test_a_run_killed_at_any_moment_resumes_bit_for_bit(tmp_path):
     many = {"total_num_train_samples": 8 * 30}
     reference, killed = tmp_path / "reference", tmp_path / "killed"
@@ -177,7 +170,7 @@ def test_a_stop_request_saves_the_same_command_continues_and_no_other_run_has_th
     run = tmp_path / "run"
     many = {"total_num_train_samples": 8 * 20_000, "checkpoint_every_steps": 100_000}
     process = start(arguments(run, **many))
-    wait_for((run / "metrics.jsonl").exists, process)
+    wait_for((run / "metrics.jsonl").exists, 120, [process])
     assert main(arguments(run, **many)) == 4
     assert "another process is at work in it" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
