@@ -214,7 +214,7 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
             for line in file if tail is None else reversed(file.readlines()):
                 if row := read_line(line, path):
                     yield row[0], {name: _finite(value) for name, value in row[1].items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
@@ -323,9 +323,12 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
 def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
     shared = [name for name in summaries[0] if all(name in other for other in summaries)]
-    rows = {name: [summary[name] for summary in summaries] for name in shared}
-    deviation = statistics.stdev if len(summaries) > 1 else lambda _: None
-    return {name: (statistics.mean(row), deviation(row)) for name, row in rows.items()}
+    values = {name: [summary[name] for summary in summaries] for name in shared}
+    several = len(summaries) > 1
+    return {
+        name: (statistics.mean(row), statistics.stdev(row) if several else None)
+        for name, row in values.items()
+    }
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:

@@ -61,8 +61,9 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
                 file.write(json.dumps({"step": step, **finite}) + "\n")
         except OSError as error:
             # A checkpoint could not be written either.
-            where, problem = str(path), f"cannot be written ({error.strerror})"
-            raise CheckpointError(where, problem, "make room and start again") from error
+            problem = f"cannot be written ({error.strerror})"
+            remedy = "make room, then run the same command again"
+            raise CheckpointError(str(path), problem, remedy) from error
 
     return report
 

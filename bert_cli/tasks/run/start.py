@@ -199,8 +199,10 @@ def _refuse_keras(path: Path) -> None:
         raise CheckpointError(
             str(files[0]),
             "is a Keras model, which cannot be read",
-            "load it where it was written and save a TensorFlow checkpoint with save_weights; for tf_model.h5 run "
-            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) of transformers 4",
+            "load it in the program that wrote it and save a TensorFlow checkpoint with save_weights, or, for "
+            "transformers' tf_model.h5, run "
+            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) where "
+            "transformers 4 and TensorFlow are installed",
         )
 
 
