@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Reader
 from bert_cli.data.stream.source import Records
 
@@ -140,12 +142,15 @@ def main() -> None:
             batching = Batching(args.examples, args.examples)
             source = Records(folder, seed=args.seed, **settings)
             reader: Any = Reader(source, batching)
+            positions = reader.epoch_size * source.sequence_length
             if buckets is not None:
                 reader = BucketReader(source, batching, buckets)
-                fraction = reader.buckets.real_token_fraction
-            else:
-                tokens = int(source.files.lengths().sum(dtype="int64"))
-                fraction = tokens / (reader.epoch_size * source.sequence_length)
+                steps = np.arange(reader.epoch_size).reshape(-1, args.examples)
+                widths = [reader.buckets.records(step)[2] for step in steps]
+                # The records left out count as the longest.
+                positions = args.examples * sum(widths)
+                positions += reader.buckets.left_out * int(reader.buckets.ends[-1])
+            fraction = int(source.files.lengths().sum(dtype="int64")) / positions
             omitted = source.sequences - round(reader.epoch_size * reader.sequences_per_example)
             print(
                 f"| {source.sequence_length} | {source.sequences:,} | {method} | {reader.epoch_size:,}"

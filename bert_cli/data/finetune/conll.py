@@ -12,7 +12,7 @@ I- after O or after another type starts one.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,21 +52,9 @@ class Sentences:
         """Return the number of sentences."""
         return len(self.words)
 
-    def names(self, labels: Sequence[Sequence[int]]) -> list[list[str]]:
+    def names(self, labels: Iterable[Iterable[int]]) -> list[list[str]]:
         """Return label numbers of each sentence's words as names."""
         return [[self.label_names[number] for number in sentence] for sentence in labels]
-
-
-@dataclass(frozen=True)
-class WordPositions:
-    """Where the words' first pieces are among the features' tokens [T]."""
-
-    positions: npt.NDArray[np.int64]
-    """[words] of all sentences."""
-    ends: npt.NDArray[np.int64]
-    """[sentences] end of each among the words."""
-    remarks: Mapping[str, int]
-    """What was cut -> how often."""
 
 
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
@@ -138,8 +126,8 @@ def _start_with_b(sentence: list[tuple[str, str]]) -> int:
 
 def word_features(
     sentences: Sentences, tokenizer: TextTokenizer, max_seq_length: int
-) -> tuple[Features, WordPositions]:
-    """Return [CLS] pieces [SEP] of each sentence, and where its words are.
+) -> tuple[Features, Mapping[str, int]]:
+    """Return [CLS] pieces [SEP] of each sentence, and what was cut -> how often.
 
     The features have the position labels `labels` int32 and `label_weights` float32 [T], 1 at a word's first
     piece and 0 elsewhere. A sentence that is too long becomes several examples, each of as many complete
@@ -176,18 +164,16 @@ def word_features(
         tokens.append(special.sep)
         ends.append(len(tokens))
         remarks[CUT_SENTENCES] += parts > 1
-    own = np.array(positions, np.int64)
     labels, weights = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.float32)
-    labels[own] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
-    weights[own] = 1.0
+    labels[positions] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
+    weights[positions] = 1.0
     features = Features(
         np.array(tokens, np.int32),
         np.zeros(len(tokens), np.int8),
         np.array(ends, np.int64),
         position_labels={"labels": labels, "label_weights": weights},
     )
-    word_ends = np.cumsum([len(words) for words in sentences.words])
-    return features, WordPositions(own, word_ends, +remarks)
+    return features, +remarks
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -211,9 +197,12 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def word_labels(words: WordPositions, predictions: npt.NDArray[np.integer[Any]]) -> list[list[int]]:
-    """Return the labels of each sentence's words, from one for each token [T]."""
-    return [part.tolist() for part in np.split(predictions[words.positions], words.ends[:-1])]
+def of_words(
+    sentences: Sentences, features: Features, values: npt.NDArray[Any]
+) -> list[npt.NDArray[Any]]:
+    """Return the values of each sentence's words, at their first pieces, from those of all tokens [T]."""
+    ends = np.cumsum([len(words) for words in sentences.words])
+    return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
 
 
 # --- entities

@@ -55,19 +55,6 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """The questions of a file in its order."""
-
-    questions: tuple[Question, ...]
-    remarks: tuple[str, ...] = ()
-    """What was left out or is odd, a line each."""
-
-    def __len__(self) -> int:
-        """Return the number of questions q."""
-        return len(self.questions)
-
-
-@dataclass(frozen=True)
 class Gold:
     """The gold answers of questions."""
 
@@ -122,11 +109,13 @@ def _read(path: Path) -> list[Question]:
     ]
 
 
-def read_squad(path: Path, *, version_2: bool, training: bool) -> Questions:
-    """Return the questions of a SQuAD file.
+def read_squad(
+    path: Path, *, version_2: bool, training: bool
+) -> tuple[list[Question], tuple[str, ...]]:
+    """Return the questions of a SQuAD file, and remarks on what was left out or is odd, a line each.
 
     For training an answer whose text is not at its offset is left out, and the question if it has no other;
-    otherwise such answers are included, as only their text is scored. The remarks count them. DataError,
+    otherwise such answers are included, as only their text is scored. DataError,
     naming the question, for a missing or wrong field, a repeated id, an impossible question without
     `version_2`, and for training a question without answers.
     """
@@ -149,7 +138,7 @@ def read_squad(path: Path, *, version_2: bool, training: bool) -> Questions:
     if not questions:
         reasons = "; ".join(remarks) or "the file contains no questions"
         raise DataError(str(path), f"nothing to read: {reasons}", "give another file")
-    return Questions(tuple(questions), remarks)
+    return questions, remarks
 
 
 def _check(
@@ -199,23 +188,23 @@ def read_gold(path: Path) -> Gold:
     if not questions:
         raise DataError(str(path), "contains no questions", "give a development file")
     try:
-        return gold_of(Questions(tuple(questions)))
+        return gold_of(questions)
     except DataError as error:
         raise DataError(f"{path} ({error.where})", error.problem, error.remedy) from None
 
 
-def gold_of(questions: Questions) -> Gold:
+def gold_of(questions: Sequence[Question]) -> Gold:
     """Return the gold answers of questions.
 
     DataError for a question without answers, unless some are impossible: then it counts as one of these.
     """
-    rows = questions.questions
-    version_2 = any(row.is_impossible for row in rows)
-    for row in rows:
+    version_2 = any(row.is_impossible for row in questions)
+    for row in questions:
         if not row.answers and not version_2:
             problem = "has no answers to score against"
             raise DataError(f"question '{row.id}'", problem, "give a development file")
-    return Gold([(row.id, tuple(answer.text for answer in row.answers)) for row in rows], version_2)
+    texts = [(row.id, tuple(answer.text for answer in row.answers)) for row in questions]
+    return Gold(texts, version_2)
 
 
 def squad_scores(

@@ -28,7 +28,7 @@ from bert_cli.data.finetune.features import (
     by_length,
     features_of,
 )
-from bert_cli.data.finetune.squad import Question, Questions, best_score, gold_of, remark_lines
+from bert_cli.data.finetune.squad import Question, best_score, gold_of, remark_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
@@ -100,7 +100,7 @@ class _Layout(NamedTuple):
 
 
 def make_windows(
-    questions: Questions,
+    questions: Sequence[Question],
     tokenizer: TextTokenizer,
     *,
     max_seq_length: int,
@@ -116,21 +116,20 @@ def make_windows(
     """
     if error := window_error(max_seq_length, doc_stride, max_query_length):
         raise ConfigError("max_seq_length", *error)
-    rows = questions.questions
     number_of: dict[str, int] = {}
-    context = np.array([number_of.setdefault(row.context, len(number_of)) for row in rows])
+    context = np.array([number_of.setdefault(row.context, len(number_of)) for row in questions])
     texts = _encode(tokenizer, list(number_of), with_offsets=True)
-    queries = _encode(tokenizer, [row.question for row in rows], with_offsets=False)
+    queries = _encode(tokenizer, [row.question for row in questions], with_offsets=False)
     is_cut = queries.lengths > max_query_length
-    ids = {CUT_QUESTIONS: [rows[number].id for number in np.flatnonzero(is_cut)]}
+    ids = {CUT_QUESTIONS: [questions[number].id for number in np.flatnonzero(is_cut).tolist()]}
 
-    numbers = np.arange(len(rows))
-    spans = np.zeros((len(rows), 2), np.int64)
+    numbers = np.arange(len(questions))
+    spans = np.zeros((len(questions), 2), np.int64)
     if training:
-        spans = _answer_pieces(rows, context, texts, list(number_of))
+        spans = _answer_pieces(questions, context, texts, list(number_of))
         # Labelled as impossible, these would teach the model something wrong.
         has_pieces = spans[:, 0] <= spans[:, 1]
-        ids[NO_PIECES] = [rows[number].id for number in np.flatnonzero(~has_pieces)]
+        ids[NO_PIECES] = [questions[number].id for number in np.flatnonzero(~has_pieces).tolist()]
         numbers = np.flatnonzero(has_pieces)
 
     query = np.minimum(queries.lengths[numbers], max_query_length)
@@ -265,7 +264,7 @@ class Answers:
 
 
 def answers(
-    questions: Questions,
+    questions: Sequence[Question],
     windows: Windows,
     start_logits: Floats,
     end_logits: Floats,
@@ -295,7 +294,7 @@ def answers(
     nulls = cls[order[np.searchsorted(windows.question[order], np.arange(len(questions)))]]
 
     result = Answers({}, {}, {})
-    for number, question in enumerate(questions.questions):
+    for number, question in enumerate(questions):
         entries: dict[str, Entry] = {}
         for row in range(bounds[number], bounds[number + 1]):
             text = question.context[begin[row] : finish[row]]
@@ -405,7 +404,7 @@ def with_null_threshold(
 
 
 def best_null_threshold(
-    null_odds: Mapping[str, float], predictions: Mapping[str, str], questions: Questions
+    null_odds: Mapping[str, float], predictions: Mapping[str, str], questions: Sequence[Question]
 ) -> float:
     """Return the threshold with the best F1, of equals the smallest.
 

@@ -204,13 +204,6 @@ class Buckets:
         self.steps, self.left_out = divmod(len(lengths), examples_per_step)
         """Steps of an epoch, and the records that none of its steps has."""
 
-    @property
-    def real_token_fraction(self) -> float:
-        """Fraction of an epoch's positions with a token; the records left out count as the longest."""
-        ends = self.ends[self._bucket_of((np.arange(self.steps) + 1) * self.examples_per_step - 1)]
-        positions = int(ends.sum()) * self.examples_per_step + self.left_out * int(self.ends[-1])
-        return self._records.tokens / positions
-
     def records(self, sample_indices: Ints) -> tuple[Ints, Numbers, int]:
         """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
         steps, rows = np.divmod(np.asarray(sample_indices, np.int64), self.examples_per_step)

@@ -8,7 +8,6 @@ Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, 
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -181,18 +180,10 @@ class Records:
                 )
 
 
-class Strategy(NamedTuple):
-    """Combinations of lengths and the number of packs of each."""
-
-    lengths: Numbers
-    """[K, C] lengths of a combination's sequences, the longest first; then zeros."""
-    counts: Numbers
-    """[K] packs of each combination."""
-
-
-def shortest_pack_first(histogram: Ints, sequences: int) -> Strategy:
+def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:
     """Pack a histogram of lengths [S + 1] into packs of S positions and at most C sequences.
 
+    Returns combinations of lengths [K, C], the longest first and then zeros, and the packs [K] of each.
     From the longest to the shortest, each sequence goes into the open pack with the most free
     positions, or into a new one when it fits into none. Packs of equal lengths are counted together,
     so the work grows with S and not with the number of sequences. Length 0 is ignored.
@@ -233,7 +224,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> Strategy:
     square = np.zeros((len(done), sequences), np.int64)
     for row, lengths in enumerate(done):
         square[row, : len(lengths)] = lengths
-    return Strategy(square, np.array(list(done.values()), np.int64))
+    return square, np.array(list(done.values()), np.int64)
 
 
 class ByLength:
@@ -248,7 +239,6 @@ class ByLength:
         self._order = order.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
         self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.histogram)))
         """[longest + 2] where the records of a length begin in the order."""
-        self.tokens = int(self.histogram @ np.arange(longest + 1))
         self._seed = int(row_keys(0, name, seed)[0])
 
     def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
@@ -265,44 +255,37 @@ class ByLength:
 class Packs:
     """Record numbers by pack number, in any epoch.
 
-    There are few different lengths. A strategy says which combinations of lengths make a pack and how many
-    packs have each (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence Packing
-    without Cross-contamination", section 3.1). The records of a length are assigned by a permutation drawn
-    by (seed, epoch, length). So an epoch has each record in exactly one pack, and epochs have as many packs
+    There are few different lengths. Some combinations of them make a pack, each a number of times
+    (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence Packing without
+    Cross-contamination", section 3.1). The records of a length are assigned by a permutation drawn by
+    (seed, epoch, length). So an epoch has each record in exactly one pack, and epochs have as many packs
     with other neighbours. Memory: 4 bytes a record.
     """
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
         """Pack records of these lengths [records], each from 1 to S, at most C together."""
-        self.sequence_length, self.sequences = sequence_length, sequences
         self._records = ByLength(lengths, sequence_length, "pack", seed)
-        self.strategy = shortest_pack_first(self._records.histogram, sequences)
-        self._ends = np.cumsum(self.strategy.counts)
+        self._lengths, self._counts = shortest_pack_first(self._records.histogram, sequences)
+        self._ends = np.cumsum(self._counts)
         # For each combination and slot, the first of the records of its length that the slot takes:
         # the k-th pack of the combination takes the k-th from there.
-        flat = self.strategy.lengths.ravel()
-        taken = np.repeat(self.strategy.counts, sequences)
+        flat, taken = self._lengths.ravel(), np.repeat(self._counts, sequences)
         first = np.zeros(len(flat), np.int64)
         order = np.argsort(flat, kind="stable")
         before = np.cumsum(taken[order]) - taken[order]
         starts = np.searchsorted(flat[order], flat[order])
         first[order] = before - before[starts]
-        self._first = first.reshape(self.strategy.lengths.shape)
+        self._first = first.reshape(self._lengths.shape)
 
     def __len__(self) -> int:
         """Return the number of packs of an epoch."""
-        return int(self.strategy.counts.sum())
-
-    @property
-    def real_token_fraction(self) -> float:
-        """Fraction of the positions with a token."""
-        return self._records.tokens / (len(self) * self.sequence_length)
+        return int(self._counts.sum())
 
     def records(self, packs: Ints, epochs: Ints) -> Numbers:
         """Return the record numbers [n, C] of packs [n] in epochs [n], longest first, then -1."""
         combinations = np.searchsorted(self._ends, packs, side="right")
-        within = packs - (self._ends - self.strategy.counts)[combinations]
-        lengths = self.strategy.lengths[combinations]
+        within = packs - (self._ends - self._counts)[combinations]
+        lengths = self._lengths[combinations]
         is_used = lengths > 0
         used = lengths[is_used]
         records = np.full(lengths.shape, -1, np.int64)

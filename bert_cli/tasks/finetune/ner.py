@@ -12,12 +12,11 @@ import numpy as np
 from bert_cli.config.finetune import NerSettings
 from bert_cli.data.finetune.conll import (
     Sentences,
-    WordPositions,
     chunks,
     entity_scores,
+    of_words,
     read_conll,
     word_features,
-    word_labels,
 )
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import write_lines
@@ -47,30 +46,30 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source 
         assert settings.train_file is not None
         sentences = read_conll(settings.train_file)
         names = sentences.label_names
-        train, _ = _features(sentences, "train", settings, tokenizer)
+        train = _features(sentences, "train", settings, tokenizer)
     if settings.validation_file is None:
         assert names is not None
         return Task(len(names), names, train, best="f1")
     held_out = read_conll(settings.validation_file, names)
-    features, words = _features(held_out, "validation", settings, tokenizer)
+    features = _features(held_out, "validation", settings, tokenizer)
     names = held_out.label_names
-    evaluate = partial(_evaluate, held_out, words)
+    evaluate = partial(_evaluate, held_out, features)
     return Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
 
 
 def _features(
     sentences: Sentences, name: str, settings: NerSettings, tokenizer: TextTokenizer
-) -> tuple[Features, WordPositions]:
-    features, words = word_features(sentences, tokenizer, settings.max_seq_length)
-    remarks = {**sentences.remarks, **words.remarks}
+) -> Features:
+    features, cut = word_features(sentences, tokenizer, settings.max_seq_length)
+    remarks, words = {**sentences.remarks, **cut}, sum(map(len, sentences.words))
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(sentences):,} sentences, {len(words.positions):,} words{more}")
-    return features, words
+    print_line(f"{name}: {len(sentences):,} sentences, {words:,} words{more}")
+    return features
 
 
-def _evaluate(sentences: Sentences, words: WordPositions, logits: Logits) -> Result:
-    best = np.argmax(logits["validation"], axis=1)
-    labels, predicted = sentences.names(sentences.labels), sentences.names(word_labels(words, best))
+def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Result:
+    best = of_words(sentences, features, np.argmax(logits["validation"], axis=1))
+    labels, predicted = sentences.names(sentences.labels), sentences.names(best)
     total, by_type = entity_scores(labels, predicted)
     scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall}
     # Only types in the labels: which others are predicted depends on the seed.

@@ -5,13 +5,13 @@ predictions.json and nbest_predictions.json have the form that the official scri
 threshold, chosen on the development set, decides when no answer is given.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.data.finetune.features import cached, file_hash
-from bert_cli.data.finetune.squad import Gold, Questions, gold_of, read_squad, squad_scores
+from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_scores
 from bert_cli.data.finetune.squad_windows import (
     NULL_THRESHOLD,
     Windows,
@@ -49,7 +49,7 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Sourc
 
 def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, which: str
-) -> tuple[Questions, Windows]:
+) -> tuple[Sequence[Question], Windows]:
     """Return the questions of a file and their windows; print how many, and what was left out."""
     training = which == "train_file"
     path: Path | None = getattr(settings, which)
@@ -59,7 +59,7 @@ def _read(
             raise ConfigError(which, "is missing", remedy)
         version = "v2.0" if settings.version_2 else "v1.1"
         path = settings.dataset_dir / f"{'train' if training else 'dev'}-{version}.json"
-    questions = read_squad(path, version_2=settings.version_2, training=training)
+    questions, remarks = read_squad(path, version_2=settings.version_2, training=training)
     sizes: Mapping[str, int] = {
         "max_seq_length": settings.max_seq_length,
         "doc_stride": settings.doc_stride,
@@ -79,13 +79,17 @@ def _read(
     )
     windows = windows_of(arrays)
     print_line(f"{which}: {len(questions):,} questions in {len(windows.features):,} windows")
-    for remark in (*questions.remarks, *windows.remarks):
+    for remark in (*remarks, *windows.remarks):
         print_line(f"  {remark}")
     return questions, windows
 
 
 def _evaluate(
-    settings: SquadSettings, questions: Questions, windows: Windows, gold: Gold, logits: Logits
+    settings: SquadSettings,
+    questions: Sequence[Question],
+    windows: Windows,
+    gold: Gold,
+    logits: Logits,
 ) -> Result:
     """Return the official scores in per cent, with version_2 at the best threshold."""
     result = answers(

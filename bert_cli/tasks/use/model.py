@@ -21,7 +21,7 @@ import tensorflow as tf
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features, by_length, encode_texts
-from bert_cli.data.finetune.squad import Question, Questions
+from bert_cli.data.finetune.squad import Question
 from bert_cli.data.finetune.squad_windows import answers, make_windows
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
@@ -316,12 +316,10 @@ def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
 def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return the best span of each context, its probability and its characters."""
     settings = use.settings
-    questions = Questions(
-        tuple(
-            Question(str(number), one.fields["question"], one.fields["context"], (), False)
-            for number, one in enumerate(inputs)
-        )
-    )
+    questions = [
+        Question(str(number), one.fields["question"], one.fields["context"], (), False)
+        for number, one in enumerate(inputs)
+    ]
     windows = make_windows(
         questions,
         use.tokenizer,
@@ -346,9 +344,7 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     # A question's windows are consecutive, so its positions are one range.
     last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
     rows, begin = [], 0
-    for question, query, end in zip(
-        questions.questions, encoded, windows.features.ends[last], strict=True
-    ):
+    for question, query, end in zip(questions, encoded, windows.features.ends[last], strict=True):
         text = result.predictions[question.id]
         entry = next(row for row in result.nbest[question.id] if row["text"] == text)
         # Of equal texts in the context, the one whose first piece has exactly this score.
@@ -375,12 +371,14 @@ def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     spans = [conll.word_spans(text) for text in texts]
     words = [[t[a:b] for a, b in own] for t, own in zip(texts, spans, strict=True)]
     sentences = conll.Sentences(words, [[0] * len(row) for row in words], tuple(names))
-    features, where = conll.word_features(sentences, use.tokenizer, use.max_seq_length)
+    features, _ = conll.word_features(sentences, use.tokenizer, use.max_seq_length)
     # A sentence that was cut has several examples.
-    sentence = np.searchsorted(where.positions[where.ends - 1], features.starts)
+    positions = conll.of_words(sentences, features, np.arange(len(features.tokens)))
+    sentence = np.searchsorted([own[-1] for own in positions], features.starts)
     probabilities = _softmax(use.of_positions(features, sentence, inputs, len(names)))
-    labels = sentences.names(conll.word_labels(where, np.argmax(probabilities, axis=1)))
-    best = np.split(probabilities.max(axis=1)[where.positions], where.ends[:-1])
+    predicted = np.argmax(probabilities, axis=1)
+    labels = sentences.names(conll.of_words(sentences, features, predicted))
+    best = conll.of_words(sentences, features, probabilities.max(axis=1))
     rows = []
     for number, one in enumerate(inputs):
         each = zip(words[number], labels[number], best[number], strict=True)

@@ -16,9 +16,9 @@ from bert_cli.data.finetune.conll import (
     Sentences,
     chunks,
     entity_scores,
+    of_words,
     read_conll,
     word_features,
-    word_labels,
     word_spans,
 )
 from bert_cli.data.records.tokenizer import read_tokenizer
@@ -133,6 +133,11 @@ def sentences(*texts):
     return Sentences(words, [[next(numbers) % 5 for _ in row] for row in words], NAMES)
 
 
+def labels_of(given, features, values=None):
+    values = features.position_labels["labels"] if values is None else values
+    return [own.tolist() for own in of_words(given, features, values)]
+
+
 def shown(features):
     parts = np.split(features.tokens, features.ends[:-1])
     return [" ".join(PIECES[number] for number in part) for part in parts]
@@ -140,33 +145,29 @@ def shown(features):
 
 def test_the_first_piece_of_a_word_carries_its_label(tokenizer):
     given = sentences("Johann lives", "New York.")
-    features, where = word_features(given, tokenizer, 16)
+    features, remarks = word_features(given, tokenizer, 16)
     assert shown(features) == ["[CLS] jo ##han ##n lives [SEP]", "[CLS] new york . [SEP]"]
     labels = features.position_labels
     assert labels["label_weights"].tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0]
     assert labels["labels"].tolist() == [0, 1, 0, 0, 2, 0, 0, 3, 4, 0, 0]
     assert labels["labels"].dtype == np.int32 and labels["label_weights"].dtype == np.float32
     assert features.segments.tolist() == [0] * 11 and features.segments.dtype == np.int8
-    assert where.positions.tolist() == [1, 4, 7, 8] and where.remarks == {}
-    assert word_labels(where, np.arange(11)) == [[1, 4], [7, 8]]
+    assert labels_of(given, features, np.arange(11)) == [[1, 4], [7, 8]] and remarks == {}
 
 
-def test_a_long_sentence_is_cut_between_words_and_keeps_them_all(tokenizer):
+def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unknown(tokenizer):
     given = sentences("a Johann b a b a", "a b a")
-    features, where = word_features(given, tokenizer, 5)
+    features, remarks = word_features(given, tokenizer, 5)
     assert shown(features) == [
         "[CLS] a [SEP]", "[CLS] jo ##han ##n [SEP]", "[CLS] b a b [SEP]", "[CLS] a [SEP]", "[CLS] a b a [SEP]",
     ]  # fmt: skip
-    assert features.lengths.max() == 5 and where.remarks == {CUT_SENTENCES: 1}
-    assert word_labels(where, features.position_labels["labels"]) == given.labels
-
-
-def test_a_word_without_pieces_is_unknown_and_one_that_is_too_long_is_cut(tokenizer):
+    assert features.lengths.max() == 5 and remarks == {CUT_SENTENCES: 1}
+    assert labels_of(given, features) == given.labels
     given = sentences("a \u200b\x07 b", "------- a")
-    features, where = word_features(given, tokenizer, 5)
+    features, remarks = word_features(given, tokenizer, 5)
     assert shown(features) == ["[CLS] a [UNK] b [SEP]", "[CLS] - - - [SEP]", "[CLS] a [SEP]"]
-    assert where.remarks == {NO_PIECES: 1, CUT_WORDS: 1, CUT_SENTENCES: 1}
-    assert word_labels(where, features.position_labels["labels"]) == given.labels
+    assert remarks == {NO_PIECES: 1, CUT_WORDS: 1, CUT_SENTENCES: 1}
+    assert labels_of(given, features) == given.labels
 
 
 def test_words_keep_their_labels_at_every_length(tokenizer):
@@ -174,10 +175,10 @@ def test_words_keep_their_labels_at_every_length(tokenizer):
     words = ["Johann", "a", "York.", "--", "[SEP]"]
     given = sentences(*(" ".join(numbers.choice(words, n)) for n in range(1, 30)))
     for length in (3, 4, 7, 64):
-        features, where = word_features(given, tokenizer, length)
+        features, _ = word_features(given, tokenizer, length)
         assert features.lengths.max() <= length
         assert features.position_labels["label_weights"].sum() == sum(map(len, given.words))
-        assert word_labels(where, features.position_labels["labels"]) == given.labels
+        assert labels_of(given, features) == given.labels
         assert (features.tokens[features.starts] == tokenizer.special.cls).all()
         # A special token in the text is text.
         seps = np.flatnonzero(features.tokens == tokenizer.special.sep)
@@ -213,20 +214,6 @@ def test_chunks_are_those_of_conlleval():
         ("B I O I", [("_", 0, 1), ("_", 3, 3)]),
     ):
         assert chunks(labels.split()) == expected
-
-
-def test_entities_are_right_when_type_and_both_ends_are():
-    gold = [["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"], ["B-ORG", "I-ORG", "I-ORG"]]
-    result = [["B-PER", "I-PER", "O", "B-ORG", "O", "B-LOC"], ["B-ORG", "I-ORG", "O"]]
-    total, types = entity_scores(gold, result)
-    # Right: PER 0-1 and the second LOC. The first LOC has another type, ORG another end.
-    assert total == EntityScore(right=2, predicted=4, support=4)
-    assert (total.precision, total.recall, total.f1) == (0.5, 0.5, 0.5)
-    assert types == {
-        "LOC": EntityScore(1, 1, 2), "ORG": EntityScore(0, 2, 1), "PER": EntityScore(1, 1, 1),
-    }  # fmt: skip
-    assert types["LOC"].f1 == pytest.approx(2 / 3)
-    assert types["ORG"].f1 == 0.0
 
 
 def test_entities_of_other_sentences_are_not_right_and_a_ratio_of_nothing_is_zero():

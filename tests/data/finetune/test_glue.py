@@ -56,21 +56,19 @@ FILES = {
         "index\tsentence1\tsentence2\n0\tThree.\tFour.\n",
     ),
 }  # fmt: skip
-# What the labelled file is: first texts, second texts, and the names of the labels, or the score.
+# What the labelled file is: first texts, second texts, the numbers of the labels or the score, and all labels
+# in the order of Hugging Face's copy of GLUE, which published models have in their configs.
 READ = {
-    "cola": (['It "is".', "Is it."], None, ["acceptable", "unacceptable"]),
-    "mnli": (["One."], ["Two."], ["contradiction"]), "mrpc": (["One ."], ['Two " .'], ["equivalent"]),
-    "qnli": (["Who?"], ["He."], ["not_entailment"]), "qqp": (["How?"], ["Why?"], ["not_duplicate"]),
-    "rte": (["One."], ["Two."], ["entailment"]), "sst2": (["fine "], None, ["positive"]),
-    "stsb": (["One."], ["Two."], [4.75]), "wnli": (["One."], ["Two."], ["entailment"]),
-}  # fmt: skip
-# The order of labels in Hugging Face's copy of GLUE, which published models have in their configs.
-ORDER = {
-    "cola": "unacceptable acceptable", "mnli": "entailment neutral contradiction",
-    "mrpc": "not_equivalent equivalent", "qnli": "entailment not_entailment",
-    "qqp": "not_duplicate duplicate", "rte": "entailment not_entailment", "sst2": "negative positive",
-    "wnli": "not_entailment entailment",
-}  # fmt: skip
+    "cola": (['It "is".', "Is it."], None, [1, 0], "unacceptable acceptable"),
+    "mnli": (["One."], ["Two."], [2], "entailment neutral contradiction"),
+    "mrpc": (["One ."], ['Two " .'], [1], "not_equivalent equivalent"),
+    "qnli": (["Who?"], ["He."], [1], "entailment not_entailment"),
+    "qqp": (["How?"], ["Why?"], [0], "not_duplicate duplicate"),
+    "rte": (["One."], ["Two."], [0], "entailment not_entailment"),
+    "sst2": (["fine "], None, [1], "negative positive"),
+    "stsb": (["One."], ["Two."], [4.75], None),
+    "wnli": (["One."], ["Two."], [1], "not_entailment entailment"),
+}
 # CLUE: a row as published, then what it is read as: first text, second text, label number, id.
 WSC = {
     "target": {"span2_index": 15, "span1_index": 5, "span1_text": "床", "span2_text": "它"},
@@ -136,14 +134,12 @@ def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task
     labelled, test = FILES[task]
     for split, name in TASKS[task].files.items():
         put(own, name, test if split.startswith("test") else labelled)
-    first, second, labels = READ[task]
+    first, second, labels, order = READ[task]
     for folder in (tmp_path, own):
         result = read_split(folder, task, "train")
         assert (result.first, result.second, result.remarks) == (first, second, {})
         names = result.label_names
-        assert (names and " ".join(names)) == ORDER.get(task)
-        numbers = result.labels.tolist()
-        assert (numbers if names is None else [names[number] for number in numbers]) == labels
+        assert (names and " ".join(names)) == order and result.labels.tolist() == labels
         bare = read_split(folder, task, "test")
         assert bare.labels is None and bare.ids == ["0"] and bare.label_names == names
         assert bare.first[0] == test.splitlines()[1].split("\t")[-1 if second is None else -2]

@@ -42,17 +42,18 @@ def file_of(*rows, context="The cat sat."):
 
 def test_questions_are_read_with_their_answers(write):
     path = write(file_of(row(), row("b", is_impossible=True) | {"answers": []}))
-    result = read_squad(path, version_2=True, training=True)
-    assert result.questions == (
-        Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False),
-        Question("b", "Who?", "The cat sat.", (), True),
+    assert read_squad(path, version_2=True, training=True) == (
+        [
+            Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False),
+            Question("b", "Who?", "The cat sat.", (), True),
+        ],
+        (),
     )
-    assert result.remarks == ()
     with pytest.raises(DataError, match=r"question 'b'\).*give --version-2"):
         read_squad(path, version_2=False, training=False)
     # A test file has no answers.
     path = write(file_of({"id": "a", "question": "Who?"}, row("b") | {"answers": []}))
-    assert len(read_squad(path, version_2=False, training=False)) == 2
+    assert len(read_squad(path, version_2=False, training=False)[0]) == 2
     with pytest.raises(DataError, match=r"question 'a'\): has no answers"):
         read_squad(path, version_2=False, training=True)
 
@@ -61,17 +62,14 @@ def test_a_misplaced_answer_is_left_out_of_training_and_reported(write):
     both = row("b")
     both["answers"].append({"text": "sat", "answer_start": 7})
     rows = row("a", start=5), both, row("c", start=-8), row("d", text=" ", start=3)
-    result = read_squad(write(file_of(*rows)), version_2=False, training=True)
-    assert [(one.id, one.answers) for one in result.questions] == [("b", (Answer("cat", 4),))]
-    assert list(result.remarks) == [
-        f"4 {squad.MISPLACED} (a, b, c, ...)",
-        f"3 {squad.UNUSABLE} (a, c, d)",
-    ]
+    (read,), remarks = read_squad(write(file_of(*rows)), version_2=False, training=True)
+    assert (read.id, read.answers) == ("b", (Answer("cat", 4),))
+    assert remarks == (f"4 {squad.MISPLACED} (a, b, c, ...)", f"3 {squad.UNUSABLE} (a, c, d)")
     # Where only its text is scored it is included.
     path = write(file_of(row("a", start=5)))
-    result = read_squad(path, version_2=False, training=False)
-    assert result.questions[0].answers == (Answer("cat", 5),)
-    assert result.remarks == (f"1 {squad.MISPLACED_KEPT} (a)",)
+    (read,), remarks = read_squad(path, version_2=False, training=False)
+    assert read.answers == (Answer("cat", 5),)
+    assert remarks == (f"1 {squad.MISPLACED_KEPT} (a)",)
     with pytest.raises(DataError, match=r"nothing to read: 1 answers whose text"):
         read_squad(path, version_2=False, training=True)
 
@@ -103,11 +101,6 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
 
 
 # --- scores
-
-
-def one(golds, prediction, *, version_2=False):
-    """Return F1 and exact match of one answer."""
-    return best_score(golds, prediction, version_2=version_2)
 
 
 def gold_of(texts):
@@ -158,17 +151,18 @@ def test_f1_counts_common_words_and_exact_match_compares_normalized_texts():
         (["blue", "green"], "The Green", (1, 1)),
         (["red"], "", (0, 0)),
     ):
-        assert one(golds, prediction) == (pytest.approx(expected[0], abs=1e-12), expected[1])
+        f1, exact = best_score(golds, prediction, version_2=False)
+        assert (f1, exact) == (pytest.approx(expected[0], abs=1e-12), expected[1])
 
 
 def test_1_1_and_2_0_differ_where_nothing_remains_of_a_text():
-    assert one(["The"], "a") == (0.0, 1.0)
-    assert one(["The"], "a", version_2=True) == one(["The"], "", version_2=True) == (1.0, 1.0)
-    assert one(["red"], "", version_2=True) == (0.0, 0.0)
-    assert one(["The", "red"], "a", version_2=True) == (0.0, 0.0)
-    assert one(["The", "red"], "a") == (0.0, 1.0)
-    assert one([], "", version_2=True) == one([], "the", version_2=True) == (1.0, 1.0)
-    assert one([], "red", version_2=True) == (0.0, 0.0)
+    for golds in (["The"], ["The", "red"]):
+        assert best_score(golds, "a", version_2=False) == (0.0, 1.0)
+    for golds, prediction, score in (
+        (["The"], "a", 1.0), (["The"], "", 1.0), (["red"], "", 0.0), (["The", "red"], "a", 0.0),
+        ([], "", 1.0), ([], "the", 1.0), ([], "red", 0.0),
+    ):  # fmt: skip
+        assert best_score(golds, prediction, version_2=True) == (score, score)
 
 
 def test_squad_scores_are_per_cent_of_all_gold_questions_and_a_missing_answer_is_0():

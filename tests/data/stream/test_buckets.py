@@ -73,5 +73,4 @@ def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too() ->
     assert mixed <= len(drawn.ends) - 1, "only what is left over of a bucket goes into a longer one"
     assert len(set(widths[:20])) > 2, "steps are in a random order"
     padded = 32 * sum(widths) + drawn.left_out * int(drawn.ends[-1])
-    assert drawn.real_token_fraction == pytest.approx(lengths.sum() / padded)
-    assert drawn.real_token_fraction > 0.95 > lengths.mean() / 512
+    assert lengths.sum() / padded > 0.95 > lengths.mean() / 512

@@ -8,7 +8,6 @@ from bert_cli.cli import main
 from bert_cli.data.finetune.squad import (
     Answer,
     Question,
-    Questions,
     gold_of,
     read_gold,
     squad_scores,
@@ -72,15 +71,15 @@ def test_questions_score_like_their_file(tmp_path):
         Question("a", "?", "red", (Answer("red", 0),), False),
         Question("b", "?", "red", (), True),
     ]
-    scores = squad_scores(gold_of(Questions(tuple(rows))), {"a": "Red", "b": ""})
+    scores = squad_scores(gold_of(rows), {"a": "Red", "b": ""})
     file = read_gold(write_gold(tmp_path / "gold.json", {"a": ["red"], "b": None}))
     assert scores == squad_scores(file, {"a": "Red", "b": ""}) and scores["f1"] == 100.0
     unmarked = Question("c", "?", "red", (), False)
     # Unmarked among marked ones: the script of 2.0 goes by the answers alone.
-    gold = gold_of(Questions((*rows, unmarked)))
+    gold = gold_of([*rows, unmarked])
     assert squad_scores(gold, {"c": ""})["NoAns_total"] == 2
     with pytest.raises(DataError, match="question 'c': has no answers"):
-        gold_of(Questions((rows[0], unmarked)))
+        gold_of([rows[0], unmarked])
     gold = read_gold(write_gold(tmp_path / "gold.json", {"a": ["The"]}, is_impossible=False))
     assert squad_scores(gold, {"a": "an"}) == {"f1": 0.0, "exact_match": 100.0}
 
