@@ -95,7 +95,11 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         url = f"{mirror}/{wiki}/{date}/{name}"
         if settings.date == "latest" and not _exists(client, url):
             url = f"{mirror}/{wiki}/latest/{wiki}-latest-{KIND}"  # mirrors without dated folders
-        transfer = _Transfer(client, url, settings.out / f"{name}.{listed}.part")
+        part = settings.out / f"{name}.{listed}.part"
+        for other in settings.out.glob(f"{wiki}-*.part"):
+            if other != part:  # of a dump that the server no longer lists
+                other.unlink()
+        transfer = _Transfer(client, url, part)
         transfer.run()
         sha1 = _sha1(transfer.part)
         if sha1 != listed:  # `latest` may have moved since it was resolved

@@ -200,6 +200,7 @@ def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_
     server.publish("20240101", new)
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == new
+    assert not list(tmp_path.glob("*.part"))  # the old half is removed
 
 
 def test_a_complete_part_is_verified_and_not_fetched_again(server, tmp_path):

@@ -13,8 +13,8 @@ from support.processes import alive, kill_after_a_shard, wait_for
 
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import read_manifest
-from bert_cli.data.text import extract
-from bert_cli.data.text.extract import Dump, find_dump
+from bert_cli.data.text import extract, wikipedia
+from bert_cli.data.text.wikipedia import Dump, find_dump
 from bert_cli.errors import DataError
 
 HEADER = """<mediawiki xml:lang="fr">
@@ -164,6 +164,13 @@ def test_a_damaged_archive_keeps_the_pages_before_the_damage(tmp_path, pack):
         content = rows.split('preserve">')[11].split("</text>")[0]
         assert pages[10].decode() == page(11, "Page 11", content).strip()
         assert "is damaged or cut off" in reader.notes[0]
+
+
+def test_a_page_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(wikipedia, "LARGEST_PAGE", 1 << 16)
+    (tmp_path / "dump.xml").write_text(HEADER + page(1, "A", "text") + "<page>" + "x" * (1 << 17))
+    with pytest.raises(DataError, match="page 2 has no end"):
+        list(Dump(tmp_path / "dump.xml").pages())
 
 
 def test_a_file_that_is_no_dump_is_rejected_without_manifest(tmp_path):

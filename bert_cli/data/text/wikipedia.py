@@ -1,0 +1,164 @@
+"""Read a MediaWiki dump in one pass, packed or not, and split it between pages into chunks of articles."""
+
+import codecs
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bert_cli.data.text.files import SUFFIXES, DamagedError, compression_of, unpack
+from bert_cli.errors import DataError
+
+LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
+LARGEST_HEADER = 1 << 22
+
+NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
+LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
+
+
+def find_dump(path: Path) -> Path:
+    """Return the dump: `path`, or the only dump in a folder."""
+    if path.is_dir():
+        suffixes = (".xml", *SUFFIXES)
+        dumps = [p for p in sorted(path.iterdir()) if p.suffix in suffixes and p.name[0] != "."]
+        if len(dumps) != 1:
+            names = ", ".join(dump.name for dump in dumps[:4]) or "none"
+            problem = f"holds {len(dumps)} dumps ({names})"
+            raise DataError(f"dump ({path})", problem, "give one file")
+        return dumps[0]
+    if not path.is_file():
+        raise DataError(f"dump ({path})", "no such file", "`bert download` fetches one")
+    return path
+
+
+@dataclass
+class Chunk:
+    """Consecutive articles of the dump, and the number of other pages among them."""
+
+    pages: list[bytes] = field(default_factory=list)
+    article_bytes: int = 0
+    xml_bytes: int = 0  # of all pages
+    raw_bytes: int = 0  # read of the (compressed) file
+    redirects: int = 0
+    other_namespaces: int = 0
+
+
+class Dump:
+    """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass.
+
+    `notes` describes its faults. The pages before damage are kept: a file that ends in the middle of a
+    page loses that page alone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self._raw_bytes = 0
+        self._blocks = self._utf8(self._unpacked())
+        self.header, self._rest = self._read_header()
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
+        chunk, raw = Chunk(), 0
+        for page in self.pages():
+            head = page[: page.find(b"<revision")]
+            match = NAMESPACE.search(head)
+            in_namespace = match is not None and match[1] == b"0"
+            is_article = in_namespace and b"<redirect" not in head
+            # Only an article starts a new chunk, so other pages at the end count with the last one.
+            if is_article and chunk.article_bytes >= size:
+                chunk.raw_bytes, raw = self._raw_bytes - raw, self._raw_bytes
+                yield chunk
+                chunk = Chunk()
+            chunk.xml_bytes += len(page)
+            if is_article:
+                chunk.pages.append(page)
+                chunk.article_bytes += len(page)
+            elif in_namespace:
+                chunk.redirects += 1
+            else:
+                chunk.other_namespaces += 1
+        chunk.raw_bytes = self._raw_bytes - raw
+        if chunk.pages:
+            yield chunk
+
+    def pages(self) -> Iterator[bytes]:
+        """Yield every `<page>...</page>` of the file."""
+        rest, count = b"", 0
+        for block in itertools.chain([self._rest], self._blocks):
+            rest += block
+            start = 0
+            while (end := rest.find(b"</page>", start)) >= 0:
+                begin = rest.find(b"<page>", start, end)
+                start = end + len(b"</page>")
+                if begin >= 0:
+                    count += 1
+                    yield rest[begin:start]
+            rest = rest[start:]
+            if len(rest) > LARGEST_PAGE:
+                problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
+                remedy = "it is no MediaWiki dump, or a damaged one; get it again"
+                raise DataError(f"dump ({self.path})", problem, remedy)
+        if b"</mediawiki>" not in rest:
+            problem = f"ends after {count:,} pages without </mediawiki>: pages may be missing"
+            self.notes.append(f"{self.path.name} {problem}")
+
+    def _read_header(self) -> tuple[bytes, bytes]:
+        """Return the text before the first page, or a default one without <siteinfo>, and the rest."""
+        text = b""
+        for block in self._blocks:
+            text += block
+            if b"<page>" in text or len(text) > LARGEST_HEADER:
+                break
+        begin = text.find(b"<page>")
+        if begin < 0 or b"<mediawiki" not in text[:begin]:
+            reason = ", ".join(self.notes) or "no <mediawiki> with a <page>"
+            raise DataError(
+                f"dump ({self.path})",
+                f"is not a MediaWiki dump ({reason})",
+                "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
+            )
+        header, rest = text[:begin], text[begin:]
+        if b"</siteinfo>" not in header:
+            match = LANGUAGE.search(header)
+            language = match[1].decode() if match else "en"
+            header = _default_header(language)
+            self.notes.append(
+                f"{self.path.name} has no <siteinfo>: taken as {language}.wikipedia.org "
+                "with the English names of the namespaces"
+            )
+        return header, rest
+
+    def _unpacked(self) -> Iterator[bytes]:
+        try:
+            with open(self.path, "rb") as file:
+                for block in unpack(file, compression_of(self.path)):
+                    self._raw_bytes = file.tell()
+                    yield block
+        except DamagedError as error:
+            problem = f"is damaged or cut off ({error}): only the data before are read"
+            self.notes.append(f"{self.path.name} {problem}")
+
+    def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        first = b""
+        while len(first) < 3 and (block := next(blocks, None)) is not None:
+            first += block
+        if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+            for block in itertools.chain([first], blocks):
+                yield decoder.decode(block).encode("utf-8", errors="replace")
+            return
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+
+
+def _default_header(language: str) -> bytes:
+    """Return the header fields without which WikiExtractor returns no page."""
+    names = {0: "", 6: "File", 10: "Template", 14: "Category", 828: "Module"}
+    lines = "".join(f'<namespace key="{key}">{name}</namespace>\n' for key, name in names.items())
+    base = f"https://{language}.wikipedia.org/wiki/Main_Page"
+    return (
+        f'<mediawiki xml:lang="{language}">\n<siteinfo>\n<base>{base}</base>\n'
+        f"<namespaces>\n{lines}</namespaces>\n</siteinfo>\n"
+    ).encode()
