@@ -211,6 +211,9 @@ def test_gradients_may_be_all_reduced_in_16_bits(precision, tolerance):
     _, gradient = first_step(*short, 4)
     assert_close(gradient, expected, tolerance)
     assert any((gradient[name] != other).any() for name, other in expected.items())
+    # A second all-reduce doubles the gradients, whatever factor they have on the way.
+    short[0].all_reduce_gradients(0.5)
+    assert_close(gradients(short[0]), {name: 2 * g for name, g in expected.items()}, 2 * tolerance)
 
 
 def test_small_buckets_add_up_to_the_same_bits(monkeypatch):

@@ -210,11 +210,12 @@ def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypa
         assert one.level == level
     # The replicas of a CPU share its memory; GPUs are checked one by one.
     monkeypatch.setattr(machine, "memory", lambda: (10**12, 10**6))
-    three = settings_of(tmp_path, global_batch__replicas=3)
-    (one,) = findings(doctor.check_memory, three, ONE, "CPU", 0)
-    assert one.values["needed"] == pytest.approx(3 * needed, rel=0.2)
+    four = settings_of(tmp_path, global_batch__replicas=4)
+    for processes, here in ((ONE, 4), (doctor.Processes(("a:1", "b:1")), 2)):
+        (one,) = findings(doctor.check_memory, four, processes, "CPU", 0)
+        assert one.values["needed"] == pytest.approx(here * needed, rel=0.2)
     for memory, level in ((10**6, "error"), (10**10, "ok")):
-        (one,) = findings(doctor.check_memory, three, ONE, "GPU", memory)
+        (one,) = findings(doctor.check_memory, four, ONE, "GPU", memory)
         assert one.level == level
     loss = of("first loss", built(tmp_path))
     assert loss.level == "warning" and "not computed: the model needs" in loss.found

@@ -3,6 +3,7 @@
 import json
 import re
 from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from bert_cli.cli import main
 from bert_cli.config.layout import estimate
 from bert_cli.config.training import PretrainSettings
 from bert_cli.data.stream.reader import NUMBERING
-from bert_cli.tasks.run import corpora
+from bert_cli.tasks.run import build, corpora
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 STEPS = 4
@@ -294,3 +295,15 @@ def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
     ]
     rows = [stream.rows(np.arange(50))["masked_lm_positions"] for stream in streams]
     assert not np.array_equal(*rows)
+
+
+def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_batch():
+    reads = []
+    stream = SimpleNamespace(epoch_size=9)
+    stream.rows = lambda numbers: reads.extend(numbers) or {"input_mask": np.ones([1, 2])}
+    engine = SimpleNamespace(sum_names=[], evaluate=lambda _: {})
+    engine.head = SimpleNamespace(COUNTS={}, MEANS={})
+    for rank in (0, 1):
+        engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)
+        build.evaluate(engine, stream, 7, 3)
+    assert sorted(reads) == list(range(7))
