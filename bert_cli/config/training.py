@@ -5,6 +5,7 @@ The keys are those of Graphcore's BERT example. The plan holds the integers of a
 settings and the number of examples; the rest of the tool reads them there.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,11 +199,17 @@ class TrainSettings(Settings):
             return self  # no stages, stages that `auto` replaces, or an unknown number of layers
         layers = self.bert_config.num_hidden_layers
         expected = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
-        if [block for stage in stages for block in stage] != expected:
-            blocks = ", ".join(["emb", f"hid*{layers}", *self.LAST_BLOCKS])
-            problem = f"lists other blocks than those of the model, {blocks}"
-            raise SettingError("parallel.pipeline_stages", problem, "list these, in this order")
+        listed = [block for stage in stages for block in stage]
+        if listed != expected:
+            problem = f"lists {_counted(listed)}; the model has {_counted(expected)}"
+            raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
         return self
+
+
+def _counted(blocks: list[str]) -> str:
+    """Return the blocks with the length of each run of equal ones: emb, hid*12, enc_out, pool, heads."""
+    runs = ((name, len(list(equal))) for name, equal in itertools.groupby(blocks))
+    return ", ".join(f"{name}*{count}" if count > 1 else name for name, count in runs)
 
 
 class WeightedCorpus(Settings):
