@@ -138,9 +138,11 @@ class Descent:
     def key(self, weight_id, step):
         return tf.stack([weight_id, step])
 
-    def update(self, rule, weight, gradient, first, second, factor, rate, updates, key):
-        new = weight - rate * factor * gradient
-        return new, first + 1.0, second + tf.cast(updates, tf.float32)
+    def update_direction(self, rule, weight, gradient, first, second, factor, updates):
+        return factor * gradient, first + 1.0, second + tf.cast(updates, tf.float32)
+
+    def apply_update(self, rule, start, weight, direction, squared_norms, rate, key):
+        return weight - rate * direction
 
 
 def make(value: float, micro_batches: int = 1, *, scaling: float | str = 1.0, **options) -> Step:
