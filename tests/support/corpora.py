@@ -42,17 +42,11 @@ def dynamic_records(first: int, count: int) -> DynamicRecords:
     lengths = rng.integers(5, S + 1, count)
     lengths[0] = S
     first_lengths = rng.integers(3, lengths - 1)
-    rows = []
-    for length, cut in zip(lengths, first_lengths, strict=True):
-        row = rng.integers(5, WORDS, length)
+    rows = [rng.integers(5, WORDS, length) for length in lengths]
+    for row, cut in zip(rows, first_lengths, strict=True):
         row[0], row[cut - 1], row[-1] = 2, 3, 3
-        rows.append(row)
-    return DynamicRecords(
-        np.concatenate(rows).astype(np.int32),
-        lengths.astype(np.int32),
-        first_lengths.astype(np.int32),
-        (np.arange(first, first + count) % 2).astype(np.int32),
-    )
+    columns = np.concatenate(rows), lengths, first_lengths, np.arange(first, first + count) % 2
+    return DynamicRecords(*(column.astype(np.int32) for column in columns))
 
 
 def write_folder(
@@ -91,46 +85,40 @@ def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> P
     return write_folder(folder, kind, shards, PIECES, **changes)
 
 
+def _example(rows: Batch, row: int, tokens: Any, chosen: Any, number: int | None) -> dict[str, Any]:
+    """Return an example of a batch; positions are relative to its first token."""
+    return {
+        "tokens": tuple(rows["input_ids"][row, tokens].tolist()),
+        "segments": tuple(rows["segment_ids"][row, tokens].tolist()),
+        "masked": tuple((rows["masked_lm_positions"][row][chosen] - tokens[0]).tolist()),
+        "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
+        "label": int(rows["next_sentence_labels"][row if number is None else (row, number)]),
+    }
+
+
 def sequences_of(rows: Batch) -> list[dict[str, Any]]:
     """Return the sequences of packs, each as if it were alone."""
     sequences = []
     for row in range(len(rows["input_ids"])):
-        for number in range(1, rows["input_mask"][row].max() + 1):
-            positions = np.flatnonzero(rows["input_mask"][row] == number)
+        for number in range(rows["input_mask"][row].max()):
+            positions = np.flatnonzero(rows["input_mask"][row] == number + 1)
             start, end = positions[0], positions[-1] + 1
             assert np.array_equal(positions, np.arange(start, end))
             assert np.array_equal(rows["position_ids"][row, positions], np.arange(len(positions)))
-            assert rows["next_sentence_positions"][row, number - 1] == start
+            assert rows["next_sentence_positions"][row, number] == start
             assert rows["input_ids"][row, start] == rows["input_ids"][0, 0]  # [CLS], never masked
             masked = rows["masked_lm_positions"][row]
             chosen = (rows["masked_lm_weights"][row] > 0) & (masked >= start) & (masked < end)
-            sequences.append(
-                {
-                    "tokens": tuple(rows["input_ids"][row, positions].tolist()),
-                    "segments": tuple(rows["segment_ids"][row, positions].tolist()),
-                    "masked": tuple((masked[chosen] - start).tolist()),
-                    "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
-                    "label": int(rows["next_sentence_labels"][row, number - 1]),
-                }
-            )
+            sequences.append(_example(rows, row, positions, chosen, number))
     return sequences
 
 
 def examples_of(rows: Batch) -> list[dict[str, Any]]:
     """Return unpacked examples in the same form."""
-    examples = []
-    for row, length in enumerate(rows["input_mask"].sum(axis=1)):
-        chosen = rows["masked_lm_weights"][row] > 0
-        examples.append(
-            {
-                "tokens": tuple(rows["input_ids"][row, :length].tolist()),
-                "segments": tuple(rows["segment_ids"][row, :length].tolist()),
-                "masked": tuple(rows["masked_lm_positions"][row][chosen].tolist()),
-                "masked_ids": tuple(rows["masked_lm_ids"][row][chosen].tolist()),
-                "label": int(rows["next_sentence_labels"][row]),
-            }
-        )
-    return examples
+    return [
+        _example(rows, row, np.arange(length), rows["masked_lm_weights"][row] > 0, None)
+        for row, length in enumerate(rows["input_mask"].sum(axis=1))
+    ]
 
 
 def by_content(examples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -3,11 +3,13 @@
 import functools
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 WORDS = "the a cat dog sat on mat paris is in france . , ##s ##ing run un ##known we like to eat what where do not"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split(" "), "[", "]", "mask"]
@@ -105,14 +107,13 @@ def ids_of(*pieces: str) -> list[int]:
     return [PIECES.index(piece) for piece in " ".join(pieces).split()]
 
 
-def change_weights(folder: Path, out: Path, change: Any) -> Path:
-    """Copy a model and change its tensors in place."""
-    import shutil
-
-    from safetensors.numpy import load_file, save_file
-
+def change_weights(folder: Path, out: Path, changes: dict[str, Any]) -> Path:
+    """Copy a model; `changes` has a function of an array, or None to leave it out, by name of the tensor."""
     shutil.copytree(folder, out)
     tensors = load_file(out / "model.safetensors")
-    change(tensors)
+    for name, change in changes.items():
+        value = tensors.pop(name)
+        if change is not None:
+            tensors[name] = np.ascontiguousarray(change(value))
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     return out

@@ -19,7 +19,7 @@ def wait_for(
     while not condition():
         assert all(process.poll() is None for process in running), "a process has ended"
         assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
+        time.sleep(0.002)
 
 
 def ready(path: Path) -> str:
@@ -48,10 +48,7 @@ def kill_after_a_shard(program: str, out: Path) -> None:
     """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        end = time.monotonic() + 30
-        while not list((out / ".done").rglob("*.shard")):
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        wait_for(lambda: any((out / ".done").rglob("*.shard")), 30)
         process.kill()
 
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from support.processes import wait_for
+from support.tiny_models import TINY_RUN
 
 import bert_cli
 from bert_cli.cli import COMMANDS
@@ -19,13 +21,11 @@ from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
-TINY: dict[str, object] = {
-    "max-seq-length": 16, "max-predictions-per-seq": 3, "global-batch.micro-batch-size": 2,
-    "bert-config.vocab-size": 60, "bert-config.hidden-size": 16, "bert-config.num-hidden-layers": 1,
-    "bert-config.num-attention-heads": 2, "bert-config.intermediate-size": 32,
-    "bert-config.max-position-embeddings": 32, "optimizer-opts.name": "AdamW",
-    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
-}  # fmt: skip
+TINY = {
+    name: value
+    for name, value in TINY_RUN.items()
+    if name.partition("-")[0] not in ("generated", "keep")
+}
 """Flags of a training run of milliseconds a step."""
 STEPS = 100
 JOBS = ROOT / "scripts" / "slurm"
@@ -35,12 +35,8 @@ import os, signal, subprocess, sys
 tasks, program = int(os.environ["SLURM_NTASKS"]), sys.argv[1:]
 step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks),
         "SLURM_STEP_NODELIST": os.environ["SLURM_JOB_NODELIST"]}
-while program[0].startswith("--"):
-    option = program.pop(0)
-    if option == "--distribution=block":
-        step["SLURM_DISTRIBUTION"] = "block"
-    else:
-        sys.exit(f"srun: stand-in does not know {option}")
+if program[0] == "--distribution=block":
+    step["SLURM_DISTRIBUTION"] = program.pop(0).partition("=")[2]
 children = []
 
 def pass_on(number, frame):
@@ -72,41 +68,36 @@ CONSOLE = "import sys\nfrom {} import main\nif __name__ == '__main__':\n    sys.
 DASK, BERT = CONSOLE.format("dask.__main__"), CONSOLE.format("bert_cli.cli")
 
 
-def programs(folder: Path, **more: str) -> Path:
-    """Write the programs that a job file calls into a folder; `more` replaces their sources."""
-    folder.mkdir()
-    for name, source in {
-        "srun": SRUN,
-        "scontrol": SCONTROL,
-        "bert": BERT,
-        "dask": DASK,
-        **more,
-    }.items():
-        path = folder / name
-        path.write_text(f"#!{sys.executable}\n{source}")
-        path.chmod(0o755)
-    return folder
+def write_program(path: Path, source: str) -> Path:
+    path.write_text(source)
+    path.chmod(0o755)
+    return path
 
 
 def sbatch_lines(text: str) -> list[tuple[str, str]]:
     """Return the options of a job file: those above its first command, as sbatch reads them."""
-    found = []
+    options = []
     for line in text.splitlines():
         if line.startswith("#SBATCH "):
             name, _, value = line.removeprefix("#SBATCH ").partition("=")
-            found.append((name.removeprefix("--"), value))
+            options.append((name.removeprefix("--"), value))
         elif line.strip() and not line.startswith("#"):
             break
-    return found
+    return options
 
 
 class Scheduler:
     """Start job files in a folder, and end all their processes."""
 
     def __init__(self, folder: Path, **more: str) -> None:
-        self.folder, self.bin = folder, programs(folder / "bin", **more)
+        """Write the programs that a job file calls; `more` replaces their sources."""
+        self.folder, self.bin = folder, folder / "bin"
         self.state("RUNNING")
         self.jobs: list[subprocess.Popen[str]] = []
+        self.bin.mkdir()
+        sources = {"srun": SRUN, "scontrol": SCONTROL, "bert": BERT, "dask": DASK, **more}
+        for name, source in sources.items():
+            write_program(self.bin / name, f"#!{sys.executable}\n{source}")
 
     def state(self, name: str) -> None:
         """Set the state that `scontrol show job` prints."""
@@ -123,11 +114,8 @@ class Scheduler:
         """Run a copy of a job file as SLURM would, with its number of tasks or that of `variables`."""
         (self.folder / "pids").unlink(missing_ok=True)
         text = (JOBS / name).read_text()
-        options = dict(sbatch_lines(text))
-        copy = self.folder / f"slurm_script_{len(self.jobs)}"
-        copy.write_text(text)
-        copy.chmod(0o755)
-        tasks = variables.pop("tasks", options["ntasks-per-node"])
+        copy = write_program(self.folder / f"slurm_script_{len(self.jobs)}", text)
+        tasks = variables.pop("tasks", dict(sbatch_lines(text))["ntasks-per-node"])
         slurm = {
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "localhost",
@@ -139,19 +127,18 @@ class Scheduler:
             **variables,
         }
         inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        log = open(self.folder / f"log_{len(self.jobs)}", "w")  # noqa: SIM115
-        path = f"{self.bin}:{os.environ['PATH']}"
-        job = subprocess.Popen(
-            [copy, *map(str, words)],
-            cwd=self.folder,
-            env={**inherited, "PYTHONPATH": str(ROOT), "PATH": path, **slurm},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        log.close()
-        job.log = Path(log.name).read_text  # type: ignore[attr-defined]
+        path, log = f"{self.bin}:{os.environ['PATH']}", self.folder / f"log_{len(self.jobs)}"
+        environment = {**inherited, "PYTHONPATH": str(ROOT), "PATH": path, **slurm}
+        with open(log, "w") as out:
+            streams: dict[str, Any] = {"stdout": out, "stderr": subprocess.STDOUT, "text": True}
+            job = subprocess.Popen(
+                [copy, *map(str, words)],
+                cwd=self.folder,
+                env=environment,
+                start_new_session=True,
+                **streams,
+            )
+        job.log = log.read_text  # type: ignore[attr-defined]
         self.jobs.append(job)
         return job
 
@@ -176,8 +163,8 @@ def begun(folder: Path) -> bool:
 
 def load_command(words: list[str]) -> object:
     """Return the settings of a command line; raises the errors of the tool."""
-    settings = COMMANDS[words[0]].settings_class()
-    own = words[1 : words.index("--")] if words[0] == "launch" else words[1:]
     if words[0] == "launch":
         load_command(words[words.index("--") + 1 :])
-    return load(settings, split_log_level(own)[1], f"bert {words[0]}")[0]
+        words = words[: words.index("--")]
+    settings = COMMANDS[words[0]].settings_class()
+    return load(settings, split_log_level(words[1:])[1], f"bert {words[0]}")[0]

@@ -1,7 +1,6 @@
 """Small models with random weights on disk, and small tasks for them, for the tests of the tasks."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -70,33 +69,6 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
     return folder
 
 
-def write_as_google_did(model: Path, folder: Path) -> Path:
-    """Write the same weights as a TensorFlow 1 checkpoint, with bert_config.json and vocab.txt."""
-    import tensorflow as tf
-    from safetensors.numpy import load_file
-
-    from bert_cli.model.tensorflow_names import NAMES
-
-    folder.mkdir()
-    shutil.copy(model / "vocab.txt", folder)
-    described = json.loads((model / "config.json").read_text())
-    config = {name: described[name] for name in BertConfig.model_fields if name in described}
-    for name in ("layer_norm_eps", "position_embedding_type"):
-        config.pop(name, None)
-    (folder / "bert_config.json").write_text(json.dumps(config))
-    layers = range(described["num_hidden_layers"])
-    theirs = {row.format(n): name.format(n) for name, row in NAMES.items() for n in layers}
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        for name, value in load_file(model / "model.safetensors").items():
-            if name in theirs:
-                kernel = value.T if theirs[name].endswith("/kernel") else value
-                v1.get_variable(theirs[name], initializer=kernel, use_resource=False)
-        session.run(v1.global_variables_initializer())
-        v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
-    return folder
-
-
 def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
     """Write a CSV of synthetic reviews: "good" and "fine" are positive, "bad" and "awful" negative."""
     draw = np.random.default_rng(seed)
@@ -111,7 +83,7 @@ def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
     return path
 
 
-def write_questions(path, articles, seed, impossible=False):
+def write_questions(path: Path, articles: int, seed: int, impossible: bool = False) -> Path:
     """Write paragraphs of a few words; the answer to the question "who" is "good" or "fine"."""
     draw = np.random.default_rng(seed)
     paragraphs = []
@@ -119,18 +91,11 @@ def write_questions(path, articles, seed, impossible=False):
         words = list(draw.choice(OTHERS, 18))
         none = impossible and number % 3 == 0
         answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
-        if not none:
-            words[at] = answer
-        context = " ".join(words)
-        answers = [{"text": answer, "answer_start": len(" ".join(words[:at])) + 1}]
-        question = {
-            "id": f"{seed}-{number}",
-            "question": "who was it?",
-            "answers": [] if none else answers,
-        }
-        if impossible:
-            question["is_impossible"] = none
-        paragraphs.append({"context": context, "qas": [question]})
-    text = json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]})
-    path.write_text(text)
+        words[at] = words[at] if none else answer
+        found = {"text": answer, "answer_start": len(" ".join(words[:at])) + 1}
+        question = {"id": f"{seed}-{number}", "question": "who was it?"}
+        question |= {"answers": [] if none else [found]}
+        question |= {"is_impossible": none} if impossible else {}
+        paragraphs.append({"context": " ".join(words), "qas": [question]})
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     return path

@@ -5,7 +5,7 @@ predictions.json and nbest_predictions.json have the form that the official scri
 threshold, chosen on the development set, decides when no answer is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,11 +60,7 @@ def _read(
         version = "v2.0" if settings.version_2 else "v1.1"
         path = settings.dataset_dir / f"{'train' if training else 'dev'}-{version}.json"
     questions, remarks = read_squad(path, version_2=settings.version_2, training=training)
-    sizes: Mapping[str, int] = {
-        "max_seq_length": settings.max_seq_length,
-        "doc_stride": settings.doc_stride,
-        "max_query_length": settings.max_query_length,
-    }
+    sizes = settings.model_dump(include={"max_seq_length", "doc_stride", "max_query_length"})
     made_from = {
         "file": file_hash(path),
         "tokenizer": tokenizer.fingerprint,

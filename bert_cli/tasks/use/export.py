@@ -179,11 +179,8 @@ class Served(tf.Module):
             return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
 
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
-        columns = {
-            "input_ids": input_ids,
-            "input_mask": attention_mask,
-            "segment_ids": token_type_ids,
-        }
+        columns = {"input_ids": input_ids, "input_mask": attention_mask}
+        columns["segment_ids"] = token_type_ids
         hidden_BSD, blocks = self.model.hidden(columns), dict(self.model.blocks)
         if "heads" in blocks:
             # [CLS] for the pooler, and then every position as if it were masked.
@@ -258,9 +255,8 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     import onnxruntime
     import torch
 
-    files, path = folder / "hf", str(folder / "model.onnx")
-    files.mkdir()
-    model = _write_hf_files(served.model, files)
+    path = str(folder / "model.onnx")
+    model = _write_hf_files(served.model, folder)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
 
     class Ordered(torch.nn.Module):
@@ -275,12 +271,8 @@ def write_onnx(served: Served, folder: Path) -> Predict:
 
     # Three tensors: the exporter would merge inputs that are the same object.
     example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
-    free = {
-        0: torch.export.Dim("batch", min=1),
-        1: torch.export.Dim(
-            "length", min=1, max=served.model.source.config.max_position_embeddings
-        ),
-    }
+    most = served.model.source.config.max_position_embeddings
+    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1, max=most)
     with _without_log_noise():
         torch.onnx.export(
             Ordered().eval(),
@@ -288,13 +280,12 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             path,
             input_names=list(INPUTS),
             output_names=outputs,
-            dynamic_shapes=(free,) * len(INPUTS),
+            dynamic_shapes=({0: batch, 1: length},) * len(INPUTS),
             dynamo=True,
             external_data=False,
             verbose=False,
         )
-    shutil.rmtree(files)
-    _write_config_and_tokenizer(served.model, folder)
+    (folder / checkpoint.MODEL).unlink()  # The graph has the weights.
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def predict(columns: Mapping[str, Any]) -> Outputs:
@@ -345,11 +336,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
 
 def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     source = model.source
-    described = {
-        "model_type": "bert",
-        **source.described,
-        "architectures": [model.architecture],
-    }
+    described = {"model_type": "bert", **source.described, "architectures": [model.architecture]}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)

@@ -9,6 +9,7 @@ Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked posi
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,8 +139,7 @@ def open_model(source: start.Source, task: str, precision: str = "float32") -> O
         source.config, seed=0, policy=precision, last_blocks=last_blocks, labels=labels_of(source)
     )
     new, _ = start.load_weights(source, named_weights(blocks))
-    lacking = [part for part in needs if part in new]
-    if lacking:
+    if lacking := [part for part in needs if part in new]:
         problem = f"has no {' and no '.join(lacking)} of its shape, so it cannot be used for {task}"
         where = f"{source.folder} ({source.architecture})"
         raise ConfigError(where, problem, "give a model that was trained for it")
@@ -149,12 +149,10 @@ def open_model(source: start.Source, task: str, precision: str = "float32") -> O
 def one_device() -> str:
     """Use the first GPU, or the CPU, and return which; GPU memory grows on demand."""
     gpus = tf.config.list_physical_devices("GPU")[:1]
-    try:
+    with suppress(RuntimeError):  # TensorFlow is initialized already
         tf.config.set_visible_devices(gpus, "GPU")
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError:
-        pass  # TensorFlow is initialized already
     return "GPU" if gpus else "CPU"
 
 
@@ -290,7 +288,7 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
                     {"word": pieces[word], "probability": exact(value)} for word, value in pairs
                 ]
     results = zip(inputs, masks, is_cut, strict=True)
-    return [_row(one, {"masks": filled}, cut) for one, filled, cut in results]
+    return [_row(one.fields, {"masks": filled}, cut) for one, filled, cut in results]
 
 
 def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
@@ -301,15 +299,15 @@ def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     rows = []
     for one, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
         row: Row = {"scores": list(map(exact, scores))}
-        if len(scores) == 1:
-            row = {"score": exact(scores[0])}
         if names is not None:
-            best = int(np.argmax(values))
+            best, each = int(np.argmax(values)), list(zip(names, values, strict=True))
             row = {"label": names[best], "probability": exact(values[best])}
             if several:
-                row = {"labels": [n for n, v in zip(names, values, strict=True) if v > 0.5]}
-            row["probabilities"] = {n: exact(v) for n, v in zip(names, values, strict=True)}
-        rows.append(_row(one, row, cut))
+                row = {"labels": [name for name, value in each if value > 0.5]}
+            row["probabilities"] = {name: exact(value) for name, value in each}
+        elif len(scores) == 1:
+            row = {"score": exact(scores[0])}
+        rows.append(_row(one.fields, row, cut))
     return rows
 
 
@@ -320,13 +318,9 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
         Question(str(number), one.fields["question"], one.fields["context"], (), False)
         for number, one in enumerate(inputs)
     ]
+    sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
     windows = make_windows(
-        questions,
-        use.tokenizer,
-        max_seq_length=use.max_seq_length,
-        doc_stride=settings.doc_stride,
-        max_query_length=settings.max_query_length,
-        training=False,
+        questions, use.tokenizer, max_seq_length=use.max_seq_length, training=False, **sizes
     )
     starts, ends = use.of_positions(windows.features, windows.question, inputs, 2).T
     result = answers(
@@ -335,9 +329,8 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
         starts,
         ends,
         n_best=N_BEST,
-        max_answer_length=settings.max_answer_length,
-        version_2=settings.version_2,
         null_threshold=settings.null_score_diff_threshold,
+        **settings.model_dump(include={"max_answer_length", "version_2"}),
     )
     texts = [one.fields["question"] for one in inputs]
     encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
@@ -351,15 +344,10 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
         own = begin + np.flatnonzero(starts[begin:end] == entry["start_logit"])
         offsets = windows.offsets[own, 0].tolist()
         at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
-        row = {
-            "question": question.question,
-            "answer": text,
-            "probability": entry["probability"],
-            "start": at,
-            "end": None if at is None else at + len(text),
-        }
+        row: Row = {"answer": text, "probability": entry["probability"], "start": at}
+        row["end"] = None if at is None else at + len(text)
         is_cut = len(query.ids) > settings.max_query_length
-        rows.append({**row, **({"truncated": True} if is_cut else {})})
+        rows.append(_row({"question": question.question}, row, is_cut))
         begin = end
     return rows
 
@@ -385,7 +373,7 @@ def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
         row: Row = {"words": [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]}
         if use.model.has_bio_labels:
             row["entities"] = entities_of(texts[number], spans[number], labels[number])
-        rows.append(_row(one, row, False))
+        rows.append(_row(one.fields, row, False))
     return rows
 
 
@@ -398,7 +386,7 @@ def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[st
 def embed(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return a vector of each text, from the encoder's last layer."""
     rows = zip(inputs, *use.of_texts(inputs), strict=True)
-    return [_row(one, {"embedding": list(map(exact, vector))}, cut) for one, vector, cut in rows]
+    return [_row(one.fields, {"embedding": [*map(exact, row)]}, cut) for one, row, cut in rows]
 
 
 def exact(value: np.floating[Any]) -> float:
@@ -406,8 +394,8 @@ def exact(value: np.floating[Any]) -> float:
     return float(str(value))
 
 
-def _row(one: Input, answer: Row, is_cut: bool) -> Row:
-    return {**one.fields, **answer, **({"truncated": True} if is_cut else {})}
+def _row(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:
+    return {**fields, **answer, **({"truncated": True} if is_cut else {})}
 
 
 def _softmax(logits: Floats) -> Floats:

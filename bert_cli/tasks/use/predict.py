@@ -34,17 +34,13 @@ FIELDS = {
     "embed": (("text",), ()),
 }
 """Task -> required fields of its inputs, and optional ones."""
-TASK_OF_SETTING = {
-    "second": "text-classification",
-    "question": "question-answering",
-    "top": "fill-mask",
-    "pooling": "embed",
-    "normalize": "embed",
-    "doc_stride": "question-answering",
-    "max_query_length": "question-answering",
-    "max_answer_length": "question-answering",
-    "version_2": "question-answering",
+KNOWN_FIELDS = {name for groups in FIELDS.values() for group in groups for name in group}
+SETTINGS = {
+    "fill-mask": ("top",),
+    "question-answering": ("doc_stride", "max_query_length", "max_answer_length", "version_2"),
+    "embed": ("pooling", "normalize"),
 }
+"""Task -> settings that have an effect on no other."""
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -92,12 +88,13 @@ def run(settings: PredictSettings) -> None:
 
 def _check_settings(settings: PredictSettings, task: str, most: int) -> int:
     """Refuse settings without effect on the task; return the maximum tokens of a text."""
-    for name, owner in TASK_OF_SETTING.items():
-        if name in settings.model_fields_set and task != owner:
-            raise ConfigError(name, f"has no effect with task {task}", "leave it out")
     if task == "question-answering" and settings.text is not None:
         problem = f"has no effect with task {task}"
         raise ConfigError(f"TEXT ({settings.text})", problem, "give --question and --context")
+    own = {*FIELDS[task][0], *FIELDS[task][1], *SETTINGS.get(task, ())}
+    for name in sorted(KNOWN_FIELDS.union(*SETTINGS.values()) - own):
+        if name in settings.model_fields_set:
+            raise ConfigError(name, f"has no effect with task {task}", "leave it out")
     length = settings.max_seq_length or most
     if length > most:
         problem = f"is more than the model's {most} positions"
@@ -110,21 +107,26 @@ def _check_settings(settings: PredictSettings, task: str, most: int) -> int:
 
 def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
     """Yield the inputs in order. ConfigError when there are none, DataError for unreadable ones."""
+    is_json = task == "question-answering"
     if settings.question is not None and settings.context is not None:
         fields = {"question": settings.question, "context": settings.context}
         yield Input("--question, --context", fields)
-    elif settings.text is not None:
+        return
+    if settings.text is not None:
         second = {} if settings.second is None else {"second": settings.second}
         yield Input("TEXT", {"text": settings.text, **second})
-    elif settings.input is not None:
+        return
+    if settings.input is not None:
         path = settings.input.expanduser()
-        is_json = tables.file_kind(path) == ".jsonl" or task == "question-answering"
-        read = _objects if is_json else _lines
-        yield from read(tables.read_lines(path), str(path), task)
+        where, lines = str(path), tables.read_lines(path)
+        is_json = is_json or tables.file_kind(path) == ".jsonl"
     else:
-        lines = _standard_input(task)
-        read = _objects if task == "question-answering" else _lines
-        yield from read(lines, "standard input", task)
+        where, lines = "standard input", _standard_input(task)
+    if is_json:
+        yield from _objects(lines, where, task)
+    else:
+        for number, line in enumerate(lines, 1):
+            yield Input(f"{where} (line {number})", {"text": line})
 
 
 def _standard_input(task: str) -> list[str]:
@@ -141,21 +143,14 @@ def _standard_input(task: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
-def _lines(lines: Iterable[str], where: str, _: str) -> Iterator[Input]:
-    for number, line in enumerate(lines, 1):
-        yield Input(f"{where} (line {number})", {"text": line})
-
-
 def _objects(lines: Iterable[str], where: str, task: str) -> Iterator[Input]:
     """Yield the task's fields of JSON objects; fields that no task has are ignored."""
     needed, optional = FIELDS[task]
-    known = {name for fields in FIELDS.values() for group in fields for name in group}
     for line, row in tables.json_lines(lines, where):
-        foreign = sorted((known & set(row)) - {*needed, *optional})
+        foreign = sorted((KNOWN_FIELDS & set(row)) - {*needed, *optional})
         if foreign:
-            problem = (
-                f"'{foreign[0]}' is not read by task {task}, which reads {tables.listed(needed)}"
-            )
+            reads = f"which reads {tables.listed(needed)}"
+            problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
             raise DataError(line, problem, "remove it or choose its task")
         names = [*needed, *(name for name in optional if name in row)]
         yield Input(line, {name: tables.text_of(row, name, line) for name in names})
