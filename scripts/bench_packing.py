@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1984)
     parser.add_argument("--read", type=int, default=0, help="steps to read and time")
     parser.add_argument("--train", type=int, default=0, help="steps to train and time")
-    parser.add_argument("--places", type=int, default=4096, help="positions per training step")
+    parser.add_argument("--positions", type=int, default=4096, help="positions per training step")
     return parser.parse_args()
 
 
@@ -83,7 +83,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
             "bert_config": {**MODEL, "vocab_size": source.corpus["vocab_size"]},
             "max_seq_length": source.sequence_length,
             "max_predictions_per_seq": source.corpus["mask_tokens"],
-            "global_batch": {"micro_batch_size": args.places // source.sequence_length},
+            "global_batch": {"micro_batch_size": args.positions // source.sequence_length},
             "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 1e-4}},
             "total_num_train_samples": 10**6,
             "seed": args.seed,

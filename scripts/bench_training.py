@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compare training speed and memory of BERT-base with other implementations.
 
-    scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --places 128
+    scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --positions 128
     scripts/bench_training.py update --optimizer LAMB
-    scripts/bench_training.py scores --examples 64 --places 853
+    scripts/bench_training.py scores --examples 64 --positions 853
 
 The implementations run alternately (A B A B), each in its own process. After each round the script prints
 medians over all rounds so far: of wall-clock time, and of processor time, which other programs on the machine
@@ -70,8 +70,8 @@ def build_ours(options: argparse.Namespace) -> Any:
         {
             "generated_dataset": True,
             "bert_config": {"num_hidden_layers": options.layers},
-            "max_seq_length": options.places,
-            "max_predictions_per_seq": masked_positions(options.places),
+            "max_seq_length": options.positions,
+            "max_predictions_per_seq": masked_positions(options.positions),
             "precision": options.precision,
             "compile": options.compile,
             "global_batch": {"micro_batch_size": options.examples},
@@ -121,10 +121,10 @@ def micro_batch_of_pytorch(options: argparse.Namespace, *, compiled: bool = Fals
 
     torch.set_num_threads(options.cores)
     model = BertForPreTraining(BertConfig(num_hidden_layers=options.layers)).train()
-    shape = options.examples, options.places
+    shape = options.examples, options.positions
     ids = torch.randint(1000, 30000, shape)
     labels = torch.full(shape, -100)
-    labels[:, : masked_positions(options.places)] = ids[:, : masked_positions(options.places)]
+    labels[:, : masked_positions(options.positions)] = ids[:, : masked_positions(options.positions)]
     inputs = {
         "input_ids": ids,
         "attention_mask": torch.ones(shape, dtype=torch.long),
@@ -156,9 +156,9 @@ def micro_batch_of_tensorflow(options: argparse.Namespace, *, compiled: bool = F
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
     tf_keras.mixed_precision.set_global_policy(options.precision)
     model = TFBertForPreTraining(BertConfig(num_hidden_layers=options.layers))
-    shape = options.examples, options.places
+    shape = options.examples, options.positions
     ids = tf.random.uniform(shape, 1000, 30000, tf.int32)
-    masked = tf.range(options.places) < masked_positions(options.places)
+    masked = tf.range(options.positions) < masked_positions(options.positions)
     inputs = {
         "input_ids": ids,
         "attention_mask": tf.ones(shape, tf.int32),
@@ -255,7 +255,7 @@ def growth_by_scores(options: argparse.Namespace) -> int:
     from bert_cli.tasks.look.machine import resident_bytes
 
     compile_fused(options.compile != "nothing")
-    masked, width, vocab_size = options.examples * masked_positions(options.places), 768, 30522
+    masked, width, vocab_size = options.examples * masked_positions(options.positions), 768, 30522
     x, table, bias = tf.ones([masked, width]), tf.ones([vocab_size, width]), tf.zeros([vocab_size])
     labels, weights = tf.zeros([masked], tf.int32), tf.ones([masked])
 
@@ -277,7 +277,7 @@ def growth_by_scores(options: argparse.Namespace) -> int:
 
 def scores(options: argparse.Namespace) -> None:
     """Print the memory growth of a process for each number of chunks."""
-    masked = options.examples * masked_positions(options.places)
+    masked = options.examples * masked_positions(options.positions)
     for chunks in (1, 8, 32):
         flags = ["--chunks", str(chunks), "--side", "bert"]
         command = [sys.executable, __file__, *sys.argv[1:], *flags]
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("what", choices=[*SIDES, "scores"])
     parser.add_argument("--precision", default="mixed_bfloat16", help="Keras dtype policy")
     parser.add_argument("--examples", type=int, default=8, help="micro-batch size")
-    parser.add_argument("--places", type=int, default=128, help="sequence length")
+    parser.add_argument("--positions", type=int, default=128, help="sequence length")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--optimizer", default="AdamW", choices=("AdamW", "LAMB"))
     parser.add_argument("--compile", default="auto", help="setting `compile` of `bert`")
