@@ -118,7 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
-    """Run the command, print the error that ends it, and return the exit code."""
     # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")

@@ -57,11 +57,7 @@ _ROWS = {
     "squad-score": ("tasks.finetune.squad_score", "finetune.SquadScore", "score SQuAD predictions"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
-    "classify": (
-        "tasks.finetune.texts",
-        "finetune.Classify",
-        "fine-tune on text classification",
-    ),
+    "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
     "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
@@ -92,7 +88,6 @@ def run(settings: "CompletionSettings") -> None:
 
 
 def _full_parser() -> "argparse.ArgumentParser":
-    """Return a parser of the complete command line, with a subcommand for each command."""
     import argparse
 
     import shtab

@@ -165,17 +165,17 @@ def lock_file(path: Path, attempts: int = 1) -> TextIO:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
     try:
-        for left in range(attempts - 1, -1, -1):
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return file
             except BlockingIOError:
-                if not left:
+                attempts -= 1
+                if attempts < 1:
                     raise
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
             except OSError as error:
                 raise LockUnsupportedError(error.errno, error.strerror) from None
-        raise ValueError("attempts must be positive")
     except BaseException:
         file.close()
         raise

@@ -1,4 +1,4 @@
-"""What all tests share: where the real data is, when it is there."""
+"""The options, the devices, and the fixtures of all tests."""
 
 import json
 import os
@@ -15,22 +15,11 @@ LOGICAL_DEVICES = 8
 REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 LONGEST_FIRST = (
-    "test_processes.py",
-    "test_layouts.py",
-    "test_pretrain.py",
-    "test_finetune.py",
-    "test_trackers.py",
-    "test_engine.py",
-    "test_docs.py",
-    "test_corpora.py",
-    "test_kubernetes.py",
-    "test_slurm.py",
-    "test_bench.py",
-    "test_chunked_loss.py",
-    "test_export.py",
-    "test_beside_pytorch.py",
-)
-"""Files that take more than half a minute of a core, longest first."""
+    "layouts", "processes", "pretrain", "export", "finetune", "engine", "pretrain_distributed", "bench",
+    "slurm", "data", "corpora", "beside_pytorch", "shipped_layouts", "kubernetes", "trackers", "documents",
+    "task_commands",
+)  # fmt: skip
+"""Files that take more than 20 s of a core, longest first, without `test_`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the long files, and leave out what the options leave out."""
-    order = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    order = {f"test_{name}.py": index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
@@ -98,8 +87,8 @@ def write_run() -> Callable[..., Path]:
 
     def write(folder: Path, steps: int, total: int = 10, saved: tuple[int, ...] = (), **settings):
         folder.mkdir(parents=True)
-        told = {"max_predictions_per_seq": 20, "seed": 1, "global_batch": {"replicas": 1}}
-        (folder / "settings.json").write_text(json.dumps(told | settings))
+        usual = {"max_predictions_per_seq": 20, "seed": 1, "global_batch": {"replicas": 1}}
+        (folder / "settings.json").write_text(json.dumps(usual | settings))
         (folder / "lock").touch()
         same = {"learning_rate": 1e-4, "gradient_norm": 1.0, "tokens_per_second": 640.0}
         same |= {"examples_per_second": 10.0, "seconds_per_step": 2.0}

@@ -6,13 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from bert_cli.config.settings import (
-    Positional,
-    SettingError,
-    Settings,
-    is_remote,
-    without_effect,
-)
+from bert_cli.config.settings import Positional, SettingError, Settings, is_remote, without_effect
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]

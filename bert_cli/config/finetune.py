@@ -23,22 +23,21 @@ from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, T
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+CLASSIFICATIONS = ("text-classification", "token-classification")
+PREDICT_TASKS = ("fill-mask", "question-answering", *CLASSIFICATIONS, "embed")
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
 
 def _adam(rate: float) -> OptimizerOpts:
+    schedule = LearningRate(max_learning_rate=rate, warmup_frac=0.1)
     return OptimizerOpts(
-        name="AdamW",
-        learning_rate=LearningRate(max_learning_rate=rate, warmup_frac=0.1),
-        weight_decay_rate=0.01,
-        max_gradient_norm=1.0,
+        name="AdamW", learning_rate=schedule, weight_decay_rate=0.01, max_gradient_norm=1.0
     )
 
 
 def _longest(validated: dict[str, Any]) -> int:
-    """Return the default of max_seq_length: the maximum sequence length of the model."""
     config: BertConfig = validated.get("bert_config", BertConfig())
     return config.max_position_embeddings
 
@@ -83,7 +82,6 @@ class FinetuneSettings(TrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _prefer_the_length_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
-        """Drop the run length of a config if a flag gives the other one."""
         origins = (info.context or {}).get("origins", {})
         flags = [name for name in RUN_LENGTHS if origins.get(name, "").startswith("--")]
         if not isinstance(values, dict) or len(flags) != 1:
@@ -107,11 +105,12 @@ def window_error(
     tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
     if tokens >= doc_stride:
         return None
+    rest = f"max_query_length {max_query_length} and the special tokens"
     problem = (
-        f"{max_seq_length} leaves {max(0, tokens)} tokens of a paragraph after max_query_length "
+        f"{max_seq_length} leaves {max(0, tokens)} tokens of a paragraph after {rest}, fewer than "
     )
-    problem += f"{max_query_length} and the special tokens, fewer than doc_stride ({doc_stride})"
-    return problem, f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
+    remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
+    return f"{problem}doc_stride ({doc_stride})", remedy
 
 
 class SquadSettings(FinetuneSettings):
@@ -280,16 +279,7 @@ class PredictSettings(Settings):
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
     """One text; give several in a file or through standard input."""
-    task: (
-        Literal[
-            "fill-mask",
-            "question-answering",
-            "text-classification",
-            "token-classification",
-            "embed",
-        ]
-        | None
-    ) = None
+    task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
     """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
     that the model was trained for."""
     input: Path | None = None

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import TrainSettings, count
+from bert_cli.config.training import TrainSettings, count, short
 from bert_cli.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -90,7 +90,6 @@ def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
 
 
 def _stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
-    """Return the blocks of stages with these numbers of layers."""
     stages = [["hid"] * number for number in layers]
     stages[0].insert(0, "emb")
     stages[-1] += last_blocks
@@ -180,7 +179,6 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
 
 
 def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
-    """Return the bytes of 16-bit copies of the kernels, if the precision needs them."""
     if not settings.precision.startswith("mixed"):
         return 0
     config = settings.bert_config
@@ -328,7 +326,6 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple[int, int]]:
-    """Return the (replicas, pipeline devices) to try: each number of devices with the most replicas."""
     batch, here = settings.global_batch, devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     if not here:
@@ -346,7 +343,6 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[tuple
 
 
 def _laid_out(settings: Settings, replicas: int, devices: int, memory: float) -> Settings:
-    """Return the settings with this number of replicas and of devices per replica."""
     batch = settings.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
@@ -382,7 +378,6 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
 
 
 def _changed(settings: Settings, group: str, changes: Mapping[str, object]) -> Settings:
-    """Return the settings with other values in a group, after validation."""
     values = settings.model_dump(exclude_unset=True, by_alias=True)
     values[group] = {**values.get(group, {}), **changes}
     return type(settings).model_validate(values)
@@ -407,15 +402,12 @@ def describe_layout(settings: TrainSettings) -> list[str]:
             first, *others = group
             name = f"devices {first} to {others[-1]}" if others else f"device {first}"
             words.append(f"{name}: {blocks}")
+        percent = f"{idle(settings):.1%}"
         lines.append("; ".join(words))
-        lines.append(
-            f"schedule {parallel.schedule}, devices are idle for {idle(settings):.1%} of a step"
-        )
+        lines.append(f"schedule {parallel.schedule}, devices are idle for {percent} of a step")
     if batch.replicas > 1:
-        lines.append(
-            f"each replica adds up {size(reduced_bytes(settings))} of gradients with the others once a step, "
-            f"in {parallel.reduce_precision}"
-        )
+        sums = f"{size(reduced_bytes(settings))} of gradients with the others once a step"
+        lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
     return lines
 
 
@@ -423,12 +415,6 @@ def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     """Return the blocks on one device, its stages separated by a bar."""
     here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
     return " | ".join(" ".join(short(stage)) for stage in here)
-
-
-def short(stage: Sequence[str]) -> list[str]:
-    """Return the blocks of a stage as in a config: emb, hid*4."""
-    runs = [(name, len(list(run))) for name, run in groupby(stage)]
-    return [name if times == 1 else f"{name}*{times}" for name, times in runs]
 
 
 def size(number: float) -> str:

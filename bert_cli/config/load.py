@@ -73,8 +73,11 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     shipped = named_configs()
     if name.removesuffix(".json") in shipped:
         return shipped[name.removesuffix(".json")]
-    sibling = nearest(Path(name).name, [file.name for file in sorted(path.parent.glob("*.json"))])
-    near = str(Path(name).with_name(sibling)) if sibling else nearest(Path(name).stem, shipped)
+    siblings = {
+        file.stem: str(Path(name).with_name(file.name)) for file in path.parent.glob("*.json")
+    }
+    stem = nearest(Path(name).stem, siblings)
+    near = siblings[stem] if stem else nearest(Path(name).stem, shipped)
     remedy = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(shipped)}"
     raise ConfigError(f"{given_as} ({name})", "no such file", remedy)
 
@@ -137,7 +140,6 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
 
 
 def _not_in(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, str]:
-    """Return the renamed keys that `values` does not set again."""
     return {where: old for where, old in renamed.items() if where not in dict(leaves(values))}
 
 
@@ -223,7 +225,6 @@ def describe(settings: BaseModel, loaded: Loaded) -> str:
 
 
 def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str]:
-    """Return a line for each default in use that differs from the original's."""
     values = dict(leaves(settings.model_dump(mode="json")))
     return [
         f"{where} is {json.dumps(values[where])} here by default; "
@@ -262,7 +263,6 @@ def _is_path(name: str) -> bool:
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:
-    """Expand a path, or the paths of a list of corpora."""
     if isinstance(value, list):
         return [_expand(f"{name}.{number}", one, errors) for number, one in enumerate(value)]
     if isinstance(value, Mapping) and "path" in value:
@@ -360,7 +360,6 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
 
 
 def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
-    """Return problem and remedy for an unknown key, with the nearest one of its group."""
     group, name = ".".join(step for step in steps[:-1] if not step.isdigit()), steps[-1]
     siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == group]
     anywhere = [path for path in known if path.rpartition(".")[2] == name]
@@ -370,7 +369,6 @@ def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, s
 
 
 def _how_to_give(settings: type[BaseModel], path: str) -> str:
-    """Return the remedy for a setting or a group without a value: the flags that it needs."""
     options = [option for section in sections_of(settings, "") for option in section.options]
     inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
     needed = [option for option in inside if option.is_required] or inside

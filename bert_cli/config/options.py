@@ -98,13 +98,8 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     return [section for section in sections if section.options]
 
 
-CONFIG = Option(
-    flags=("--config",),
-    name="config",
-    takes="FILE",
-    text="JSON file with settings: a path, or the name of a shipped config. Flags override it.",
-    is_path=True,
-)
+CONFIG_TEXT = "JSON file with settings: a path, or the name of a shipped config. Flags override it."
+CONFIG = Option(flags=("--config",), name="config", takes="FILE", text=CONFIG_TEXT, is_path=True)
 
 
 def examples_of(settings: type[BaseModel]) -> list[str]:
@@ -119,7 +114,6 @@ def purpose_of(settings: type[BaseModel]) -> str:
 
 
 def _heading(kind: type[BaseModel]) -> str:
-    """Return the heading of shared options: their command, or the first sentence of the docstring."""
     for example in examples_of(kind):
         return "options of " + " ".join(example.split()[:2])
     return re.split(r"[.:;]", _one_line(kind.__doc__))[0]
@@ -128,7 +122,6 @@ def _heading(kind: type[BaseModel]) -> str:
 def _group(
     kind: type[BaseModel], path: str, about: str, default: BaseModel | None, required: bool
 ) -> Iterator[Section]:
-    """Yield the sections of a group and of the groups in it."""
     own = Section(path.replace("_", "-"), about)
     below: list[Section] = []
     for name, inner in kind.model_fields.items():
@@ -170,7 +163,6 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
 
 
 def _help_text(text: str, default: Any, required: bool) -> str:
-    """Return the help text of a setting with its default as it would be typed."""
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, list):
@@ -361,7 +353,6 @@ def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argp
 
 
 def _other_value(given: Any) -> Any:
-    """Return the JSON object of a group, or the text of a key without effect."""
     if isinstance(given, list):
         return " ".join(given) or "true"
     value = json.loads(given)
@@ -393,7 +384,6 @@ def _value(option: Option, given: Any) -> Any:
 def _unknown_arguments(
     options: Sequence[Option], words: Sequence[str], program: str
 ) -> ConfigError:
-    """Return the error for words that no option takes, with the nearest flag of each."""
     flags = [option.flags[0] for option in options if option.flags]
     # A word after an unknown flag is probably its value.
     unknown = [word for word in words if word.startswith("-")]

@@ -191,7 +191,6 @@ class Parallel(Settings):
     @field_validator("pipeline_stages")
     @classmethod
     def _expand_repeats(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
-        """Return the stages with `hid*7` written as seven blocks."""
         if stages is None:
             return None
         expanded: list[list[str]] = [[] for _ in stages]

@@ -5,7 +5,6 @@ line measures it. A standard benchmark of configs/benchmarks.json is a named com
 runs it, and flags after the name override its own.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,13 +66,6 @@ class InspectSettings(DataSettings):
     masking: Masking = Masking()
     """How dynamic records are masked for the statistics: give the settings of the run."""
     json_file: JsonFile = None
-
-    @field_validator("folder", mode="before")
-    @classmethod
-    def _is_a_folder_or_an_address(cls, value: Any) -> Any:
-        text = str(value) if isinstance(value, Path) else value
-        is_path = isinstance(text, str) and not is_remote(text)
-        return os.path.expanduser(text) if is_path else text
 
     @model_validator(mode="after")
     def _a_cache_needs_an_address(self) -> "InspectSettings":

@@ -7,6 +7,7 @@ settings and the number of examples; the rest of the tool reads them there.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -201,15 +202,17 @@ class TrainSettings(Settings):
         expected = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
-            problem = f"lists {_counted(listed)}; the model has {_counted(expected)}"
+            problem = (
+                f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"
+            )
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
         return self
 
 
-def _counted(blocks: list[str]) -> str:
-    """Return the blocks with the length of each run of equal ones: emb, hid*12, enc_out, pool, heads."""
-    runs = ((name, len(list(equal))) for name, equal in itertools.groupby(blocks))
-    return ", ".join(f"{name}*{count}" if count > 1 else name for name, count in runs)
+def short(blocks: Sequence[str]) -> list[str]:
+    """Return blocks as in a config: emb, hid*4."""
+    runs = [(name, len(list(equal))) for name, equal in itertools.groupby(blocks)]
+    return [name if times == 1 else f"{name}*{times}" for name, times in runs]
 
 
 class WeightedCorpus(Settings):
@@ -264,7 +267,6 @@ class PretrainSettings(TrainSettings):
     @field_validator("dataset_dir", mode="before")
     @classmethod
     def _paths_become_corpora(cls, value: Any) -> Any:
-        """Return one path as a text, several as weighted corpora; a flag gives a list of paths."""
         if not isinstance(value, list):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):
@@ -407,9 +409,7 @@ def describe(plan: Plan) -> str:
             "learning_rate.reference_batch_size"
         )
     if plan.corpus_examples is not None:
-        epochs = f"{plan.epochs:.3g}"
-        lines.append(
-            f"{plan.examples:,} {'packs' if packed else 'examples'} out of {plan.corpus_examples:,} "
-            f"({epochs} {'epoch' if epochs == '1' else 'epochs'})"
-        )
+        epochs, what = f"{plan.epochs:.3g}", "packs" if packed else "examples"
+        noun = "epoch" if epochs == "1" else "epochs"
+        lines.append(f"{plan.examples:,} {what} out of {plan.corpus_examples:,} ({epochs} {noun})")
     return "\n".join(f"  {line}" for line in lines)

@@ -8,18 +8,15 @@ import pytest
 from bert_cli.commands import COMMANDS
 from bert_cli.config.finetune import ClassifySettings, SquadSettings
 from bert_cli.config.layout import propose, stages_of
-from bert_cli.config.load import describe, find_config, load, named_configs, read_config
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.load import describe, load, named_configs, read_config
+from bert_cli.config.training import PretrainSettings, plan_of
 from bert_cli.errors import ConfigError
 
 SMALL = {
     "max_seq_length": 32,
     "max_predictions_per_seq": 5,
     "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 3},
-    "optimizer_opts": {
-        "name": "LAMB",
-        "learning_rate": {"schedule_name": "up_down", "max_learning_rate": 0.006},
-    },
+    "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.006}},
     "total_num_train_samples": 540,
 }
 
@@ -39,38 +36,22 @@ def rejection(*arguments: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_extends_another_one(tmp_path):
-    write(tmp_path / "base.json", SMALL)
-    more = {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
-    settings, _ = pretrain("--config", write(tmp_path / "more.json", more))
-    batch = settings.global_batch
-    assert (batch.replicas, batch.micro_batch_size, settings.seed) == (4, 2, 7)
-
-
-def test_a_file_does_not_inherit_the_description_of_another(tmp_path):
+def test_a_file_extends_another_one_without_its_description(tmp_path):
     about = {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"}
     write(tmp_path / "base.json", {**SMALL, "about": about})
-    more = write(tmp_path / "more.json", {"extends": "base.json", "seed": 7})
-    settings, loaded = pretrain("--config", more)
+    more = {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
+    settings, loaded = pretrain("--config", write(tmp_path / "more.json", more))
+    batch = settings.global_batch
+    assert (batch.replicas, batch.micro_batch_size, settings.seed) == (4, 2, 7)
     assert settings.about is None
     assert not [where for where in loaded.origins if where.startswith("about")]
-    own = write(tmp_path / "own.json", {"extends": "base.json", "about": {**about, "what": "own"}})
-    assert pretrain("--config", own)[0].about.what == "own"
-
-
-def test_a_file_that_extends_itself_is_rejected(tmp_path):
-    write(tmp_path / "a.json", {"extends": "b.json"})
-    b = write(tmp_path / "b.json", {"extends": "a.json"})
-    assert "extends itself" in rejection("--config", b)
 
 
 def test_flags_override_files_and_every_value_has_an_origin(tmp_path):
     config = write(tmp_path / "c.json", SMALL)
     settings, loaded = pretrain("--config", config, "--global-batch.replicas", "4", "--dry-run")
-    assert settings.global_batch.replicas == 4
     assert settings.dry_run
-    text = describe(settings, loaded)
-    lines = {line.split()[0]: line for line in text.splitlines()}
+    lines = {line.split()[0]: line for line in describe(settings, loaded).splitlines()}
     assert lines["global_batch.replicas"].endswith("4  (--global-batch.replicas)")
     assert lines["global_batch.micro_batch_size"].endswith(f"2  ({config})")
     assert lines["seed"].endswith("1984  (default)")
@@ -102,12 +83,8 @@ def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path
     assert f"global_batch.acumulation ({origin}): no such setting" in text
     assert f"global_batch.micro_batch_size ({origin}): got 0" in text
     assert f"optimizer_opts.name ({origin}): got 'LAMP'" in text
-
-
-def test_a_missing_setting_or_group_is_named_with_the_flags_that_it_needs():
     text = rejection("--generated-dataset")
     assert "max_seq_length: is not given; give --max-seq-length or set it in the config" in text
-    assert "global_batch: is not given; give --global-batch.micro-batch-size or set it" in text
     needed = "--optimizer-opts.name and --optimizer-opts.learning-rate.max-learning-rate"
     assert f"optimizer_opts: is not given; give {needed} or set" in text
 
@@ -119,28 +96,28 @@ def test_a_config_extends_a_shipped_one_by_name_or_first_one_of_its_folder(tmp_p
     assert read_config(Path(mine)).values == {"max_seq_length": 7, "seed": 5}
 
 
-def test_a_missing_extended_config_is_answered_with_the_nearest_of_its_folder(tmp_path):
+def test_a_missing_config_is_answered_with_the_nearest_of_its_folder_or_of_the_shipped(tmp_path):
     write(tmp_path / "base.json", SMALL)
-    mine = write(tmp_path / "mine.json", {"extends": "bose.json"})
+    mine = write(tmp_path / "mine.json", {"extends": "bases.json"})
     text = rejection("--config", mine)
-    assert f"extends in {mine} (bose.json): no such file; did you mean 'base.json'?" in text
+    assert f"extends in {mine} (bases.json): no such file; did you mean 'base.json'?" in text
     text = rejection("--config", str(tmp_path / "mine.jsn"))
     assert f"did you mean '{mine}'?" in text
-
-
-def test_a_missing_config_is_answered_with_the_nearest_shipped_one():
-    assert find_config("pretrain_tiny_128_phase1").is_file()
     text = rejection("--config", "pretrain_base_128_phase_1")
     assert "did you mean 'pretrain_base_128_phase1'?" in text
+    # A file suffix alone is no likeness.
+    assert "did you mean" not in rejection("--config", str(tmp_path / "zzz.json"))
 
 
 def test_a_config_is_one_nested_json_object(tmp_path):
     path = tmp_path / "c.json"
-    for text in ("{", "[1]", '"x"'):
+    for text, message in (
+        ("[1]", f"{path}: Input should be a valid dictionary"),
+        ('{"wandb.enabled": true}', "wandb.enabled"),
+        ('{"extends": "c.json"}', "extends itself"),
+    ):
         path.write_text(text, encoding="utf-8")
-        assert str(path) in rejection("--config", str(path))
-    write(path, {**SMALL, "wandb.enabled": True})
-    assert "wandb.enabled" in rejection("--config", str(path))
+        assert message in rejection("--config", str(path))
 
 
 def test_an_unset_variable_is_reported_with_every_other_mistake(tmp_path, monkeypatch):
@@ -152,8 +129,7 @@ def test_an_unset_variable_is_reported_with_every_other_mistake(tmp_path, monkey
     settings, _ = pretrain("--config", config, "--dataset-dir", str(tmp_path))
     assert settings.dataset_dir == str(tmp_path)
     files = ["--train-file", "a.json", "--validation-file", "b.json"]
-    squad, _ = load(SquadSettings, ["--config", "squad_base", *files], "bert squad")
-    assert squad.train_file == Path("a.json")
+    load(SquadSettings, ["--config", "squad_base", *files], "bert squad")
     with pytest.raises(ConfigError, match=r"dataset_dir .*the variable is not set"):
         load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
@@ -174,9 +150,7 @@ ORIGINAL_NUMBERS = {
     "pretrain_base_512_phase2": ((512, 76), (8, 4, 510), 4096, PHASE_2, BASE, FOUR),
     "pretrain_large_128_phase1": ((128, 20), (8, 4, 2040), 32768, PHASE_1, LARGE, FOUR),
     "pretrain_large_384_phase2": ((384, 56), (2, 4, 2040), 32768, PHASE_2, LARGE, FOUR),
-    "pretrain_large_512_phase2": (
-        (512, 76), (2, 4, 2040), 32768, PHASE_2, (3, 7, 7, 8, 3), FOUR,
-    ),
+    "pretrain_large_512_phase2": ((512, 76), (2, 4, 2040), 32768, PHASE_2, (3, 7, 7, 8, 3), FOUR),
     "pretrain_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, PHASE_1, TINY, TWO),
 }  # fmt: skip
 WIDTHS_AND_LAYERS = {"base": (768, 12), "large": (1024, 24), "tiny": (128, 2)}
@@ -213,16 +187,11 @@ def test_a_part_of_a_default_group_can_be_changed_alone():
     assert options.learning_rate.max_learning_rate == 1e-4
     assert options.learning_rate.warmup_frac == 0.1
     assert set(loaded.origins) == {"optimizer_opts.learning_rate.max_learning_rate"}
-    other, _ = load(ClassifySettings, ["--optimizer-opts.name", "LAMB"], "bert classify")
-    assert (other.optimizer_opts.name, other.optimizer_opts.max_gradient_norm) == ("LAMB", 1.0)
 
 
 def test_the_run_folder_defaults_to_the_name_of_the_config(tmp_path):
     config = write(tmp_path / "mine.json", SMALL)
-    settings, loaded = pretrain("--config", config)
-    assert settings.save_ckpt_path == Path("checkpoints/mine")
-    assert "save_ckpt_path" not in loaded.origins
-    assert pretrain("--config", config, "--save-ckpt-path", "a")[0].save_ckpt_path == Path("a")
+    assert pretrain("--config", config)[0].save_ckpt_path == Path("checkpoints/mine")
     mine = write(tmp_path / "own.json", {**SMALL, "save_ckpt_path": "b"})
     assert pretrain("--config", mine)[0].save_ckpt_path == Path("b")
 
@@ -237,8 +206,7 @@ def test_the_description_of_a_config_is_dropped_when_a_flag_changes_its_values(t
 
 
 def test_a_contradiction_has_the_origin_of_the_last_value(tmp_path):
-    parallel = {"recompute": False, "schedule": "GPipe"}
-    base = write(tmp_path / "base.json", {**SMALL, "parallel": parallel})
+    base = write(tmp_path / "base.json", {**SMALL, "parallel": {"recompute": False}})
     by_stage = {"extends": "base.json", "parallel": {"recompute_by": "stage"}}
     child = write(tmp_path / "child.json", by_stage)
     assert f"parallel.recompute_by ({child}): has no effect" in rejection("--config", child)
@@ -250,18 +218,13 @@ def test_a_contradiction_has_the_origin_of_the_last_value(tmp_path):
 
 
 def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):
-    for stages, mapping in (
-        ([["emb", "hid*3", "enc_out", "pool", "heads"]], [0]),
-        ([["emb", "hid*3"], ["pool", "heads"]], [0, 1]),
-        ([["emb"]], [0, 2]),
-    ):
-        parallel = {"pipeline_stages": stages, "pipeline_device_mapping": mapping}
-        config = write(tmp_path / "c.json", {**SMALL, "parallel": parallel})
-        settings, _ = pretrain("--config", config, "--parallel.layout", "auto")
-        complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
-        assert stages_of(settings) == (complete, [0])
-        chosen = propose(settings, 2, 10**12).parallel
-        assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
+    parallel = {"pipeline_stages": [["emb", "hid*3"]], "pipeline_device_mapping": [0, 2]}
+    config = write(tmp_path / "c.json", {**SMALL, "parallel": parallel})
+    settings, _ = pretrain("--config", config, "--parallel.layout", "auto")
+    complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
+    assert stages_of(settings) == (complete, [0])
+    chosen = propose(settings, 2, 10**12).parallel
+    assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 
 def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path, monkeypatch):
@@ -270,7 +233,6 @@ def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path,
         ({"path": "a", "wieght": 3}, "wieght (c.json): no such setting; did you mean 'weight'?"),
         ({"path": "b", "weight": 0}, "weight (c.json): got 0; input should be greater"),
         ({"weight": 1}, "path (c.json): is not given; set it there"),
-        ({"path": "a", "weight": "x"}, "weight (c.json): got 'x'; input should be a valid number"),
     ):
         write(tmp_path / "c.json", SMALL | {"dataset_dir": ["a", wrong]})
         (line,) = rejection("--config", "c.json").splitlines()
@@ -284,7 +246,12 @@ def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
     cases += [(name.partition("_")[0], ["--config", name]) for name in named_configs()]
     for command, words in cases:
         kind = COMMANDS[command].settings_class()
-        first, _ = load(kind, words, "bert")
+        first, loaded = load(kind, words, "bert")
+        assert loaded.no_effect == {} and plan_of(first, 10**6, 10**6).total_steps > 0
+        if words[0] == "--config":
+            assert first.about.command.startswith(
+                f"bert {command} --config configs/{words[1]}.json"
+            )
         given = write(tmp_path / "settings.json", first.model_dump(mode="json"))
         again, _ = load(kind, ["--config", given], "bert")
         # Their `~` was expanded.

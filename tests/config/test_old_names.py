@@ -10,7 +10,6 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettings
 from bert_cli.config.load import leaves, load
 from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings, plan_of
 from bert_cli.errors import ConfigError
 
@@ -23,56 +22,48 @@ BERT = {
 }  # fmt: skip
 
 
-def config(stages, batch, **more):
-    """A config of the original's shape: micro-batch x replicas x accumulation, blocks of stages."""
-    micro_batch, replicas, accumulation = batch
-    return {
-        "global_batch": {
-            "replicas": replicas,
-            "micro_batch_size": micro_batch,
-            "grad_acc_steps_per_replica": accumulation,
-        },
+HID = ["hid"] * 4
+# Configs of the original's shape: what all have, and that of each task.
+COMMON = {
+    "global_batch": {"replicas": 4, "micro_batch_size": 32, "grad_acc_steps_per_replica": 510},
+    "optimizer_opts": {"name": "AdamW", "weight_decay_rate": 0.01, "learning_rate": ADAM},
+    "seed": 1984, "global_batches_per_log": 1, "enable_wandb": True, "wandb_tags": ["a"],
+    "dataset_dir": "./cache/",
+}  # fmt: skip
+LAST_STAGES = {
+    "pretrain": [HID, ["enc_out", "pool", "heads"]],
+    "squad": [[*HID, "enc_out", "pool"], ["qa_head"]],
+    "glue": [HID, ["pool", "glue_head"]],
+}
+TASKS: dict[str, dict[str, object]] = {
+    "pretrain": {
+        "bert_config": BERT, "max_seq_length": 128, "max_predictions_per_seq": 20, "replace_layers": True,
+        "use_outlining": True, "matmul_partials_type": "half", "fp_exceptions": False,
+        "min_remote_tensor_size": 50000, "logging": "INFO", "use_prediction_bias": True,
+    },
+    "squad": {"bert_model_name": "bert-large-uncased", "num_epochs": 3, "max_predictions_per_seq": 20},
+    "glue": {"bert_model_name": "bert-base-uncased", "num_epochs": 3},
+}  # fmt: skip
+CONFIGS = {
+    name: {
+        **COMMON,
+        **TASKS[name],
         "ipu_config": {
-            "pipeline_stages": stages,
-            "pipeline_device_mapping": [0, 1, 2, 3, 0] if len(stages) == 5 else [0, 1, 0],
+            "pipeline_stages": [["emb"], HID, HID, *last],
+            "pipeline_device_mapping": [0, 1, 2, 3, 0],
             "matmul_available_memory_proportion_per_pipeline_stage": [0.28, 0.26],
             "replicated_tensor_sharding": False,
         },
-        "optimizer_opts": {"name": "AdamW", "weight_decay_rate": 0.01, "learning_rate": ADAM},
-        "seed": 1984, "global_batches_per_log": 1, "enable_wandb": True, "wandb_tags": ["a"],
-        "dataset_dir": "./cache/", **more,
-    }  # fmt: skip
-
-
-HID = ["hid"] * 4
-BASE = [["emb"], HID, HID, HID]
-LARGE = [["emb", *HID[:3]], ["hid"] * 7, ["hid"] * 7]
-PHASE_1 = {"max_seq_length": 128, "max_predictions_per_seq": 20}
-CONFIGS = {
-    "pretrain": config(
-        [*BASE, ["enc_out", "pool", "heads"]], (32, 4, 510), bert_config=BERT, **PHASE_1,
-        replace_layers=True, use_outlining=True, matmul_partials_type="half", fp_exceptions=False,
-        min_remote_tensor_size=50000, logging="INFO", use_prediction_bias=True,
-    ),
-    "squad": config(
-        [*LARGE, ["hid"] * 7 + ["enc_out", "pool"], ["qa_head"]], (2, 4, 40),
-        bert_model_name="bert-large-uncased", num_epochs=3,
-    ),
-    "squad with a checkpoint": config(
-        [*BASE, ["qa_head"]], (4, 4, 20), bert_config=BERT, max_predictions_per_seq=20, num_epochs=3,
-    ),
-    "glue": config(
-        [*BASE, ["pool", "glue_head"]], (1, 1, 30), bert_model_name="bert-base-uncased", num_epochs=3,
-    ),
-}  # fmt: skip
+    }
+    for name, last in LAST_STAGES.items()
+}
 KINDS = {"pretrain": PretrainSettings, "squad": SquadSettings, "glue": GlueSettings}
 
 
 def loaded(tmp_path: Path, name: str, *flags: str, **more):
-    command = name.split()[0]
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**CONFIGS[name], **more}), encoding="utf-8")
-    return load(KINDS[command], ["--config", str(path), *flags], f"bert {command}")
+    return load(KINDS[name], ["--config", str(path), *flags], f"bert {name}")
 
 
 def rejection(tmp_path: Path, name: str, *flags: str, **more) -> str:
@@ -100,16 +91,9 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     assert settings.wandb.enabled and settings.wandb.tags == ["a"]
     assert settings.pretrained_ckpt_path == CONFIGS[name].get("bert_model_name")
     assert any(key.endswith("per_pipeline_stage") for key in found.no_effect)
-    assert settings.save_ckpt_path == Path("checkpoints/mine")
+    assert ("enc_out and pool in parallel.pipeline_stages" in found.no_effect) == (name == "squad")
+    assert ("max_predictions_per_seq" in found.no_effect) == (name == "squad")
     assert sum("the default of Graphcore's example is" in line for line in found.notes) == 5
-
-
-def test_keys_that_a_task_cannot_use_are_reported(tmp_path):
-    assert loaded(tmp_path, "squad")[1].no_effect["enc_out and pool in parallel.pipeline_stages"]
-    _, found = loaded(tmp_path, "squad with a checkpoint")
-    assert found.no_effect["max_predictions_per_seq"] == "fine-tuning masks no tokens"
-    for flag in ("--max-predictions-per-seq", "--bert-config.max-predictions-per-seq"):
-        assert loaded(tmp_path, "squad", flag, "20")[1].no_effect[flag].startswith("fine-tuning")
 
 
 # Old key -> a value of it, our key and the value there.
@@ -139,18 +123,13 @@ VALUES = {
 }
 
 
-def test_earlier_names_of_other_commands_still_load(tmp_path):
-    words = ["a", "b", "--splitter", "lines"]
-    assert load(PreprocessSettings, words, "bert preprocess")[0].sentence_splitter == "lines"
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"held_out_share": 0.3}), encoding="utf-8")
-    for words in (["--config", str(path)], ["--held-out-share", "0.3"]):
-        assert load(ClassifySettings, words, "bert classify")[0].held_out_fraction == 0.3
-
-
 def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
     tried = {*VALUES, *(old.replace("ipu_config", "parallel") for old in VALUES)}
     assert set(RENAMES) - tried == {"ipu_config", "splitter", "held_out_share"}
+    words = ["a", "b", "--splitter", "lines"]
+    assert load(PreprocessSettings, words, "bert preprocess")[0].sentence_splitter == "lines"
+    words = ["--held-out-share", "0.3"]
+    assert load(ClassifySettings, words, "bert classify")[0].held_out_fraction == 0.3
     path = tmp_path / "c.json"
     for old, (value, where, ours) in VALUES.items():
         small = {
@@ -185,14 +164,11 @@ EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
 
 def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_path):
     for parent, own, flags, expected in (
-        ({}, {EXECUTIONS: 20, STEPS: 5}, [], (100, 5)),
         ({STEPS: 5}, {EXECUTIONS: 20}, [], (100, 5)),
         ({EXECUTIONS: 20, STEPS: 2}, {STEPS: 5}, [], (100, 5)),
         ({EXECUTIONS: 20, STEPS: 5}, {"checkpoint_every_steps": 7}, [], (7, 5)),
         ({}, {EXECUTIONS: 20, STEPS: 5}, ["--log-every-steps", "3"], (60, 3)),
         ({}, {STEPS: 5}, ["--ckpt-every-n-steps-per-execution", "20"], (100, 5)),
-        ({}, {EXECUTIONS: 20, STEPS: 5}, ["--checkpoint-every-steps", "7"], (7, 5)),
-        ({}, {"checkpoint_every_steps": 7, STEPS: 5}, [], (7, 5)),
     ):
         base = {name: value for name, value in CONFIGS["pretrain"].items() if name != STEPS}
         (tmp_path / "parent.json").write_text(json.dumps(base | parent))
@@ -211,9 +187,6 @@ def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
         settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
         assert found.no_effect[flag] == reason
         assert settings.seed == 5
-
-
-def test_a_variant_of_the_layers_is_accepted_if_it_is_our_model(tmp_path):
     for name, part in MODEL_HAS.items():
         reason, flag = f"the model always has {part}", f"--{name.replace('_', '-')}"
         assert loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name] == reason
@@ -226,75 +199,49 @@ def test_a_variant_of_the_layers_is_accepted_if_it_is_our_model(tmp_path):
             assert f"): {reason}; leave it out" in text
 
 
-def test_stochastic_rounding_is_adopted_for_float16_weights(tmp_path):
-    _, found = loaded(tmp_path, "pretrain", enable_stochastic_rounding=True)
-    assert "weights are float32" in found.no_effect["enable_stochastic_rounding"]
+def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
     flags = ["--precision", "float16"]
-    settings, found = loaded(tmp_path, "pretrain", *flags, enable_stochastic_rounding=True)
+    _, found = loaded(tmp_path, "pretrain", *flags, enable_recomputation=False)
+    offload, factor, rounding = found.notes
+    assert offload.startswith("parallel.optimizer_state_offload ")
+    assert "is 1 here by default; the default of Graphcore's example is 2" in factor
+    assert rounding.startswith("optimizer_opts.stochastic_rounding ")
+    assert load(PretrainSettings, ["--config", "pretrain_demo_128_phase1"], "bert")[1].notes == ()
+    old = {"enable_stochastic_rounding": True}
+    _, found = loaded(tmp_path, "pretrain", **old)
+    assert "weights are float32" in found.no_effect["enable_stochastic_rounding"]
+    settings, found = loaded(tmp_path, "pretrain", *flags, **old)
     assert settings.optimizer_opts.stochastic_rounding
     assert "enable_stochastic_rounding" not in found.no_effect
-
-
-def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
-    _, found = loaded(tmp_path, "pretrain", "--precision", "float16", enable_recomputation=False)
-    keys = [line.split()[0] for line in found.notes]
-    assert keys == [
-        "parallel.optimizer_state_offload",
-        "parallel.embedding_serialization_factor",
-        "optimizer_opts.stochastic_rounding",
-    ]
-    assert "is 1 here by default; the default of Graphcore's example is 2" in found.notes[1]
-    assert load(PretrainSettings, ["--config", "pretrain_demo_128_phase1"], "bert")[1].notes == ()
 
 
 # Command lines of its README and its benchmarks: config, flags, and either a setting with its value or
 # what the refusal says.
 COMMANDS = [
-    ("pretrain", [], ("max_seq_length", 128)),
-    ("pretrain", ["--dataset-dir", "sample/"], ("dataset_dir", "sample/")),
-    ("pretrain", ["--pretrained-ckpt-path", "phase1"], ("pretrained_ckpt_path", "phase1")),
     ("pretrain", ["--dataset-dir", "a", "--total-num-train-samples", "300000", "--enable-wandb", "false"],
      ("wandb.enabled", False)),
-    ("pretrain", ["--dataset-dir", "a", "--save-ckpt-path", "c/1/", "--enable-wandb", "true"],
-     ("save_ckpt_path", "c/1")),
     ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
     ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
     ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
     ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, as --parallel."),
-    ("squad", ["--do-validation", "false"], ("do_validation", False)),
-    ("squad with a checkpoint", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"],
-     ("pretrained_ckpt_path", "./c/2/")),
+    ("squad", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"], ("pretrained_ckpt_path", "./c/2/")),
+    ("squad", ["--do-training", "no"], ("save_ckpt_path", None)),
+    ("squad", ["--do-training=no", "--save-ckpt-path", "a/"], ("save_ckpt_path", "a")),
     ("squad", ["configs/squad_base.json"], "a config as --config FILE"),
-    ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"],
-     ("glue_task", "mrpc")),
+    ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"], ("glue_task", "mrpc")),
 ]  # fmt: skip
 
 
-def test_a_command_line_of_the_original_works_or_has_a_remedy(tmp_path):
+def test_a_command_line_of_the_original_works_or_has_a_remedy(tmp_path, capsys):
     for name, flags, expected in COMMANDS:
         if isinstance(expected, str):
             assert expected in rejection(tmp_path, name, *flags)
         else:
             assert str(at(loaded(tmp_path, name, *flags)[0], expected[0])) == str(expected[1])
-
-
-def test_the_plan_reports_the_keys_without_effect(tmp_path, capsys):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(CONFIGS["pretrain"]), encoding="utf-8")
-    assert main(["plan", "--config", str(path), "--logging", "INFO"]) == 0
+    loaded(tmp_path, "pretrain")
+    assert main(["plan", "--config", str(tmp_path / "mine.json"), "--logging", "INFO"]) == 0
     out = capsys.readouterr().out
     assert "--logging has no effect here: a run always prints its lines" in out
     assert 'precision is "float32" here by default; the default of Graphcore\'s' in out
-
-
-def test_a_command_that_saves_nothing_has_no_folder(tmp_path):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(CONFIGS["pretrain"]), encoding="utf-8")
-    settings, _ = load(PlanSettings, ["--config", str(path)], "bert plan")
-    assert settings.save_ckpt_path is None
-    settings, _ = loaded(tmp_path, "squad", "--do-training", "no")
-    assert settings.save_ckpt_path is None
-    flags = ["--do-training=no", "--save-ckpt-path", "a"]
-    assert loaded(tmp_path, "squad", *flags)[0].save_ckpt_path == Path("a")

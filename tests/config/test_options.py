@@ -2,25 +2,17 @@
 
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import field_paths, load
-from bert_cli.config.options import (
-    LOG_LEVELS,
-    MAX_WIDTH,
-    examples_of,
-    help_text,
-    parse_words,
-    purpose_of,
-    sections_of,
-)
-from bert_cli.config.settings import HIDDEN, Settings
+from bert_cli.config.options import examples_of, help_text, parse_words, purpose_of, sections_of
+from bert_cli.config.settings import HIDDEN
 from bert_cli.config.tools import LaunchSettings, RunsSettings, expand_benchmark
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
@@ -53,63 +45,20 @@ def test_every_setting_is_an_option_and_every_option_is_read():
             assert value == (True if not option.takes else ["1"] if option.is_list else "1")
 
 
-def test_options_come_in_the_order_own_shared_groups():
-    titles = [section.title for section in sections_of(PretrainSettings, "pretrain")]
-    assert titles[:2] == ["options of bert pretrain", "Settings of every training run"]
-    assert titles.index("masking") < titles.index("optimizer-opts")
-    titles = [section.title for section in sections_of(settings_of("doctor"), "doctor")]
-    assert titles[:2] == ["options of bert doctor", "options of bert pretrain"]
-    first = sections_of(settings_of("preprocess"), "preprocess")[0]
-    assert [option.takes for option in first.options] == ["INPUT", "OUT"]
-    assert all(option.is_path and option.is_required for option in first.options)
-
-
-def test_a_group_has_the_defaults_and_the_required_settings_of_the_command():
-    glue, pretrain = options("glue"), options("pretrain")
-    assert glue["global_batch.micro_batch_size"].text.endswith("(default: 32)")
+def test_an_option_describes_its_value_and_its_default():
+    glue, pretrain, tokenize = options("glue"), options("pretrain"), options("tokenize")
     assert glue["optimizer_opts.learning_rate.max_learning_rate"].text.endswith("(default: 2e-05)")
     assert pretrain["global_batch.micro_batch_size"].text.endswith("(required)")
     assert "required" not in pretrain["about.what"].text
-    assert pretrain["optimizer_opts.name"].is_required
-
-
-class Odd(Settings):
-    """A command with options of every kind.
-
-    It has two lines of purpose.
-    Example: bert odd --size 3
-    --rate 0.5
-    Example: bert odd
-    """
-
-    size: int = 3
-    """A number."""
-    rate: float | Literal["auto"] = "auto"
-    """A number or a word."""
-    on: bool = True
-    """A switch."""
-    files: list[Path] = Field([])
-    """Several paths."""
-    nothing: str | None = None
-    """No default."""
-    json_file: Path | None = Field(None, alias="json")
-    """Another name than the field's."""
-    kind: Literal["a", "b"] = "a"
-    """A choice."""
-
-
-def test_an_option_describes_its_value_and_its_default():
-    own = options("odd", Odd)
-    assert own["size"].takes == "INT" and own["size"].text == "A number. (default: 3)"
-    assert own["rate"].takes == "NUMBER|auto"
-    assert own["on"].flags == ("--on", "--no-on") and own["on"].text.endswith("(default: yes)")
-    assert own["files"].takes == "PATH" and own["files"].is_path and own["files"].is_list
-    assert own["nothing"].text == "No default."
-    assert own["json"].flags == ("--json",)
-    assert own["kind"].choices == ("a", "b") and own["kind"].takes == "{a,b}"
-    assert examples_of(Odd) == ["bert odd --size 3 --rate 0.5", "bert odd"]
-    purpose = "A command with options of every kind.\n\nIt has two lines of purpose."
-    assert purpose_of(Odd) == purpose
+    assert pretrain["optimizer_opts.loss_scaling"].takes == "NUMBER|dynamic"
+    assert pretrain["optimizer_opts.name"].choices == ("LAMB", "AdamW")
+    assert pretrain["dry_run"].flags == ("--dry-run", "--no-dry-run")
+    json, vocab = options("doctor")["json"], tokenize["vocab"]
+    assert json.flags == ("--json",) and json.takes == "PATH" and json.is_path
+    assert vocab.takes == "TEXT" and vocab.is_required and options("plot")["runs"].is_list
+    assert purpose_of(settings_of("plot")).endswith(
+        "a page with all of them that needs no network."
+    )
 
 
 def test_every_command_has_two_or_three_valid_examples():
@@ -128,48 +77,36 @@ def test_every_command_has_two_or_three_valid_examples():
             parse_words(settings_of(command), words[len(start) :], f"bert {command}")
 
 
-def test_help_is_as_wide_as_the_terminal_and_at_most_100_columns(monkeypatch):
-    for columns in (60, 300):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        text = help_text(settings_of("pretrain"), "pretrain").partition("examples:")[0]
-        # A choice of four words is longer than a narrow terminal.
-        lines = [line for line in text.splitlines() if not line.strip().startswith("--")]
-        assert max(map(len, lines)) <= min(columns, MAX_WIDTH)
-
-
 def test_help_has_usage_headings_general_options_and_examples():
-    text = help_text(settings_of("tokenize"), "tokenize")
-    parts = (
-        "usage: bert tokenize [options] INPUT OUT\n",
-        "options of bert tokenize:",
-        "Where the shards of a step run",
-        "--log-level",
-        "\nexamples:\n  bert tok",
-    )
-    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
-    assert "SUPPRESS" not in text and "{" + ",".join(LOG_LEVELS) + "}" in text
+    for name, parts in (
+        ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
+                      "Where the shards of a step run", "--log-level", "\nexamples:\n  bert tok")),
+        ("doctor", ("options of bert doctor:", "options of bert pretrain:", "Settings of every training run")),
+        ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
+    ):  # fmt: skip
+        text = help_text(settings_of(name), name)
+        assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+        assert (
+            "SUPPRESS" not in text
+            and max(map(len, text.partition("examples:")[0].splitlines())) <= 100
+        )
     for name, usage in (
         ("runs", "usage: bert runs [options] [FOLDERS ...]"),
         ("plot", "usage: bert plot [options] RUNS ..."),
         ("launch", "usage: bert launch [options] -- COMMAND [options]"),
     ):
         assert help_text(settings_of(name), name).splitlines()[0] == usage
-    assert "512" in help_text(settings_of("squad"), "squad").partition("--max-seq-length")[2][:400]
 
 
 FLAGS = [
     ("--seed 1 --seed=2", "seed", 2),
     ("--dry-run --seed 3", "dry_run", True),
-    ("--dry-run TRUE --seed 3", "dry_run", True),
-    ("--dry-run --dry-run=off", "dry_run", False),
     ("--dry-run --no-dry-run", "dry_run", False),
     ("--wandb.enabled --wandb.enabled=false", "wandb.enabled", False),
     ("--wandb.tags a,b --wandb.tags c", "wandb.tags", ["a", "b", "c"]),
     ("""--wandb.tags '["a,b"]'""", "wandb.tags", ["a,b"]),
     ("""--wandb.tags '"a,b", c d'""", "wandb.tags", ["a,b", "c d"]),
     ("--wandb.tags []", "wandb.tags", []),
-    ("--checkpoint-every-minutes null", "checkpoint_every_minutes", None),
-    ("--optimizer-opts.loss-scaling dynamic", "optimizer_opts.loss_scaling", "dynamic"),
     ("--optimizer-opts.loss-scaling 8", "optimizer_opts.loss_scaling", 8.0),
     ("""--global-batch '{"micro_batch_size": 4}'""", "global_batch.micro_batch_size", 4),
     ("""--global-batch.replicas 2 --global-batch '{"replicas": 3}'""", "global_batch.replicas", 2),
@@ -198,26 +135,22 @@ def test_positional_arguments_are_read_between_flags():
     assert load(IndexSettings, ["--check", "a"], "bert index")[0].check
     settings, _ = load(RunsSettings, ["a", "--json", "-", "b"], "bert runs")
     assert (settings.folders, str(settings.json_file)) == ([Path("a"), Path("b")], "-")
-    assert load(RunsSettings, [], "bert runs")[0].folders == [Path(".")]
     settings, _ = load(PredictSettings, ["a", "--top", "3", "-5, [MASK]"], "bert predict")
     assert settings.text == "-5, [MASK]"
 
 
 MISTAKES = [
     (PretrainSettings, "--precison float16", "bert (--precison): no such flag; did you mean '--precision'?"),
-    (PretrainSettings, "--foo x --bar=2", "--foo): no such flag; see bert --help\nbert (--bar=2)"),
     (PretrainSettings, "--seed 1 'a b,c' d", "bert (a b,c d): too many arguments"),
     (PretrainSettings, "mine.json", "write a list as A,B and a config as --config FILE"),
     (PretrainSettings, "--seed", "--seed: expected one argument"),
     (PretrainSettings, "--dry-run flase", "dry_run (--dry-run): got 'flase', not a boolean; give true or false"),
     (PretrainSettings, "--parallel auto", "(--parallel): is a group of settings; give one of them, as --parallel.l"),
-    (PretrainSettings, "--wandb", "(--wandb): is a group of settings; give one of them, as --wandb.enabled;"),
     (PretrainSettings, "--parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),
     (LaunchSettings, "pretrain --config x", "write bert launch -- COMMAND"),
     (PretrainSettings, "-- x", "bert (--): takes no command; leave out the --"),
     (TokenizeSettings, "in out third --vocab v.txt", "(third): too many arguments"),
     (TokenizeSettings, "in --vocab v.txt", "out: is not given; give OUT"),
-    (PredictSettings, "m a b", "(b): too many arguments"),
 ]  # fmt: skip
 
 

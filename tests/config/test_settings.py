@@ -5,15 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config import data, finetune, tools
 from bert_cli.config.layout import propose
-from bert_cli.config.load import find_config, load
+from bert_cli.config.load import load
 from bert_cli.config.tools import (
-    KINDS,
     BenchDataSettings,
     BenchPretrainSettings,
     BenchSquadSettings,
@@ -66,22 +64,17 @@ LAST = ["enc_out", "pool", "heads"]
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "stochastic_rounding": True}}, "has no effect with precision"),
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with name"),
         ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
-        ({"evaluation_examples": 5}, "evaluation_examples (c.json): has no effect without validation_dir"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
         (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
         (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
-        (layout([["emb", "hid*2", "qa_head"]], [0]), "lists emb, hid*2, qa_head; the model"),
         (layout([["hid*2", "emb", *LAST]], [0]), "lists hid*2, emb, enc_out"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
-        (layout([["emb", "hid*0", *LAST]], [0]), "stage 0 names 'hid*0', which is not a block"),
         (layout([["emb", "hid*2", *LAST], []], [0, 0]), "stage 1 names '', which is not a block"),
         (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stages; give one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
-        ({"parallel": {"recompute_by": "stage"}}, "parallel.recompute_by (c.json): has no effect without recompute"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
         ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
-        ({"masking": {"longest_span": 3}}, "longest_span (c.json): has no effect with unit 'token'"),
         ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
     ],
@@ -89,13 +82,6 @@ LAST = ["enc_out", "pool", "heads"]
 def test_training_settings_that_contradict_one_another_are_rejected(changes, message, config):
     text = rejection(PretrainSettings, *config({**SMALL, **changes}))
     assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
-
-
-def test_small_settings_are_valid_and_frozen():
-    settings = PretrainSettings.model_validate(SMALL)
-    assert settings.precision == "float32"
-    with pytest.raises(ValidationError):
-        settings.seed = 3
 
 
 @pytest.mark.parametrize("where", ["--dataset-dir", "--validation-dir"])
@@ -110,35 +96,21 @@ def test_a_cache_is_for_records_at_an_address(where, config):
         (data.TokenizeSettings, "a b --vocab v --masking dynamic --duplication-factor 5", "has no effect with masking"),
         (data.TokenizeSettings, "a b --vocab v --masking dynamic --whole-word-masking", "the run has --masking.unit"),
         (data.DataChainSettings, "a b --vocab v --mask-tokens 200", "mask_tokens (--mask-tokens): 200 is more than"),
-        (data.PreprocessSettings, "a b --sentence-splitter lines --language xyz", "(--language): has no"),
-        (data.DataChainSettings, "a b --vocab v --sentence-splitter lines --language xyz", "(--language): has no"),
-        (data.PackSettings, "s3://bucket/a out", "input: s3://bucket/a is an address, and this command works on"),
-        (data.PackSettings, "a gs://bucket/out", "out: gs://bucket/out is an address"),
-        (data.IndexSettings, "file:///a", "folder: file:///a is an address"),
+        (data.PackSettings, "a gs://bucket/out", "out: gs://bucket/out is an address, and this command works on"),
         (data.ExtractSettings, "a b --executor dask", "dask needs the address of the scheduler"),
-        (data.ExtractSettings, "a b --scheduler tcp://a:1", "has no effect with executor 'local'"),
         (data.ExtractSettings, "a b --executor dask --scheduler s --processes 2", "processes (--processes): has no"),
         (finetune.GlueSettings, "--do-test", "do_test (--do-test): writes a file and has no folder for it"),
-        (finetune.GlueSettings, "--do-test --no-do-validation --output-dir a", "has no effect without do_validation"),
-        (finetune.SquadSettings, "--null-score-diff-threshold 1", "has no effect without version_2"),
         (finetune.SquadSettings, "--max-seq-length 150", "leaves 83 tokens of a paragraph"),
         (finetune.SquadSettings, "--no-do-training --no-do-validation", "is off, and so is do_validation"),
         (finetune.ClassifySettings, "--held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
-        (finetune.ClassifySettings, "--seeds 3 --no-do-training", "seeds (--seeds): has no effect without do_training"),
         (finetune.ClassifySettings, "--text-column a,b,c", "names 3 columns; give one or two"),
-        (finetune.SquadScoreSettings, "a b --na-prob-thresh 0.5", "has no effect without na_prob_file"),
         (tools.DoctorSettings, "--seed 3", "max_seq_length: is not given"),
-        (tools.InspectSettings, "folder --sample 0", "sample (--sample): got '0'"),
-        (tools.InspectSettings, "folder --examples=-1", "examples (--examples): got '-1'"),
         (tools.InspectSettings, "folder --dataset-cache a", "has no effect on a folder of this machine"),
         (BenchPretrainSettings, "--from 4", "from (--from): has no effect without sweep"),
-        (BenchPretrainSettings, "--most 4", "most (--most): has no effect without sweep"),
-        (BenchPretrainSettings, "--memory 4GB", "memory (--memory): has no effect without sweep"),
         (BenchPretrainSettings, "--sweep micro-batch --from 8 --most 4", "4 is less than from (8)"),
         (BenchPretrainSettings, "--sweep micro-batch --memory apples", "'apples' is not a memory size"),
         (BenchPretrainSettings, "--no-checkpoint --checkpoint-dir x", "has no effect if no checkpoint is saved"),
         (BenchPretrainSettings, "--dry-run", "dry_run (--dry-run): has no effect on a measurement"),
-        (BenchPretrainSettings, "--steps 0", "steps (--steps): got '0'"),
         (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
     ],
 )  # fmt: skip
@@ -152,7 +124,6 @@ def test_flags_that_contradict_one_another_are_rejected(kind, words, message):
 def test_a_run_has_a_number_of_epochs_or_of_samples(config):
     for in_config, flags, samples, epochs in (
         ({}, [], None, 2.0),
-        ({"num_epochs": 5}, [], None, 5.0),
         # A flag overrides the config, whichever of the two lengths it gives.
         ({"num_epochs": 5}, ["--total-num-train-samples", "40"], 40, 2.0),
         ({"total_num_train_samples": 40}, ["--num-epochs", "5"], None, 5.0),
@@ -171,80 +142,42 @@ def test_a_run_has_a_number_of_epochs_or_of_samples(config):
 def test_the_sequence_length_defaults_to_that_of_the_model():
     shape = ["--bert-config.max-position-embeddings", "300"]
     assert load(finetune.SquadSettings, shape, "bert squad")[0].max_seq_length == 300
-    assert load(finetune.ClassifySettings, [], "bert classify")[0].max_seq_length == 512
     flags = [*shape, "--max-seq-length", "200"]
     assert load(finetune.SquadSettings, flags, "bert squad")[0].max_seq_length == 200
-    assert load(finetune.GlueSettings, [], "bert glue")[0].glue_task == "mrpc"
 
 
-def test_the_doctor_checks_a_run_with_its_flags_or_the_machine_alone(tmp_path, monkeypatch):
-    def doctor(*words: str) -> tools.DoctorSettings:
-        return load(tools.DoctorSettings, words, "bert doctor")[0]
-
-    for words in ([], ["--json", str(tmp_path / "x.json")], ["--no-build"]):
-        assert doctor(*words).machine_only
-    words = [*TINY, "--generated-dataset", "--seed", "7"]
-    settings = doctor(*words, "--json", "x.json")
-    run = load(PretrainSettings, words, "bert pretrain")[0]
-    fields = set(run.model_fields_set)
-    assert not settings.machine_only and str(settings.json_file) == "x.json"
-    assert settings.model_dump(include=fields) == run.model_dump(include=fields)
-    monkeypatch.delenv("DATASETS_DIR", raising=False)
-    folder = doctor("--config", "pretrain_base_128_phase1").dataset_dir
-    assert "$DATASETS_DIR" in str(folder)
-
-
-def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkeypatch, tmp_path):
+def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     for kind, flags, synthetic in (
         (BenchPretrainSettings, TINY, True),
         (BenchPretrainSettings, [*TINY, "--no-generated-dataset"], False),
         (BenchPretrainSettings, [*TINY, "--dataset-dir", "data/128"], False),
-        (BenchSquadSettings, ["--dataset-dir", "data/squad"], False),
         (BenchSquadSettings, ["--config", "squad_base", "--train-file", "train.json"], False),
     ):
         assert load(kind, flags, "bert bench")[0].generated_dataset == synthetic, flags
-    flags = [*TINY, "--parallel.layout", "auto", "--json", str(tmp_path / "x.json")]
+    flags = [*TINY, "--parallel.layout", "auto", "--json", "x.json"]
     chosen = propose(load(BenchPretrainSettings, flags, "bert bench")[0], 1, 10**11, 1)
-    assert chosen.json_file == tmp_path / "x.json" and chosen.generated_dataset
-    assert json.loads(chosen.model_dump_json())["steps"] == 20
+    assert chosen.json_file == Path("x.json") and chosen.generated_dataset
 
 
 def test_a_standard_benchmark_is_a_named_command_line(capsys):
+    assert main(["bench", "--list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for name, one in benchmarks().items():
-        assert one.kind in KINDS and one.about.endswith(".")
-        assert one.config is None or find_config(one.config).is_file()
         command, rest = split_command(expand_benchmark(["bench", name]))
-        assert command == f"bench {one.kind}"
+        assert command == f"bench {one.kind}" and f"bert {command}" in lines[name]
         settings, _ = load(COMMANDS[command].settings_class(), rest, f"bert {command}")
         assert one.kind == "data" or settings.generated_dataset
-    assert main(["bench", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for name, one in benchmarks().items():
-        (line,) = [line for line in lines if line.split()[0] == name]
-        assert one.about in line and f"bert bench {one.kind}" in line
+    for words, message in ((["tiny_129"], "did you mean 'tiny_128'?"), ([], "bert bench --list")):
+        assert main(["bench", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_flags_after_the_name_of_a_benchmark_override_its_own():
     words = expand_benchmark(["bench", "base_128", "--global-batch.replicas=2", "--steps", "3"])
-    assert words.count("--global-batch.replicas") == 0
     settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
     assert (settings.global_batch.replicas, settings.steps) == (2, 3)
     assert settings.parallel.layout == "auto"
-
-
-def test_an_unknown_benchmark_is_answered_with_the_nearest_one(capsys):
-    assert main(["bench", "tiny_129"]) == 2
-    assert "did you mean 'tiny_128'?" in capsys.readouterr().err
-    assert main(["bench"]) == 2
-    assert "bert bench --list" in capsys.readouterr().err
-    assert "no such file" in rejection(BenchPretrainSettings, "--config", "benchmarks")
-
-
-def test_a_command_may_have_two_words():
-    assert split_command(["bench", "data", "a"]) == ("bench data", ["a"])
-    assert split_command(["bench", "--list"]) == ("bench", ["--list"])
-    assert split_command(["data", "a", "b"]) == ("data", ["a", "b"])
 
 
 def planned(**changes: object) -> PretrainSettings:
@@ -255,21 +188,13 @@ def planned(**changes: object) -> PretrainSettings:
     return PretrainSettings.model_validate({**lengths, **options, **changes})
 
 
-ONE_REPLICA = {"micro_batch_size": 32, "replicas": 1, "grad_acc_steps_per_replica": 2040}
-
-
-def test_the_phases_of_the_original_have_their_numbers():
+def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_up():
     plan = make_plan(planned(), None)
     assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
     assert plan.micro_batches_per_step == 2_040
-    batch = {"micro_batch_size": 8, "replicas": 4, "grad_acc_steps_per_replica": 510}
-    plan = make_plan(planned(max_seq_length=384, global_batch=batch), None)
+    batch = {"micro_batch_size": 8, "replicas": 1, "grad_acc_steps_per_replica": 2_040}
+    plan = make_plan(planned(max_seq_length=384, global_batch=batch), 10**6)
     assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
-    same = make_plan(planned(global_batch=ONE_REPLICA), 10**6)
-    assert (same.total_steps, same.examples_per_step) == (7_060, 65_280)
-
-
-def test_samples_are_rounded_up_to_full_steps_and_have_a_default_by_length():
     plan = make_plan(planned(total_num_train_samples=65_281), None)
     assert (plan.total_steps, plan.examples) == (2, 130_560)
     with pytest.raises(ConfigError, match="total-num-train-samples"):
@@ -280,9 +205,7 @@ def test_samples_are_rounded_up_to_full_steps_and_have_a_default_by_length():
 def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
     text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
     assert "1 step of 65,280 examples" in text and "(0.5 epochs)" in text
-    assert "(2,040 micro-batches of 32)" in text and "a pack holds" not in text
     assert "a pack holds 2.50 sequences" in describe(make_plan(planned(), 1000, 2.5))
     rate = {"max_learning_rate": 0.006, "reference_batch_size": 1024}
     scaled = make_plan(planned(optimizer_opts={"name": "LAMB", "learning_rate": rate}), 1000, 2.5)
     assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)
-    assert "a pack holds" not in describe(scaled)

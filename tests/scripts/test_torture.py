@@ -27,22 +27,6 @@ def test_killed_data_steps_write_the_same_files(tmp_path):
     assert all(sum(map(int, row.split()[1:3])) == 1 and row.endswith("equal") for row in rows)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_killed_training_run_writes_the_same_checkpoint(torture, tmp_path, monkeypatch):
-    """With synthetic examples, so that no records are needed."""
-    flags = (
-        f"--config pretrain_demo_128_phase1 --generated-dataset --save-ckpt-path run {torture.TINY}"
-    )
-    monkeypatch.setitem(torture.CHAIN, "pretrain", flags)
-    before, after = tmp_path / "before", tmp_path / "undisturbed"
-    before.mkdir()
-    after.mkdir()
-    seconds = torture.run("pretrain", after)
-    row = torture.torture("pretrain", before, after, seconds, 1, 1)
-    assert row.endswith("equal"), row
-
-
 def test_bytes_and_files_are_compared_and_times_are_not(torture, tmp_path):
     for name in ("a", "b"):
         folder = tmp_path / name

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from support.processes import wait_for
-from support.tiny_models import TINY_RUN
 
 import bert_cli
 from bert_cli.cli import COMMANDS
@@ -21,12 +20,6 @@ from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
-TINY = {
-    name: value
-    for name, value in TINY_RUN.items()
-    if name.partition("-")[0] not in ("generated", "keep")
-}
-"""Flags of a training run of milliseconds a step."""
 STEPS = 100
 JOBS = ROOT / "scripts" / "slurm"
 SRUN = """

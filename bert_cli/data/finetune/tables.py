@@ -87,8 +87,9 @@ def read_text(path: Path) -> str:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except FileNotFoundError:
-        near = nearest(path.name, [other.name for other in path.parent.glob("*")])
-        remedy = f"did you mean '{path.parent / near}'?" if near else "check the path"
+        files = {other.stem: other for other in path.parent.glob("*")}
+        near = nearest(path.stem, files)
+        remedy = f"did you mean '{files[near]}'?" if near else "check the path"
         raise DataError(str(path), "no such file", remedy) from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

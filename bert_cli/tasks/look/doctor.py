@@ -68,11 +68,11 @@ def run(settings: DoctorSettings) -> None:
     warnings = sum(one.level == "warning" for one in report.findings)
     if settings.json_file is not None:
         columns = ("level", "what", "found", "remedy")
-        rows = [
+        rows: list[Any] = [
             {**{name: getattr(one, name) for name in columns}, "figures": dict(one.values)}
             for one in report.findings
         ]
-        summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
+        summary = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     if not report.quiet:
@@ -120,11 +120,10 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     )
     if plan is not None and plan.epochs is not None:
         text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
-        if plan.epochs <= MAX_EPOCHS:
-            report.ok("epochs", text, epochs=plan.epochs)
-        else:
-            remedy = "use more text, or a lower --total-num-train-samples"
-            report.warn("epochs", f"{text}: it will overfit", remedy, epochs=plan.epochs)
+        many = plan.epochs > MAX_EPOCHS
+        text += ": it will overfit" if many else ""
+        remedy = "use more text, or a lower --total-num-train-samples"
+        report.add("warning" if many else "ok", "epochs", text, remedy, epochs=plan.epochs)
     check_memory(report, settings, processes, kind, memory)
     machine.check_precision(report, settings.precision, kind)
     check_folder(report, settings, plan)
@@ -136,7 +135,6 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 
 
 def _check_devices(report: Report, processes: Processes) -> tuple[str, int, int] | None:
-    """Return the kind and number of this process' devices, and the memory of each."""
     names = [
         str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
         for gpu in tf.config.list_physical_devices("GPU")
@@ -149,13 +147,13 @@ def _check_devices(report: Report, processes: Processes) -> tuple[str, int, int]
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind == "GPU":
         text = f"{count(number, 'GPU')} of {size(memory)}: {', '.join(sorted(set(names)))}"
-        report.ok("devices", text, **values)
+        report.add("ok", "devices", text, **values)
     elif shutil.which("nvidia-smi") is not None:
         problem = "TensorFlow finds no GPU, although nvidia-smi is installed"
         remedy = f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES"
-        report.warn("devices", problem, remedy, **values)
+        report.add("warning", "devices", problem, remedy, **values)
     else:
-        report.ok("devices", "no GPU; the run uses the CPU", **values)
+        report.add("ok", "devices", "no GPU; the run uses the CPU", **values)
     return kind, number, memory
 
 
@@ -183,16 +181,15 @@ def check_layout(
         problem = f"{processes.count} processes cannot divide the replicas"
         report.error("layout", ConfigError(text, problem, remedy), **values)
     elif kind == "GPU" and needed > number:
-        problem = f"needs {needed} GPUs in this process, which has {number}"
-        report.error("layout", DeviceError(text, problem, remedy), **values)
-    elif idle > MAX_IDLE:
+        text += f": needs {needed} GPUs in this process, which has {number}"
+        report.add("error", "layout", text, remedy, **values)
+    else:
+        text += f", idle for {idle:.1%} of a step"
         remedy = "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
         remedy += (
             "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
-        report.warn("layout", f"{text}, idle for {idle:.1%} of a step", remedy, **values)
-    else:
-        report.ok("layout", f"{text}, idle for {idle:.1%} of a step", **values)
+        report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
     return settings
 
 
@@ -215,12 +212,12 @@ def check_memory(
     text += f"; {size(usable)} of {size(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
-        report.error(what, DeviceError(text, "", remedy), **values)
+        report.add("error", what, text, remedy, **values)
     elif needed > free:
         text += f", but only {size(free)} are free now"
-        report.warn(what, text, "end other programs on this machine", **values)
+        report.add("warning", what, text, "end other programs on this machine", **values)
     else:
-        report.ok(what, text, **values)
+        report.add("ok", what, text, **values)
 
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
@@ -234,7 +231,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     try:
         train.check_output_paths(settings)
         if folder is None:
-            report.ok(what, "nothing will be saved")
+            report.add("ok", what, "nothing will be saved")
             return
         nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -245,10 +242,10 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     kind = machine.file_system(nearest)
     if kind in TEMPORARY_FILE_SYSTEMS:
         problem = f"{folder} is on {kind}: {TEMPORARY_FILE_SYSTEMS[kind]}"
-        report.warn(what, problem, "choose a folder on a disk", file_system=kind)
+        report.add("warning", what, problem, "choose a folder on a disk", file_system=kind)
     existing = complete_checkpoints(folder)
     if existing:
-        report.ok(what, f"the run would continue from {existing[-1]}")
+        report.add("ok", what, f"the run would continue from {existing[-1]}")
     # A new checkpoint is written before the oldest is removed, so for a while there is one more.
     each, every = checkpoint_bytes(settings), settings.keep_every_steps
     number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
@@ -259,11 +256,8 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         f"one being written {'still need' if used else 'need'} {format_bytes(needed)}"
     )
     values = {"checkpoint": each, "kept": number, "needed": needed, "free": free, "kind": kind}
-    if needed <= free:
-        report.ok("disk", text, **values)
-    else:
-        remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
-        report.error("disk", DeviceError(text, "", remedy), **values)
+    remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
+    report.add("ok" if needed <= free else "error", "disk", text, remedy, **values)
 
 
 # --- the examples and the model
@@ -272,7 +266,6 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
 def _check_model(
     report: Report, settings: DoctorSettings
 ) -> tuple["start.Source | None", DoctorSettings]:
-    """Return the model that the run starts from, if any, and the settings with its shape."""
     if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
         return None, settings
 
@@ -323,19 +316,16 @@ def check_first_loss(
 ) -> None:
     """Compute the losses before the first step and compare them with those of equal probabilities."""
     if not settings.build:
-        report.ok(FIRST_LOSS, "not computed: --no-build")
+        report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
-    one_device = {
-        "parallel": Parallel(),
-        "global_batch": GlobalBatch(micro_batch_size=SAMPLE),
-        "precision": "float32",
-    }
+    batch = GlobalBatch(micro_batch_size=SAMPLE)
+    one_device = {"parallel": Parallel(), "global_batch": batch, "precision": "float32"}
     settings = settings.model_copy(update=one_device)
     needed, (_, free) = estimate(settings)[0].total, machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {size(needed)}, and {size(free)} are free"
         remedy = "end other programs on this machine, or give --no-build"
-        report.warn(FIRST_LOSS, problem, remedy)
+        report.add("warning", FIRST_LOSS, problem, remedy)
         return
     try:
         losses, weights = _first_losses(settings, stream, source)
@@ -394,12 +384,12 @@ def judge(
     # Both are false also for NaN.
     is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
     is_equal = all(abs(loss - equal[name]) <= TOLERANCE[name] for name, loss in losses.items())
-    if is_better if is_trained else is_equal:
-        report.ok(FIRST_LOSS, text, **values)
-    elif is_trained:
+    problem = "far from equal probabilities"
+    remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"
+    if is_trained:
+        problem = "no better than an untrained model"
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
-        report.warn(FIRST_LOSS, f"{text}: no better than an untrained model", remedy, **values)
+    if is_better if is_trained else is_equal:
+        report.add("ok", FIRST_LOSS, text, **values)
     else:
-        initializer_range = settings.bert_config.initializer_range
-        remedy = f"lower bert_config.initializer_range ({initializer_range:g})"
-        report.warn(FIRST_LOSS, f"{text}: far from equal probabilities", remedy, **values)
+        report.add("warning", FIRST_LOSS, f"{text}: {problem}", remedy, **values)

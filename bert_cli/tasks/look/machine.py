@@ -47,6 +47,8 @@ HARMFUL = {
 }
 """Environment variable -> values that slow a run down, and their effect."""
 CGROUP = Path("/sys/fs/cgroup")
+Level = Literal["ok", "warning", "error"]
+"""A warning slows a run down or may end it."""
 T = TypeVar("T")
 
 
@@ -54,7 +56,7 @@ T = TypeVar("T")
 class Finding:
     """The result of one check: a line of `bert doctor`."""
 
-    level: Literal["ok", "warning", "error"]
+    level: Level
     what: str
     found: str
     remedy: str = ""
@@ -80,13 +82,9 @@ class Report:
         if not self.quiet:
             print(finding, flush=True)
 
-    def ok(self, what: str, found: str, **values: Any) -> None:
-        """Add a check that passed."""
-        self._add(Finding("ok", what, found, values=values))
-
-    def warn(self, what: str, found: str, remedy: str, **values: Any) -> None:
-        """Add a check whose result slows a run down or may end it."""
-        self._add(Finding("warning", what, found, remedy, values))
+    def add(self, level: Level, what: str, found: str, remedy: str = "", **values: Any) -> None:
+        """Add the result of a check, with a remedy unless it passed."""
+        self._add(Finding(level, what, found, "" if level == "ok" else remedy, values))
 
     def error(self, what: str, error: BertError, **values: Any) -> None:
         """Add an error that the run would end with."""
@@ -105,7 +103,7 @@ class Report:
             remedy = "correct the path or its rights"
             self.error(what, DataError(str(error.filename or what), str(error.strerror), remedy))
             return None
-        self.ok(what, describe(value))
+        self.add("ok", what, describe(value))
         return value
 
 
@@ -187,11 +185,11 @@ def _read(path: str | Path) -> str:
 def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     """Check the installed packages, the processor, the memory and the environment."""
     python = platform.python_version()
-    report.ok("python", f"{python} on {platform.platform()}", python=python)
+    report.add("ok", "python", f"{python} on {platform.platform()}", python=python)
     check_packages(report, pinned_packages())
     check_processor(report)
     total, free = memory()
-    report.ok("memory", f"{size(free)} free of {size(total)}", free=free, total=total)
+    report.add("ok", "memory", f"{size(free)} free of {size(total)}", free=free, total=total)
     check_environment(report, environment)
 
 
@@ -209,16 +207,17 @@ def check_packages(report: Report, pinned: Mapping[str, str]) -> None:
     """Compare the installed packages with the required versions."""
     installed = {name: _version(name) for name in (*MAIN_PACKAGES, *pinned)}
     text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
-    report.ok("packages", text, **installed)
+    report.add("ok", "packages", text, **installed)
     if not pinned:
         problem = "the tool is not installed, so the required versions are unknown"
-        report.warn("packages", problem, "pip install -c requirements.lock -e .")
+        report.add("warning", "packages", problem, "pip install -c requirements.lock -e .")
     for name, pin in pinned.items():
         remedy = f"pip install {name}=={pin}"
         if installed[name] is None:
-            report.error("packages", DeviceError(name, "is not installed", remedy))
+            report.add("error", "packages", f"{name}: is not installed", remedy)
         elif installed[name] != pin:
-            report.warn("packages", f"{name} is {installed[name]}; {pin} was tested", remedy)
+            problem = f"{name} is {installed[name]}; {pin} was tested"
+            report.add("warning", "packages", problem, remedy)
 
 
 def _version(name: str) -> str | None:
@@ -233,19 +232,17 @@ def check_processor(report: Report) -> None:
     flags, described = processor_flags(), description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}
     text, quota, number = described["processor"], values["quota"], values["cores"]
-    if flags and not flags & {"avx2", "asimd"}:
-        problem = f"{text}, no AVX2: matrix products are several times slower"
-        remedy = "use another machine, or a hypervisor that passes AVX2 through"
-        report.warn("processor", problem, remedy, **values)
-    else:
-        report.ok("processor", text, **values)
+    is_slow = bool(flags) and not flags & {"avx2", "asimd"}
+    text += ", no AVX2: matrix products are several times slower" if is_slow else ""
+    remedy = "use another machine, or a hypervisor that passes AVX2 through"
+    report.add("warning" if is_slow else "ok", "processor", text, remedy, **values)
     if quota is not None and quota < number:
-        report.warn(
-            "processor",
-            f"the container may use the time of {quota:g} of {number} cores, but TensorFlow starts a thread for each",
-            f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores",
-            **values,
+        problem = f"the container may use the time of {quota:g} of {number} cores"
+        problem += ", but TensorFlow starts a thread for each"
+        remedy = (
+            f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores"
         )
+        report.add("warning", "processor", problem, remedy, **values)
 
 
 def check_environment(report: Report, environment: Mapping[str, str]) -> None:
@@ -253,28 +250,25 @@ def check_environment(report: Report, environment: Mapping[str, str]) -> None:
     for name, (values, effect) in HARMFUL.items():
         value = environment.get(name)
         if value is not None and re.fullmatch(values, value.strip(), re.IGNORECASE):
-            report.warn("environment", f"{name} ({value}): {effect}", "unset it")
+            report.add("warning", "environment", f"{name} ({value}): {effect}", "unset it")
     threads = environment.get("TF_NUM_INTRAOP_THREADS", "")
     if threads.isdigit() and 0 < int(threads) < cpu_count():
-        problem = f"an operation uses {threads} of {cpu_count()} cores"
+        problem = f"TF_NUM_INTRAOP_THREADS ({threads}): an operation uses {threads} of {cpu_count()} cores"
         remedy = "unset it, unless several runs share this machine"
-        report.warn("environment", f"TF_NUM_INTRAOP_THREADS ({threads}): {problem}", remedy)
+        report.add("warning", "environment", problem, remedy)
     backend = environment.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
-        where = f"KERAS_BACKEND ({backend})"
-        error = ConfigError(where, "training uses the tensorflow backend", "unset it")
-        report.error("environment", error)
+        problem = "training uses the tensorflow backend"
+        report.error("environment", ConfigError(f"KERAS_BACKEND ({backend})", problem, "unset it"))
 
 
 def check_precision(report: Report, precision: str, kind: str) -> None:
     """Check that the processor has instructions for the precision; a GPU is assumed to."""
     flags, fast = processor_flags(), FAST_INSTRUCTIONS.get(precision)
     if kind == "GPU" or fast is None or not flags or flags & fast:
-        report.ok("precision", precision)
+        report.add("ok", "precision", precision)
         return
     better = "mixed_bfloat16" if flags & FAST_INSTRUCTIONS["mixed_bfloat16"] else "float32"
-    report.warn(
-        "precision",
-        f"{precision}: this processor has no instructions for it, so it is no faster than float32",
-        f"give --precision {better}, unless this is a trial of a GPU run",
-    )
+    problem = "this processor has no instructions for it, so it is no faster than float32"
+    remedy = f"give --precision {better}, unless this is a trial of a GPU run"
+    report.add("warning", "precision", f"{precision}: {problem}", remedy)

@@ -12,7 +12,7 @@ from bert_cli.config import layout
 from bert_cli.config.layout import Estimate, estimate, size, stages_of
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
-from bert_cli.config.training import PretrainSettings, count, describe, make_plan
+from bert_cli.config.training import PretrainSettings, count, describe, make_plan, short
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
@@ -56,21 +56,17 @@ def _print_layout(settings: PretrainSettings) -> None:
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
-    recompute = (
-        f"recomputing each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
-    )
+    again = f"recomputing each {parallel.recompute_by}"
     print(
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{describe(make_plan(settings, None))}\n"
         f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
-        f"{recompute}\n"
+        f"{again if parallel.recompute else 'no recomputation'}\n"
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-    devices = [
-        Estimate(**{name: round(n, -5) for name, n in asdict(one).items()})
-        for one in estimate(settings)
-    ]
+    exact = map(asdict, estimate(settings))
+    devices = [Estimate(**{name: round(n, -5) for name, n in one.items()}) for one in exact]
     cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
     rows = [
         (str(device), *row.values(), layout.blocks_on(stages, mapping, device))
@@ -87,11 +83,9 @@ def _print_layout(settings: PretrainSettings) -> None:
         print(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
     if batch.replicas > 1:
         reduced = layout.reduced_bytes(settings)
-        sent = 2 * (batch.replicas - 1) / batch.replicas * reduced
-        print(
-            f"all-reduce of {size(reduced)} of gradients in {parallel.reduce_precision} once per step; in a ring "
-            f"each replica sends {size(sent)}"
-        )
+        sent = size(2 * (batch.replicas - 1) / batch.replicas * reduced)
+        sums = f"{size(reduced)} of gradients in {parallel.reduce_precision}"
+        print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
@@ -128,7 +122,6 @@ def _print_alternatives(
 
 
 def _shape(settings: PretrainSettings) -> tuple[int, int]:
-    """Return the replicas, and the devices of each."""
     return settings.global_batch.replicas, len(estimate(settings))
 
 
@@ -137,6 +130,6 @@ def _flags(settings: PretrainSettings) -> str:
     return (
         f"--parallel.layout given --global-batch.replicas {batch.replicas} "
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
-        f"--parallel.pipeline-stages '{json.dumps([layout.short(stage) for stage in stages])}' "
+        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
         f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
     )

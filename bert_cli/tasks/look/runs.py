@@ -61,7 +61,6 @@ def _list_runs(settings: RunsSettings) -> None:
 
 
 def _describe(run: Run) -> dict[str, Any]:
-    """Return a run as JSON, with the metrics of its last step; one that cannot be read with the reason."""
     described: dict[str, Any] = {"run": str(run.folder)}
     try:
         described |= {

@@ -424,7 +424,7 @@ def test_neither_tokenize_nor_inspect_loads_tensorflow(home, tmp_path):
         "from bert_cli.data.records import inspect, tokenize; "
         "out = Path(sys.argv[2]); tokenize.run(TokenizeSettings(input=Path(sys.argv[1]), out=out, "
         "vocab=sys.argv[3], masking='dynamic', processes=1)); "
-        "inspect.run(InspectSettings(folder=out)); "
+        "inspect.run(InspectSettings(folder=str(out))); "
         "heavy = {'tensorflow', 'keras', 'torch', 'transformers', 'nltk', 'huggingface_hub'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

