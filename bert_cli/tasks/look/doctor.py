@@ -68,11 +68,11 @@ def run(settings: DoctorSettings) -> None:
     warnings = sum(one.level == "warning" for one in report.findings)
     if settings.json_file is not None:
         columns = ("level", "what", "found", "remedy")
-        rows: list[Any] = [
+        rows = [
             {**{name: getattr(one, name) for name in columns}, "figures": dict(one.values)}
             for one in report.findings
         ]
-        summary = {"errors": len(errors), "warnings": warnings, "findings": rows}
+        summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     if not report.quiet:
@@ -147,13 +147,13 @@ def _check_devices(report: Report, processes: Processes) -> tuple[str, int, int]
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind == "GPU":
         text = f"{count(number, 'GPU')} of {size(memory)}: {', '.join(sorted(set(names)))}"
-        report.add("ok", "devices", text, **values)
+        report.add("ok", "devices", text, "", **values)
     elif shutil.which("nvidia-smi") is not None:
         problem = "TensorFlow finds no GPU, although nvidia-smi is installed"
         remedy = f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES"
         report.add("warning", "devices", problem, remedy, **values)
     else:
-        report.add("ok", "devices", "no GPU; the run uses the CPU", **values)
+        report.add("ok", "devices", "no GPU; the run uses the CPU", "", **values)
     return kind, number, memory
 
 
@@ -217,7 +217,7 @@ def check_memory(
         text += f", but only {size(free)} are free now"
         report.add("warning", what, text, "end other programs on this machine", **values)
     else:
-        report.add("ok", what, text, **values)
+        report.add("ok", what, text, "", **values)
 
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
@@ -390,6 +390,6 @@ def judge(
         problem = "no better than an untrained model"
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
     if is_better if is_trained else is_equal:
-        report.add("ok", FIRST_LOSS, text, **values)
+        report.add("ok", FIRST_LOSS, text, "", **values)
     else:
         report.add("warning", FIRST_LOSS, f"{text}: {problem}", remedy, **values)

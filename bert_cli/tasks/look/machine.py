@@ -207,7 +207,7 @@ def check_packages(report: Report, pinned: Mapping[str, str]) -> None:
     """Compare the installed packages with the required versions."""
     installed = {name: _version(name) for name in (*MAIN_PACKAGES, *pinned)}
     text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
-    report.add("ok", "packages", text, **installed)
+    report.add("ok", "packages", text, "", **installed)
     if not pinned:
         problem = "the tool is not installed, so the required versions are unknown"
         report.add("warning", "packages", problem, "pip install -c requirements.lock -e .")
