@@ -140,9 +140,9 @@ def lines_of(block: str) -> Iterator[list[str]]:
 
 
 @functools.cache
-def flags_of(name: str) -> dict[str, Option | None]:
-    flags = {flag: option for option in options_of(name) for flag in option.flags}
-    return flags | dict.fromkeys(("--help", "--log-level"))
+def flags_of(name: str) -> set[str]:
+    flags = {flag for option in options_of(name) for flag in option.flags}
+    return flags | {"--help", "--log-level"}
 
 
 def mistakes(words: list[str]) -> Iterator[str]:
@@ -162,13 +162,8 @@ def mistakes(words: list[str]) -> Iterator[str]:
         cut = rest.index("--")
         yield from mistakes(["bert", *rest[cut + 1 :]])
         rest = rest[:cut]
-    for word, after in zip(rest, [*rest, ""][1:], strict=True):
-        flag, _, value = word.partition("=")
-        if flag.startswith("--") and flag not in flags_of(name):
-            yield f"bert {name} has no {flag}"
-        option = flags_of(name).get(flag)
-        if option and option.takes and option.choices and (value or after) not in option.choices:
-            yield f"bert {name} {flag} does not take {value or after!r}"
+    flags = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    yield from (f"bert {name} has no {flag}" for flag in flags - flags_of(name))
 
 
 def wrong_in(text: str) -> list[str]:
@@ -186,7 +181,7 @@ def wrong_in(text: str) -> list[str]:
 def test_a_mistake_in_a_command_of_a_page_is_found():
     for text in (
         "`bert pretrian`", "`bert launch --processes 2 -- pretrain --confg a`", "the flag `--precison`",
-        "```bash\nsrun bert export a b --format tflow | head\n```",
+        "```bash\nsrun bert export a b --fromat onnx | head\n```",
     ):  # fmt: skip
         assert wrong_in(text), text
     assert not wrong_in("`bert launch -- pretrain --precision float16` and `--precision`")

@@ -25,11 +25,6 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def tenths(cell: str) -> int:
-    """Return the number in a cell, in units of its last digit."""
-    return int(cell.replace(",", "").replace(".", ""))
-
-
 def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     for name in SHIPPED:
@@ -40,11 +35,11 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert [row[0] for row in rows(text)] == [str(n) for n in range(len(devices))]
         assert all(10**6 < one.total < 10**12 for one in devices)
         for row in rows(text):
-            weights, sums, moments, saved, working, logits, update, total = map(tenths, row[1:9])
+            cells = [round(10 * float(cell.replace(",", ""))) for cell in row[1:9]]
+            weights, sums, moments, saved, working, logits, update, total = cells
             assert total == weights + sums + moments + max(saved + working + logits, update)
-        largest = max(rows(text), key=lambda row: tenths(row[8]))
-        terms = "device {0}: {8} = {1} + {2} + {3} + max({4} + {5} + {6}, {7})\n".format(*largest)
-        assert f"working + logits, update)\n{terms}" in text
+        terms = "device {0}: {8} = {1} + {2} + {3} + max({4} + {5} + {6}, {7})\n"
+        assert any(f"update)\n{terms.format(*row)}" in text for row in rows(text))
 
 
 def test_a_layout_that_fits_is_confirmed_and_a_better_one_named(capsys):
