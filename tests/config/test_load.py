@@ -112,7 +112,7 @@ def test_a_missing_config_is_answered_with_the_nearest_of_its_folder_or_of_the_s
 def test_a_config_is_one_nested_json_object(tmp_path):
     path = tmp_path / "c.json"
     for text, message in (
-        ("[1]", f"{path}: Input should be a valid dictionary"),
+        ("[1]", f"{path}: Input should be an object"),
         ('{"wandb.enabled": true}', "wandb.enabled"),
         ('{"extends": "c.json"}', "extends itself"),
     ):
