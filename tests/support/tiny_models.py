@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -53,6 +54,11 @@ def flags_of(flags: dict[str, object], **changes: object) -> list[str]:
         if value is not False:
             words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
     return words
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of each step of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:

@@ -1,9 +1,10 @@
-"""The chain as a person runs it: sample to records to a model, and the real fragment of Wikipedia."""
+"""The chain as a person runs it: sample to records to a model."""
 
 import json
 from pathlib import Path
 
 import pytest
+from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
 from bert_cli.data.shards.manifest import read_manifest
@@ -28,17 +29,16 @@ def vocab(tmp_path_factory) -> Path:
     """A vocabulary trained on the sample."""
     folder = tmp_path_factory.mktemp("vocab")
     assert main(["extract", str(sample_dump()), str(folder / "extracted")]) == 0
-    assert main(["preprocess", str(folder / "extracted"), str(folder / "sentences")]) == 0
-    assert main(["vocab", str(folder / "sentences"), str(folder / "vocab"), "--size", "1000"]) == 0
+    assert main(["vocab", str(folder / "extracted"), str(folder / "vocab"), "--size", "1000"]) == 0
     return folder / "vocab"
 
 
 @pytest.fixture(scope="module")
 def out(vocab, tmp_path_factory) -> Path:
     """The output folder of the chain, with static and dynamic records."""
-    folder = tmp_path_factory.mktemp("chain") / "out"
-    assert chain(folder, vocab) == chain(folder, vocab, "--masking", "dynamic") == 0
-    return folder
+    out = tmp_path_factory.mktemp("chain") / "out"
+    assert chain(out, vocab) == chain(out, vocab, "--masking", "dynamic") == 0
+    return out
 
 
 def test_a_second_call_of_the_chain_skips_what_is_complete(out, vocab, capsys):
@@ -65,24 +65,7 @@ def test_the_chain_rejects_a_wrong_setting_before_its_first_step(vocab, tmp_path
         assert not (tmp_path / "out").exists()
 
 
-def test_an_output_that_is_a_file_is_the_same_error_in_every_step(out, vocab, tmp_path, capsys):
-    file = tmp_path / "file"
-    file.touch()
-    sentences, records, sizes = out / "sentences", out / "64_dynamic", ["--sequence-length", "64"]
-    for words in (
-        ["download", file, "--sample"],
-        ["extract", sample_dump(), file],
-        ["preprocess", out / "extracted", file],
-        ["vocab", sentences, file, "--size", "1000"],
-        ["tokenize", sentences, file, "--vocab", vocab, *sizes],
-        ["pack", records, file, *sizes],
-        ["data", sample_dump(), file, "--vocab", vocab, *sizes],
-    ):
-        assert main([str(word) for word in words]) == 3, words
-        assert f"out ({file}): is a file and must be a folder" in capsys.readouterr().err, words
-
-
-@pytest.mark.parametrize("masking", ["static", "dynamic"])
+@pytest.mark.parametrize("masking", [pytest.param("static", marks=pytest.mark.slow), "dynamic"])
 def test_a_model_learns_from_the_records_and_is_evaluated(masking, out, tmp_path):
     records, run = out / ("64" if masking == "static" else "64_dynamic"), tmp_path / "run"
     words = [
@@ -91,7 +74,7 @@ def test_a_model_learns_from_the_records_and_is_evaluated(masking, out, tmp_path
         "--total-num-train-samples", "1280", "--save-ckpt-path", str(run), "--log-every-steps", "40",
     ]  # fmt: skip
     assert main([*words, *TINY]) == 0
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = metrics_of(run)
     assert len(steps) == 80
     assert sum(step["mlm_loss"] for step in steps[-10:]) / 10 < steps[0]["mlm_loss"] - 0.5
     assert [step["step"] for step in steps if "validation_mlm_loss" in step] == [40, 80]
@@ -108,17 +91,3 @@ def test_records_of_another_vocabulary_or_length_are_rejected(out, capsys):
     assert main([*words, "--max-seq-length", "128"]) == 3
     error = capsys.readouterr().err
     assert "max_seq_length (128)" in error and "have 64" in error
-
-
-def test_the_chain_on_the_real_fragment_of_english_wikipedia(shared_data, tmp_path):
-    (dump,) = shared_data.glob("dumps/enwiki-latest-pages-articles1*")
-    words = str(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
-    line = ["data", str(dump), str(tmp_path), "--vocab", words, "--sequence-length", "128"]
-    assert main([*line, "--mask-tokens", "20"]) == 0
-    assert read_manifest(tmp_path / "extracted")["counts"]["documents"] == 106
-    counts = read_manifest(tmp_path / "sentences")["counts"]
-    assert counts["documents"] == 105
-    assert 19_000 < counts["sentences"] < 22_000
-    corpus = json.loads((tmp_path / "128" / "corpus.json").read_text())
-    assert corpus["vocab_size"] == 30_522
-    assert 25_000 < corpus["records"] < 30_000

@@ -3,8 +3,6 @@
 import json
 from collections import Counter
 
-import numpy as np
-
 from bert_cli.cli import main
 from bert_cli.tasks.bench.data import write_synthetic_text
 
@@ -14,18 +12,15 @@ QUICK = ["--reading-seconds", "0.05", "--sentence-splitter", "sentencex"]
 
 
 def measured(folder, *flags):
-    figures = folder / "figures.json"
-    assert main(["bench", "data", *flags, *QUICK, "--json", str(figures)]) == 0
-    return json.loads(figures.read_text())
+    output = folder / "metrics.json"
+    assert main(["bench", "data", *flags, *QUICK, "--json", str(output)]) == 0
+    return json.loads(output.read_text())
 
 
 def test_every_step_from_synthetic_text_to_batches_is_measured(tmp_path, capsys):
     metrics = measured(tmp_path, "--megabytes", "0.2")
     rows = {row["name"]: row for row in metrics["steps"]}
     assert list(rows) == STEPS and metrics["input"] == "made up"
-    assert {"processor", "cores", "quota", "instructions", "memory_bytes"} <= set(
-        metrics["machine"]
-    )
     for row in rows.values():
         assert row["megabytes_per_second"] == row["bytes"] / 1e6 / row["seconds"]
         if "examples" in row:
@@ -58,8 +53,6 @@ def test_synthetic_text_depends_on_the_seed_and_its_words_follow_zipf(tmp_path):
         write_synthetic_text(tmp_path / name, 0.5, seed)
     one, same, other = ((tmp_path / name).read_text() for name in "abc")
     assert one == same != other
-    counts = sorted(Counter(one.lower().replace(".", "").split()).values(), reverse=True)
+    counts = [n for _, n in Counter(one.lower().replace(".", "").split()).most_common(100)]
     # The tenth word is about a tenth as frequent as the first, the hundredth a hundredth.
-    slope = np.polyfit(np.log(np.arange(1, 101)), np.log(counts[:100]), 1)[0]
-    assert -1.3 < slope < -0.7
-    assert len(one.split("\n\n")) > 10
+    assert 5 < counts[0] / counts[9] < 20 and 50 < counts[0] / counts[99] < 200

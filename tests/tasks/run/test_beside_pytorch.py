@@ -9,9 +9,11 @@ import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.bert import run_bert
 from support.tiny_models import OTHERS, write_model
 
 from bert_cli.config.finetune import GlueSettings
@@ -36,6 +38,7 @@ def parity():
 
 @pytest.fixture(scope="module")
 def records(parity, tmp_path_factory):
+    parity.subprocess = SimpleNamespace(run=lambda words, **_: run_bert(*words[3:]))
     return parity.make_records(tmp_path_factory.mktemp("sample"))
 
 
@@ -56,15 +59,12 @@ def test_the_losses_are_those_of_pytorch_at_every_step(optimizer, steps, fall, p
     assert fall is None or ours[-5:].mean() < ours[0] - fall
 
 
-def test_the_table_and_the_plot_are_written(parity, tmp_path):
-    ours = np.linspace(9.0, 7.0, 4)
-    found = {"AdamW": (ours, ours), "LAMB": (ours, ours + 1e-6)}
-    parity.write_table(tmp_path / "parity.csv", found)
-    rows = (tmp_path / "parity.csv").read_text().splitlines()
-    assert rows[0] == "step,AdamW_ours,AdamW_pytorch,LAMB_ours,LAMB_pytorch"
-    assert rows[1] == "1,9.0000000,9.0000000,9.0000000,9.0000010" and len(rows) == 5
-    parity.draw(tmp_path / "parity.png", found)
-    assert (tmp_path / "parity.png").read_bytes().startswith(b"\x89PNG")
+def test_the_table_has_a_column_for_each_side(parity, tmp_path):
+    losses = {"AdamW": (np.array([9.0]), np.array([8.0])), "LAMB": (np.array([7.0]), np.array([6]))}
+    parity.write_table(tmp_path / "parity.csv", losses)
+    header, row = (tmp_path / "parity.csv").read_text().splitlines()
+    assert header == "step,AdamW_ours,AdamW_pytorch,LAMB_ours,LAMB_pytorch"
+    assert row == "1,9.0000000,8.0000000,7.0000000,6.0000000"
 
 
 def write_sentiment(folder, rows):
@@ -88,25 +88,23 @@ FLAGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fine_tuning_without_dropout_reaches_the_scores_of_pytorch(tmp_path, monkeypatch, capsys):
-    beside = script("beside_pytorch")
     write_model(tmp_path / "model")
     write_sentiment(tmp_path / "glue" / "SST-2", 200)
     words = ["sst2", "--data", str(tmp_path / "glue"), "--model", str(tmp_path / "model")]
     words += ["--out", str(tmp_path / "out"), *FLAGS]
     monkeypatch.setattr(sys, "argv", ["beside_pytorch", *words])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    beside.main()
-    found = json.loads((tmp_path / "out" / "beside.json").read_text())
-    (ours,), (theirs,) = found["ours"], found["theirs"]
+    script("beside_pytorch").main()
+    scores = json.loads((tmp_path / "out" / "beside.json").read_text())
+    (ours,), (theirs,) = scores["ours"], scores["theirs"]
     assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-9)
     assert 0.6 < ours["accuracy"] < 0.95
     assert "sst2 accuracy pytorch" in capsys.readouterr().out
 
 
-def test_a_recipe_that_the_pytorch_side_lacks_is_refused(tmp_path):
-    beside = script("beside_pytorch")
-    for flag, value in (("--optimizer-opts.layer-decay", "0.9"), ("--optimizer-opts.name", "LAMB")):
-        settings, _ = load(GlueSettings, [flag, value], "glue")
-        with pytest.raises(SystemExit, match="the PyTorch side knows only"):
-            beside.refuse_other_recipes(settings)
+def test_a_recipe_that_the_pytorch_side_lacks_is_refused():
+    settings, _ = load(GlueSettings, ["--optimizer-opts.name", "LAMB"], "glue")
+    with pytest.raises(SystemExit, match="the PyTorch side knows only"):
+        script("beside_pytorch").refuse_other_recipes(settings)
