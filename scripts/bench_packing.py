@@ -92,7 +92,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
     )
     mesh = build.open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    _, engine, _, step = build.build_run(settings, mesh, plan)
+    engine, _, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)
     engine.compile(reader.first_micro_batches(len(mesh.devices)))
     return step, reader

@@ -90,7 +90,7 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
     plan = make_plan(run, None)
-    _, engine, state, step = build.build_run(run, mesh, plan)
+    engine, state, step = build.build_run(run, mesh, plan)
     stream = corpora.open_stream(run, plan.examples_per_step, processes.rank, processes.count)
     began = time.perf_counter()
     engine.compile(stream.first_micro_batches(len(mesh.devices)))

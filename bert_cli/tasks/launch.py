@@ -1,7 +1,6 @@
 """`bert launch`: start a command as several processes that make one run, on this host or on others.
 
-Each process gets the addresses of all in TF_CONFIG. Every command is printed before it is run.
-`parallel/launcher.py` runs them.
+Each process gets the addresses of all in TF_CONFIG. `parallel/launcher.py` runs them.
 """
 
 import itertools
@@ -14,32 +13,18 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from bert_cli.commands import split_command
-from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
+from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 from bert_cli.config.settings import Cluster
-from bert_cli.config.tools import (
-    BenchPretrainSettings,
-    BenchSquadSettings,
-    LaunchSettings,
-    expand_benchmark,
-)
-from bert_cli.config.training import PretrainSettings, TrainSettings
+from bert_cli.config.tools import LaunchSettings, expand_benchmark
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
 
-# Commands that can run as several processes, with their settings.
-COMMANDS: dict[str, type[TrainSettings]] = {
-    "pretrain": PretrainSettings,
-    "squad": SquadSettings,
-    "glue": GlueSettings,
-    "ner": NerSettings,
-    "classify": ClassifySettings,
-    "bench pretrain": BenchPretrainSettings,
-    "bench squad": BenchSquadSettings,
-}
+# Commands that can run as several processes.
+SEVERAL = ("pretrain", "squad", "glue", "ner", "classify", "bench pretrain", "bench squad")
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)
@@ -50,11 +35,7 @@ TRUST = (
 
 
 def run(settings: LaunchSettings) -> None:
-    """Start all processes, print what they write, and return when all have ended with 0.
-
-    Raises ConfigError for a command that cannot run as several processes or has mistakes, DeviceError
-    when the devices of this host cannot be divided, and as `supervise` does.
-    """
+    """Start all processes, print what they write, and return when all have ended with 0; raises as `supervise` does."""
     _check_command(settings)
     processes = make_processes(settings, os.environ)
     for process in processes:
@@ -66,15 +47,17 @@ def run(settings: LaunchSettings) -> None:
 
 
 def _check_command(settings: LaunchSettings) -> None:
-    """Raise ConfigError for the mistakes of the command, here and once, not in every process."""
+    # Here and once, not in every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
-    if name not in COMMANDS:
+    if name not in SEVERAL:
         raise ConfigError(
             f"bert launch ({name})",
-            f"starts {', '.join(COMMANDS)}",
+            f"starts {', '.join(SEVERAL)}",
             "give one of them and its options after --, as `bert launch --processes 2 -- pretrain --config ...`",
         )
-    inner, _ = load(COMMANDS[name], split_log_level(options)[1], f"bert {name}")
+    kind = COMMANDS[name].settings_class()
+    assert issubclass(kind, TrainSettings)
+    inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
     if inner.exit_code_when_stopped:
@@ -93,11 +76,7 @@ def _check_command(settings: LaunchSettings) -> None:
 
 
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
-    """Return the process of each rank, host by host.
-
-    Raises DeviceError when this host's GPUs cannot be divided, ConfigError for a port in use or an environment
-    variable that is not set.
-    """
+    """Return the process of each rank, host by host. Raises DeviceError or ConfigError for what the host lacks."""
     count = settings.processes
     hosts = settings.hosts or ["this host"]
     variables = {"PYTHONUNBUFFERED": "1"}
@@ -132,16 +111,14 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
 
 
 def _free_ports(count: int, first: int | None) -> list[int]:
-    """Return ports that are free on this host: those from `first` on, or any of PORTS."""
     if first is None:
         # In random order, so that two launches at the same time find different ones.
         free = (port for port in random.sample(PORTS, len(PORTS)) if _is_free(port))
         return list(itertools.islice(free, count))
     for port in range(first, first + count):
         if not _is_free(port):
-            raise ConfigError(
-                f"--port ({port})", "is in use on this host", "give another, or none for free ones"
-            )
+            where, remedy = f"--port ({port})", "give another, or none for free ones"
+            raise ConfigError(where, "is in use on this host", remedy)
     return list(range(first, first + count))
 
 

@@ -78,7 +78,7 @@ def built(
     """Return engine, state, step and stream of a run, traced; without `updates` only the stages are traced."""
     mesh = build.open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
-    _, engine, state, step = build.build_run(settings, mesh, plan)
+    engine, state, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)
     sample = reader.first_micro_batches(len(mesh.devices))
     if updates:

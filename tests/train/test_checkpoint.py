@@ -68,13 +68,12 @@ def settings_of(**changes) -> PretrainSettings:
 
 
 def build(settings: PretrainSettings):
-    """(model, state, form) of a run that is about to start."""
+    """(engine, state, form) of a run that is about to start."""
     mesh = assemble.open_mesh(settings, Processes(()))
-    model = assemble.build_model(settings, mesh)
-    engine = assemble.build_engine(model, settings, mesh)
+    engine = assemble.build_engine(assemble.build_model(settings, mesh), settings, mesh)
     state = State(engine.weights, engine.moments, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
-    return model, state, start.disk_format(settings, model, folder)
+    return engine, state, start.disk_format(settings, engine.weights, folder)
 
 
 def trained(settings: PretrainSettings, step: int = 7):

@@ -1,8 +1,7 @@
 """`bert bench data`: measure how fast text becomes sentences, records and batches.
 
-Each step is the function of its command, run on a temporary folder and timed as a whole. Records are then read
-in batches by one thread, as a run reads them. The words of synthetic text follow Zipf's law and consist of
-random letters, so that a vocabulary can be trained on it.
+Each step is the function of its command, run on a temporary folder and timed as a whole. Records are then read in
+batches by one thread. The words of synthetic text follow Zipf's law and consist of random letters.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import io
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,12 @@ from bert_cli.tasks.bench.run import format_seconds
 from bert_cli.tasks.look import machine
 
 WORDS = 20_000
-LETTERS = "etaoinshrdlucmfwypvbgk"
 SENTENCES_PER_DOCUMENT = 40
-VOCAB_SIZE = 8_000
-"""Size of the vocabulary that is trained here, if the text has so many words."""
-BATCH = 256
-"""Records of a batch that is read."""
 Row = dict[str, Any]
 
 
 def run(settings: BenchDataSettings) -> None:
-    """Measure each step, print a table and, with --json, write the metrics.
-
-    Raises what the steps raise for the given text.
-    """
+    """Measure each step, print a table and, with --json, write the metrics."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         for row in _steps(settings, Path(folder)):
@@ -59,7 +50,14 @@ def run(settings: BenchDataSettings) -> None:
             f"data, {text}, {settings.processes} process{'es' * (settings.processes > 1)}, "
             f"sequence length {settings.sequence_length}\n"
         )
-        _print_table(rows)
+        shown = []
+        for row in rows:
+            examples = f"{row['examples_per_second']:,.0f}" if "examples" in row else ""
+            rate = f"{row['megabytes_per_second']:,.2f}"
+            seconds = format_seconds(row["seconds"])
+            shown.append((row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds, rate, examples))
+        print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
+        print("\nMB: input text; for index the records; for read the batches in memory")
     if settings.json_file is not None:
         metrics: dict[str, Any] = {
             "what": "data",
@@ -84,7 +82,7 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
     text_bytes, vocabulary = _bytes_of(sentences), settings.vocab
     if vocabulary is None:
         vocabulary = str(folder / "vocab")
-        learn = {"input": sentences, "out": vocabulary, "size": VOCAB_SIZE}
+        learn = {"input": sentences, "out": vocabulary, "size": 8_000}
         yield _row("vocab", _seconds(vocab.run, VocabSettings.model_validate(learn)), text_bytes)
     shape = {"sequence_length": settings.sequence_length, "mask_tokens": settings.mask_tokens}
     static, dynamic = folder / "static", folder / "dynamic"
@@ -105,7 +103,6 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
 
 
 def _seconds(step: Callable[[Any], None], settings: Any) -> float:
-    """Run a step without its output; return its duration."""
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         step(settings)
@@ -122,7 +119,7 @@ def _row(name: str, seconds: float, number: int, examples: int | None = None) ->
 
 def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSettings) -> Row:
     """Read batches with one thread for `reading_seconds`; a pack counts as its sequences."""
-    batch = max(1, min(BATCH, read_corpus(folder)["records"]) // (packed or 1))
+    batch = max(1, min(256, read_corpus(folder)["records"]) // (packed or 1))
     source = Records(
         folder,
         seed=settings.seed,
@@ -143,14 +140,13 @@ def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSet
 
 
 def _bytes_of(text: Path) -> int:
-    """Return the bytes of a file or folder. Raises DataError if it does not exist."""
     return sum(path.stat().st_size for path in finished_files(text))
 
 
 def write_synthetic_text(path: Path, megabytes: float, seed: int) -> None:
     """Write documents of synthetic sentences, separated by blank lines, until the size is reached."""
     rng = np.random.default_rng(seed)
-    letters = np.array(list(LETTERS))
+    letters = np.array(list("etaoinshrdlucmfwypvbgk"))
     probabilities = 1.0 / np.arange(2, len(letters) + 2)
     spelling = rng.choice(letters, (WORDS, 12), p=probabilities / probabilities.sum())
     lengths = 1 + rng.binomial(11, 0.4, WORDS)
@@ -164,14 +160,3 @@ def write_synthetic_text(path: Path, megabytes: float, seed: int) -> None:
             sentences = np.split(words[ranks], np.cumsum(counts)[:-1])
             text = (" ".join(sentence).capitalize() + "." for sentence in sentences)
             out.write(" ".join(text) + "\n\n")
-
-
-def _print_table(rows: Sequence[Row]) -> None:
-    shown = []
-    for row in rows:
-        examples = f"{row['examples_per_second']:,.0f}" if "examples" in row else ""
-        rate = f"{row['megabytes_per_second']:,.2f}"
-        seconds = format_seconds(row["seconds"])
-        shown.append((row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds, rate, examples))
-    print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
-    print("\nMB: input text; for index the records; for read the batches in memory")

@@ -2,9 +2,8 @@
 
 After Chowdhery et al. 2022 (PaLM), appendix B: 6 N operations for each position and matrix of N parameters
 (2 N forward, 2 N for each of the two gradients), and 12 L D S for each position in the attention of L layers of
-width D over S positions. An embedding look-up is no product. The word embeddings are multiplied only in
-the masked-LM head, at the P masked positions. Recomputation is not counted, so that it does not look like
-speed. Padding is counted, because it is multiplied like any other position.
+width D over S positions. The word embeddings are multiplied only in the masked-LM head, at the P masked positions.
+Recomputation is not counted, so that it does not look like speed; padding is.
 """
 
 import math
@@ -48,10 +47,7 @@ def shape_of(batch: Mapping[str, Any]) -> Shape:
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> list[Product]:
-    """Return every forward product with a weight, as often as it is computed.
-
-    `last_blocks` are the blocks after the encoder layers. Raises KeyError for an unknown one.
-    """
+    """Return every forward product with a weight, as often as it is computed; `last_blocks` follow the layers."""
     width, inner = config.hidden_size, config.intermediate_size
     positions = shape.examples * shape.positions
     sequences, masked = shape.examples * shape.sequences, shape.examples * shape.masked

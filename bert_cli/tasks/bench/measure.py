@@ -25,7 +25,6 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import is_stdout
 from bert_cli.parallel.engine import Mesh
@@ -45,9 +44,6 @@ Step = dict[str, float]
 positions ("places") and operations; `skipped` counts the steps so far whose gradient was not finite."""
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
 """The measured parts of a step; the rest is `other`."""
-STOPPED = 130
-"""Exit code of a measurement that was asked to stop: nothing can be continued."""
-VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers")
 CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
 """Seconds that a run waits while its state is copied, and seconds of writing it in the background."""
 FAILED = [-1.0, -1.0]
@@ -59,7 +55,6 @@ PRODUCT_FLOPS = {"CPU": (2e9, 2e10), "GPU": (2e11, 2e12)}
 than the tens of microseconds that a call takes."""
 PRODUCT_ELEMENTS = {"CPU": 2**24, "GPU": 2**27}
 """Elements of input and output, at most: less than a step has used, so that they fit."""
-LARGEST_PRODUCTS = 3
 
 
 class Stopwatch:
@@ -98,8 +93,7 @@ class Run:
 def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str, Any] | None:
     """Measure a run and return its metrics; None on ranks above 0.
 
-    `start_seconds` are those since the process began. Raises what the run itself raises, and SystemExit when
-    it is asked to stop.
+    `start_seconds` are those since the process began. Raises SystemExit when it is asked to stop.
     """
     json_only = is_stdout(settings.json_file)
     start_watch = Stopwatch()
@@ -154,43 +148,29 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
 def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
     """Return what a run of these settings trains on. Raises what the run raises for its input."""
     if isinstance(settings, BenchSquadSettings):
-        synthetic = settings.generated_dataset
-        features = _synthetic_windows(settings) if synthetic else _real_windows(settings)
+        if settings.generated_dataset:
+            batch = settings.global_batch
+            number = batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica
+            features = finetune.synthetic_examples(settings, number, 2)
+        else:
+            features = _real_windows(settings)
         plan, windows, sample = finetune.open_features(settings, features, mesh)
-        return RunSpec(
-            plan, windows, sample, lambda model: start.disk_format(settings, model, None)
-        )
+        return RunSpec(plan, windows, sample, tokenizer=None)
     part = mesh.processes.rank, mesh.processes.count
     stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
     plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
-    sample, folder = stream.first_micro_batches(len(mesh.devices)), stream.folder
-    return RunSpec(plan, stream, sample, lambda model: start.disk_format(settings, model, folder))
-
-
-def _synthetic_windows(settings: BenchSquadSettings) -> Features:
-    batch = settings.global_batch
-    return synthetic_features(
-        settings.LAST_BLOCKS[-1],
-        batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica,
-        labels=2,
-        vocab_size=settings.bert_config.vocab_size,
-        sequence_length=settings.max_seq_length,
-        seed=settings.seed,
-    )
+    sample = stream.first_micro_batches(len(mesh.devices))
+    return RunSpec(plan, stream, sample, tokenizer=stream.folder)
 
 
 def _real_windows(settings: BenchSquadSettings) -> Features:
     name = settings.tokenizer_path or settings.pretrained_ckpt_path
     if name is None:
-        problem = "real questions need a tokenizer, and none is given"
         remedy = "give --tokenizer-path or --pretrained-ckpt-path"
-        raise ConfigError("tokenizer_path", problem, remedy)
-    tokenizer = read_tokenizer(start.find_tokenizer(name))
-    size, vocab_size = len(tokenizer.pieces), settings.bert_config.vocab_size
-    if size > vocab_size:
-        problem = f"has {size:,} tokens, but the model has a vocabulary of {vocab_size:,}"
-        remedy = "give another --tokenizer-path, or --bert-config.vocab-size"
-        raise ConfigError(f"{name} (tokenizer)", problem, remedy)
+        raise ConfigError("tokenizer_path", "is not given, and real questions need it", remedy)
+    folder = start.find_tokenizer(name)
+    tokenizer = read_tokenizer(folder)
+    finetune.check_tokenizer(settings, tokenizer, folder)
     task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
     assert task.train is not None
     return task.train
@@ -228,7 +208,7 @@ def _take_steps(run: Run, last: int) -> list[Step]:
 
     if not train(run.parts.state, batches, step, [(record, Every(steps=1))], stop):
         print_line("bench: stopped before its last step; nothing was measured")
-        raise SystemExit(STOPPED)
+        raise SystemExit(130)
     # Examples and tokens are sums over all processes already.
     totals = group.all_reduce([[one["places"], one["flops"]] for one in times])
     return [
@@ -238,10 +218,7 @@ def _take_steps(run: Run, last: int) -> list[Step]:
 
 
 def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
-    """Return the metrics of the steps after the warm-up.
-
-    A rate is the median over the steps, so that one step that something else delayed does not count.
-    """
+    """Return the metrics of the steps after the warm-up; rates are medians, so that one slow step does not count."""
     measured = steps[warmup_steps:]
     skipped_before = steps[warmup_steps - 1]["skipped"] if warmup_steps else 0.0
     seconds = [one["seconds"] for one in measured]
@@ -300,7 +277,8 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
     folder, plan = run.settings.checkpoint_dir, run.spec.plan
-    values, form = run.settings.model_dump(mode="json"), run.spec.form(run.parts.model)
+    values = run.settings.model_dump(mode="json")
+    form = start.disk_format(run.settings, run.parts.state.weights, run.spec.tokenizer)
     sizes = plan.examples_per_step, plan.total_steps
     try:
         if folder is not None:
@@ -343,7 +321,7 @@ def _description(run: Run) -> dict[str, Any]:
             "replicas": mesh.replicas,
             "processes": mesh.processes.count,
         },
-        "versions": package_versions(VERSIONS),
+        "versions": package_versions(("tensorflow", "keras", "numpy", "tokenizers")),
         "settings": values,
     }
 
@@ -372,14 +350,13 @@ def _product_rate(run: Run) -> float:
 def product_rate(known: Iterable[Product], dtype: str, device: str) -> float:
     """Return the operations per second of the fastest product with one of the model's largest matrices.
 
-    No datasheet has this rate for a virtual machine or a container, so it is measured: in the process, with
-    the threads and in the dtype of the run.
+    No datasheet has this rate for a virtual machine, so it is measured, with the threads and in the dtype of the run.
     """
     kind = "GPU" if ":GPU:" in device.upper() else "CPU"
     # Of each matrix the product with the most rows.
     matrices = {(one.width, one.outputs): one for one in sorted(known)}
     largest = sorted(matrices.values(), key=lambda one: -one.width * one.outputs)
-    return max(_rate(resize(one, kind), dtype, device) for one in largest[:LARGEST_PRODUCTS])
+    return max(_rate(resize(one, kind), dtype, device) for one in largest[:3])
 
 
 def resize(product: Product, kind: str) -> Product:

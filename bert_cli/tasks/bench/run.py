@@ -1,8 +1,7 @@
 """`bert bench`, `bench pretrain` and `bench squad`: list the standard benchmarks, measure a run, or sweep.
 
-Nothing heavy is imported before the clock has started, because the imports are a part of the start. A sweep doubles
-the micro-batch size until one does not fit the memory. Each size is measured by its own process, so that memory is
-really requested and really refused: by the limit of the process, by the device, or by the kernel.
+Imports are a part of the measured start. A sweep doubles the micro-batch size until one does not fit the memory. Each
+size is measured by its own process, so that memory is really refused: by its limit, the device, or the kernel.
 """
 
 import contextlib
@@ -45,16 +44,11 @@ OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """What a process prints when memory was refused."""
-LAST_LINES = 5
-"""Lines of a failed process that the error repeats."""
 SWEEP_SETTINGS = {"sweep", "sweep_from", "most", "memory", "json_file", "checkpoint"}
 
 
 def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:
-    """List the benchmarks, sweep over micro-batch sizes, or measure a run and print its metrics.
-
-    Raises what the run itself raises before its first step.
-    """
+    """List the benchmarks, sweep over micro-batch sizes, or measure a run and print its metrics."""
     if isinstance(settings, BenchSettings):
         rows = [
             (name, one.about, shlex.join(["bert", *one.words]))
@@ -154,10 +148,7 @@ def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def sweep(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
-    """Print a line for each micro-batch size, the fastest size and the largest that fits.
-
-    Raises DeviceError when the first size does not fit, or when a process fails for another reason.
-    """
+    """Print a line for each micro-batch size, the fastest and the largest that fits; DeviceError if none does."""
     if find_processes(settings.cluster, os.environ).count > 1:
         remedy = "run it without `bert launch`"
         raise ConfigError("sweep (micro-batch)", "starts its own processes", remedy)
@@ -202,8 +193,7 @@ def _measure_size(
 ) -> Row:
     """Return the metrics of one micro-batch size, or a row that says why it does not fit.
 
-    `rows` are those of the smaller sizes. Without a limit the free memory is it, and a size that is expected to
-    need more is not started.
+    `rows` are those of the smaller sizes. Without a limit, a size that would need more than is free is not started.
     """
     free = machine.memory()[1]
     if limit is None and len(rows) >= 2:
@@ -223,7 +213,7 @@ def _measure_size(
     elif OUT_OF_MEMORY.search(errors):
         why = f"memory was refused (limit: {size(limit)} of the host's memory)"
     else:
-        lines = "\n".join(errors.strip().splitlines()[-LAST_LINES:])
+        lines = "\n".join(errors.strip().splitlines()[-5:])
         raise DeviceError(f"micro-batch {number}", f"the process ended with {code}:\n{lines}")
     return {"micro_batch_size": number, "fits": False, "why": why}
 

@@ -348,12 +348,11 @@ def _first_losses(
         tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
     mesh = engine.Mesh(1, ((cpu,),), cpu, Processes(()))
-    model = build.build_model(settings, mesh)
+    built = TensorFlowEngine(build.build_model(settings, mesh), mesh, seed=settings.seed)
     weights = "new weights"
     if source is not None:
-        state = State(model.weights, {}, first_loss_scale(1.0))
+        state = State(built.weights, {}, first_loss_scale(1.0))
         weights = start.load_pretrained(source, settings.bert_config, state)
-    built = TensorFlowEngine(model.replicas, mesh, seed=settings.seed)
     rows = stream.rows(np.arange(SAMPLE))
     counts = engine.count({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}

@@ -1,6 +1,9 @@
-"""What a run is made of: a model, an optimizer, an engine and a step, built from its settings."""
+"""Build the parts of a run from its settings: stages, optimizer, engine, state and step.
 
-from collections.abc import Callable, Mapping
+`RunSpec` is what a kind of training adds, `Run` all together; `evaluate` scores held-out examples.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,29 +20,16 @@ from bert_cli.optim.schedule import first_loss_scale, learning_rate
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
 from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
-from bert_cli.parallel.tensorflow.engine import (
-    ReplicatedVariable,
-    TensorFlowEngine,
-    replicated_weights,
-)
+from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
 
 
-@dataclass(frozen=True)
-class Model:
-    """The stages of this process' replicas, and the weights of the run by name."""
-
-    replicas: list[list[Stage]]
-    weights: Mapping[str, ReplicatedVariable]
-
-
 class Parts(NamedTuple):
     """The parts of a training run."""
 
-    model: Model
     engine: TensorFlowEngine
     state: State
     step: Step
@@ -54,8 +44,12 @@ class RunSpec:
     """The batches of the run, this process' part of them."""
     sample: Batch
     """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
-    form: Callable[[Model], Format]
-    """How its model is written to disk."""
+    tokenizer: Path | None
+    """The folder whose tokenizer is saved with the model."""
+    label_names: Sequence[str] | None = None
+    """Names of a classifier's labels; None where they have none."""
+    labels: int = 2
+    """Outputs of a classifier."""
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
     """Returns metrics on held-out examples after a step."""
     held_out: str = ""
@@ -64,8 +58,6 @@ class RunSpec:
     """Steps between evaluations; there is one after the last step too."""
     best: str | None = None
     """The metric of an evaluation whose highest value selects the best checkpoint."""
-    labels: int = 2
-    """Outputs of a classifier."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +114,9 @@ def build_run(
     stop_requested: Callable[[], bool] = lambda: False,
     labels: int = 2,
 ) -> Parts:
-    """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier.
-
-    Raises ConfigError for weights without a rule.
-    """
+    """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier."""
     options = settings.optimizer_opts
-    model = build_model(settings, mesh, labels)
-    engine = build_engine(model, settings, mesh)
+    engine = build_engine(build_model(settings, mesh, labels), settings, mesh)
     state = State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
     rate = learning_rate(
         options.learning_rate.schedule_name,
@@ -145,14 +133,13 @@ def build_run(
         max_skipped_steps=settings.max_skipped_steps,
         stop_requested=stop_requested,
     )
-    return Parts(model, engine, state, step)
+    return Parts(engine, state, step)
 
 
-def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> Model:
-    """Return the model of a task, split into stages on the devices, with initial values from the seed."""
+def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> list[list[Stage]]:
+    """Return the stages of each replica on the devices, with initial values from the seed."""
     compile_fused(settings.compile != "nothing")
-    replicas = [_build_replica(settings, devices, labels) for devices in mesh.devices]
-    return Model(replicas, replicated_weights(replicas))
+    return [_build_replica(settings, devices, labels) for devices in mesh.devices]
 
 
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
@@ -192,11 +179,10 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
     return built
 
 
-def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlowEngine:
-    """Return the engine that runs the settings' schedule on the mesh and updates the weights.
-
-    Raises ConfigError for weights without a rule of the optimizer.
-    """
+def build_engine(
+    replicas: list[list[Stage]], settings: TrainSettings, mesh: Mesh
+) -> TensorFlowEngine:
+    """Return the engine that runs the schedule and updates the weights. Raises ConfigError without a rule for one."""
     parallel, options = settings.parallel, settings.optimizer_opts
     optimizer = Optimizer(
         hyperparameters=Hyperparameters(
@@ -206,7 +192,7 @@ def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlo
             weight_decay_rate=options.weight_decay_rate,
         ),
         rules=weight_rules(
-            list(model.weights),
+            list(replicated_weights(replicas)),
             options.name,
             no_weight_decay=options.no_weight_decay,
             no_layer_adaptation=options.no_layer_adaptation,
@@ -216,7 +202,7 @@ def build_engine(model: Model, settings: TrainSettings, mesh: Mesh) -> TensorFlo
         random_bits=random_bits if options.stochastic_rounding else None,
     )
     return TensorFlowEngine(
-        model.replicas,
+        replicas,
         mesh,
         seed=settings.seed,
         optimizer=optimizer,

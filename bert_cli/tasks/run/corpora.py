@@ -34,8 +34,7 @@ class StoredSizes(BaseModel):
 def with_sizes_of_records(settings: Run) -> Run:
     """Return the settings with the pack size and vocabulary size of their records, unless they are set.
 
-    Reads folders on this disk only; one that is absent or incomplete is refused when it is opened.
-    Memory, layout and layers depend on these sizes, so they are read before anything is built.
+    Memory, layout and layers depend on them. A folder that is absent or incomplete is refused when it is opened.
     """
     stored: list[StoredSizes] = []
     for path in () if settings.generated_dataset else settings.dataset_paths:
@@ -55,10 +54,7 @@ def with_sizes_of_records(settings: Run) -> Run:
 def open_stream(
     settings: PretrainSettings, examples_per_step: int, rank: int = 0, world_size: int = 1
 ) -> ExampleStream:
-    """Return the run's examples, of each step the part of one process.
-
-    Raises ConfigError when the settings name none, DataError when they do not fit.
-    """
+    """Return the run's examples, of each step the part of one process. Raises ConfigError or DataError."""
     size = settings.global_batch.micro_batch_size
     batching = Batching(examples_per_step, size, rank, world_size)
     if settings.generated_dataset:
@@ -128,14 +124,12 @@ def _open_source(
         max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
     )
     size, ours = source.corpus["vocab_size"], settings.bert_config.vocab_size
-    if size != ours and name == "validation_dir":
-        problem = f"has a vocabulary of {size}, and the model one of {ours}"
-        remedy = "make these records with the vocabulary of dataset_dir"
-        raise ConfigError(f"{name} ({folder})", problem, remedy)
     if size != ours:
-        problem = f"the corpus in {folder} has a vocabulary of {size}"
-        remedy = f"give --bert-config.vocab-size {size}"
-        raise ConfigError(f"bert_config.vocab_size ({ours})", problem, remedy)
+        remedy = "make these records with the vocabulary of dataset_dir"
+        if name == "dataset_dir":
+            remedy = f"give --bert-config.vocab-size {size}"
+        problem = f"has a vocabulary of {size}, and the model one of {ours}"
+        raise ConfigError(f"{name} ({folder})", problem, remedy)
     return source
 
 
@@ -152,9 +146,8 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
 def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
     """Raise ConfigError where the records were made with another vocabulary or case than the model.
 
-    Such a run would train, and slowly forget what the model had learnt: every number is another token.
-    A model without a tokenizer cannot be compared. A model in the folder of the `run` is one that the
-    run would continue.
+    Such a run would slowly forget what the model had learnt. A model without a tokenizer cannot be compared. A model in
+    the folder of the `run` is one that the run would continue.
     """
     if not any((model / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
@@ -172,14 +165,12 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
                 f"records and {there!r} in the model)",
                 f"make the records with --vocab {model}, or {remedy}",
             )
-    cases = case_of(corpus), case_of(model)
-    # Only where both files say it.
-    for name in cases[0] if all(cases) else ():
-        if cases[0][name] != cases[1][name]:
-            if cases[1]["do_lower_case"] == cases[1]["strip_accents"]:
-                cased = "--no-cased" if cases[1]["do_lower_case"] else "--cased"
-                remedy = f"make the records with {cased}, or {remedy}"
-            problem = (
-                f"{name} {cases[0][name]}, and the model in {model} with {name} {cases[1][name]}"
-            )
-            raise ConfigError(where, f"was made with {problem}", remedy)
+    ours_is, theirs_is = case_of(corpus), case_of(model)
+    different = [name for name in ours_is if theirs_is.get(name, ours_is[name]) != ours_is[name]]
+    if different:
+        name = different[0]
+        cases = f"{name} {ours_is[name]}, and the model in {model} with {name} {theirs_is[name]}"
+        if theirs_is["do_lower_case"] == theirs_is["strip_accents"]:
+            cased = "--no-cased" if theirs_is["do_lower_case"] else "--cased"
+            remedy = f"make the records with {cased}, or {remedy}"
+        raise ConfigError(where, f"was made with {cases}", remedy)

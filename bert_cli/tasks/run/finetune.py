@@ -1,9 +1,8 @@
 """Fine-tuning, the same for all tasks.
 
-The model is the encoder of the model that the run starts from, with a head for the task. It is trained like any run
-and scored on the development set after each epoch. At the end the best checkpoint is scored, its predictions are
-written, and the scores are printed as one JSON object. A task has features, labels, and an evaluation of the model's
-logits.
+The model is the encoder of the model that the run starts from, with a head for the task. It is scored on the
+development set after each epoch. At the end the best checkpoint's predictions are written, and its scores printed as
+one JSON object. A task has features, labels, and an evaluation of the model's logits.
 """
 
 import json
@@ -82,9 +81,8 @@ def run(
 ) -> None:
     """Fine-tune and score, with as many seeds as the settings say.
 
-    `build` returns the task for the settings, the tokenizer and the model that the run starts from; `needs`
-    names required settings; `label_names` are those of synthetic examples. Raises ConfigError, DataError,
-    CheckpointError or DeviceError. A request to stop saves and returns.
+    `build` returns the task for the settings, the tokenizer and the model that the run starts from; `needs` names
+    required settings; `label_names` are those of synthetic examples. A request to stop saves and returns.
     """
     if settings.generated_dataset:
         settings, needs = _without_scores(settings), ()
@@ -106,21 +104,19 @@ def run(
             print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
         if settings.generated_dataset:
             print_line("run: trains on synthetic examples; nothing is scored")
-            head = settings.LAST_BLOCKS[-1]
-            labels = len(label_names) if label_names is not None else 2 if head == "qa_head" else 1
-            features = synthetic_features(
-                head,
-                12_000,  # as many as Graphcore's example generates
-                labels=labels,
-                vocab_size=settings.bert_config.vocab_size,
-                sequence_length=settings.max_seq_length,
-                seed=settings.seed,
-            )
+            outputs = 2 if settings.LAST_BLOCKS[-1] == "qa_head" else 1
+            labels = len(label_names) if label_names is not None else outputs
+            # As many as Graphcore's example generates.
+            features = synthetic_examples(settings, 12_000, labels)
             task = Task(labels, label_names, features)
         else:
             assert folder is not None
             tokenizer = read_tokenizer(folder)
-            _check_model(settings, tokenizer, folder, source)
+            check_tokenizer(settings, tokenizer, folder)
+            wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
+            if source and not settings.do_training and source.architecture not in (wanted, "?"):
+                problem = f"was not trained for this task, which needs a {wanted}"
+                raise _another_model(source, problem)
             task = build(settings, tokenizer, source)
         if settings.do_training:
             stopped = _train_seeds(settings, mesh, task, stop, folder)
@@ -134,8 +130,19 @@ def run(
 # --- settings
 
 
+def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> Features:
+    """Return synthetic examples for the head of the settings' model."""
+    return synthetic_features(
+        settings.LAST_BLOCKS[-1],
+        number,
+        labels=labels,
+        vocab_size=settings.bert_config.vocab_size,
+        sequence_length=settings.max_seq_length,
+        seed=settings.seed,
+    )
+
+
 def _without_scores(settings: Settings) -> Settings:
-    """Return the settings for synthetic examples. ConfigError for what has no effect on them."""
     defaults = {"do_training": True, "do_test": False, "evaluate_every_steps": None}
     problem = "has no effect with generated_dataset, whose examples are not scored"
     errors = [
@@ -149,21 +156,20 @@ def _without_scores(settings: Settings) -> Settings:
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
-    """Raise one ConfigError for everything that is missing."""
-    missing = {
-        name: f"give --{name.replace('_', '-')}"
-        for name in needs
-        if getattr(settings, name) is None
-    }
-    if settings.pretrained_ckpt_path is None and not settings.generated_dataset:
-        remedy = "give --pretrained-ckpt-path, the model to "
+    remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
+    if not settings.generated_dataset:
+        model = "give --pretrained-ckpt-path, the model to "
         if settings.do_training and settings.tokenizer_path is None:
-            remedy += "start from, or, to train new weights, --tokenizer-path and bert_config"
-            missing["pretrained_ckpt_path"] = remedy
+            model += "start from, or, to train new weights, --tokenizer-path and bert_config"
+            remedies["pretrained_ckpt_path"] = model
         elif not settings.do_training and settings.save_ckpt_path is None:
-            remedy += "score, or --save-ckpt-path, the folder of the run that trained it"
-            missing["pretrained_ckpt_path"] = remedy
-    errors = [ConfigError(name, "is missing", remedy) for name, remedy in missing.items()]
+            model += "score, or --save-ckpt-path, the folder of the run that trained it"
+            remedies["pretrained_ckpt_path"] = model
+    errors = [
+        ConfigError(name, "is missing", remedy)
+        for name, remedy in remedies.items()
+        if getattr(settings, name) is None
+    ]
     if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
         where, remedy = f"output_dir ({output})", "give another --output-dir"
         errors.append(ConfigError(where, "cannot be written", remedy))
@@ -184,21 +190,13 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
     return None if given is None else start.find_source(given)
 
 
-def _check_model(
-    settings: FinetuneSettings,
-    tokenizer: TextTokenizer,
-    folder: Path,
-    source: start.Source | None,
-) -> None:
-    """Refuse a tokenizer that is too large, and to score a model of another task, before the data are read."""
+def check_tokenizer(settings: FinetuneSettings, tokenizer: TextTokenizer, folder: Path) -> None:
+    """Raise ConfigError for a tokenizer of more pieces than the model's vocabulary."""
     size, model_size = len(tokenizer.pieces), settings.bert_config.vocab_size
     if size > model_size:
         where = f"{folder} (tokenizer of {size:,} pieces)"
         problem = f"is too large for the model, whose vocabulary has {model_size:,}"
         raise ConfigError(where, problem, "give the model's own tokenizer as --tokenizer-path")
-    wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
-    if source and not settings.do_training and source.architecture not in (wanted, "?"):
-        raise _another_model(source, f"was not trained for this task, which needs a {wanted}")
 
 
 def _another_model(source: start.Source, problem: str) -> ConfigError:
@@ -247,12 +245,13 @@ def _train_and_score(
         plan=plan,
         stream=reader,
         sample=sample,
-        form=lambda model: start.disk_format(settings, model, tokenizer, task.label_names),
+        tokenizer=tokenizer,
+        label_names=task.label_names,
+        labels=task.labels,
         evaluate=scorer.evaluate if settings.do_validation else None,
         held_out=", ".join(digests),
         evaluate_every=settings.evaluate_every_steps or per_epoch,
         best=task.best,
-        labels=task.labels,
     )
     with ExitStack() as locks:
         engine, state, status = train.run_training(settings, mesh, spec, stop, locks)
@@ -295,7 +294,6 @@ def open_features(
 
 
 def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: int) -> None:
-    """Print and write the mean and standard deviation of each score over the seeds."""
     print_line(f"{len(results)} seeds, {settings.seed} to {settings.seed + len(results) - 1}:")
     spread: dict[str, JSON] = {}
     for name in results[0]:
@@ -316,8 +314,7 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
 class Scorer:
     """Scores the development sets of a run, and remembers the best result.
 
-    Examples are batched by length and divided among the processes. A request to stop is checked between
-    batches, since a large set takes minutes.
+    A request to stop is checked between batches, since a large set takes minutes.
     """
 
     def __init__(
@@ -387,9 +384,9 @@ def _only_score(
     settings: FinetuneSettings, mesh: Mesh, task: Task, source: start.Source, stop: StopRequest
 ) -> None:
     """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
-    model = assemble.build_model(settings, mesh, task.labels)
-    engine = assemble.build_engine(model, settings, mesh)
-    new, _ = start.load_weights(source, model.weights)
+    replicas = assemble.build_model(settings, mesh, task.labels)
+    engine = assemble.build_engine(replicas, settings, mesh)
+    new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
     scorer = Scorer(settings, task, stop, _label_order(source, task.label_names))
@@ -405,8 +402,7 @@ def _only_score(
 def _label_order(source: start.Source, names: Sequence[str] | None) -> list[int] | None:
     """Return the model's output of each of the task's labels; None where they are in order already.
 
-    ConfigError for a model of other labels. Labels without names are assumed to be in the task's order, which
-    is printed.
+    Labels without names are assumed to be in the task's order, which is printed.
     """
     own = source.label_names
     if names is None or own == tuple(names):

@@ -1,7 +1,6 @@
 """`bert pretrain`: one phase of masked-LM and next-sentence pre-training.
 
-Phase 2 is this command with other lengths that starts from the weights of phase 1. Text of another
-kind can start from the weights of any model.
+Phase 2 is this command with other lengths that starts from the weights of phase 1.
 """
 
 from contextlib import ExitStack
@@ -13,10 +12,7 @@ from bert_cli.train.metrics import print_line
 
 
 def run(settings: PretrainSettings) -> None:
-    """Train to the last step of the phase, or until a stop is requested, and save.
-
-    Raises ConfigError, DataError, CheckpointError or DeviceError.
-    """
+    """Train to the last step of the phase, or until a stop is requested, and save."""
     train.check_output_paths(settings)
     with ExitStack() as stack:
         source = start.source_of(settings)
@@ -49,7 +45,7 @@ def run(settings: PretrainSettings) -> None:
             plan=plan,
             stream=stream,
             sample=stream.first_micro_batches(len(mesh.devices)),
-            form=lambda model: start.disk_format(settings, model, folder),
+            tokenizer=folder,
             evaluate=evaluate if held_out is not None else None,
             evaluate_every=settings.evaluate_every_steps,
         )

@@ -1,13 +1,13 @@
 """Models on disk and the initial state of a run.
 
-A run starts from the first of these: its own newest complete checkpoint; the weights that the settings name (a
-checkpoint of ours, a Hugging Face folder or name, a TensorFlow checkpoint of Google's or Graphcore's example); new
-weights from the seed. Weights are read under Hugging Face's names from every kind of file that a BERT is published in;
-a Keras model is refused with the way to convert it. Nothing is unpickled.
+A run starts from its own newest complete checkpoint, else from the weights that the settings name (a checkpoint of
+ours, a Hugging Face folder or name, a TensorFlow checkpoint of Google's or Graphcore's example), else from the seed.
+Weights are read under Hugging Face's names; a Keras model is refused with the way to convert it. Nothing is unpickled.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_fo
 from bert_cli.errors import CheckpointError, nearest, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model import hf, tensorflow_names
-from bert_cli.tasks.run.build import Model
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 from bert_cli.train.loop import State
@@ -42,6 +41,7 @@ MODEL_FILES = (
     f"a model's folder has config.json and {checkpoint.MODEL}, "
     f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
 )
+ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
 # LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
 TENSORFLOW_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError)
 
@@ -93,10 +93,9 @@ class ShardIndex(BaseModel):
 
 
 def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
-    """Return the model at a path or with a name on the Hugging Face hub.
+    """Return the model at a path or with a name on the Hugging Face hub. Raises CheckpointError if there is none.
 
-    A run's folder means its best checkpoint, or the newest if none was scored. Raises CheckpointError
-    when there is no model.
+    A run's folder means its best checkpoint, or the newest if none was scored.
     """
     prefix = _tensorflow_prefix(Path(name).expanduser())
     if prefix is None:
@@ -122,10 +121,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
 
 
 def source_of(settings: TrainSettings) -> Source | None:
-    """Return the model that a run starts from: its own checkpoint, else the given one; None for new weights.
-
-    Raises CheckpointError when it is absent or cannot be read.
-    """
+    """Return the model that a run starts from: its own checkpoint, else the given one; None for new weights."""
     run = settings.save_ckpt_path
     if run is not None and complete_checkpoints(run):
         return find_source(str(run), "--save-ckpt-path")
@@ -191,7 +187,6 @@ def _download(name: str, where: str) -> Path:
 
 
 def _refuse_keras(path: Path) -> None:
-    """Raise CheckpointError when the path is a Keras model or a folder that holds one."""
     files = [file for pattern in KERAS for file in sorted(path.glob(pattern))]
     if path.is_file() and any(map(path.match, KERAS)):
         files = [path]
@@ -220,24 +215,20 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
 
 def disk_format(
     settings: TrainSettings,
-    model: Model,
-    tokenizer_folder: Path | None,
+    weights: Mapping[str, Any],
+    tokenizer: Path | None,
     label_names: Sequence[str] | None = None,
 ) -> checkpoint.Format:
     """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
-    shapes, head = _shapes(model.weights), settings.LAST_BLOCKS[-1]
-    positions = settings.bert_config.max_position_embeddings
+    shapes, head = _shapes(weights), settings.LAST_BLOCKS[-1]
+    positions, fills_masks = settings.bert_config.max_position_embeddings, head == "heads"
+    dtype = "float16" if settings.precision == "float16" else "float32"
     return checkpoint.Format(
         to_disk=hf.to_hf,
         from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
-        config=hf.hf_config(
-            settings.bert_config,
-            dtype="float16" if settings.precision == "float16" else "float32",
-            head=head,
-            label_names=label_names,
-        ),
-        tokenizer_files=files_for_model(tokenizer_folder, positions, fills_masks=head == "heads")
-        if tokenizer_folder
+        config=hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names),
+        tokenizer_files=files_for_model(tokenizer, positions, fills_masks=fills_masks)
+        if tokenizer
         else {},
     )
 
@@ -245,10 +236,7 @@ def disk_format(
 def load_state(
     settings: TrainSettings, state: State, form: checkpoint.Format, fixed: Mapping[str, Any]
 ) -> str:
-    """Load the initial state of a run and return a description of where it comes from.
-
-    Raises CheckpointError when a checkpoint does not fit.
-    """
+    """Load the initial state of a run; return where it comes from. Raises CheckpointError if it does not fit."""
     folder = settings.save_ckpt_path
     checkpoints = complete_checkpoints(folder) if folder is not None else []
     if checkpoints:
@@ -280,10 +268,7 @@ def load_pretrained(
 def load_weights(
     source: Source, weights: Mapping[str, Any], *, same_labels: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Load a model's weights; return the parts that it lacks and those that were left out.
-
-    Raises CheckpointError for values that are not finite or not real numbers.
-    """
+    """Load a model's weights; return the parts that it lacks and those that were left out."""
     shapes = _shapes(weights)
     wanted = {
         name: shape for name, shape in shapes.items() if same_labels or "/classifier/" not in name
@@ -305,7 +290,6 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _read(path: Path) -> Tensors:
-    """Return all weights of a file, an index or a TensorFlow prefix under Hugging Face's names."""
     if path.suffix == ".json":
         return _read_shards(path)
     if path.suffix == ".bin":
@@ -360,8 +344,7 @@ def _read_torch(path: Path) -> Tensors:
 def _tensorflow_prefix(path: Path) -> Path | None:
     """Return the prefix of the TensorFlow checkpoint that the path is or contains.
 
-    Of several the one that TensorFlow's file `checkpoint` names, else the newest of `STEP.ckpt`, as in
-    Graphcore's example. Raises CheckpointError for several other ones.
+    Of several the one that TensorFlow's file `checkpoint` names, else the newest of Graphcore's `STEP.ckpt`.
     """
     if not path.is_dir():
         bare = path.with_suffix("") if path.suffix == ".index" else path
@@ -375,11 +358,8 @@ def _tensorflow_prefix(path: Path) -> Path | None:
     ]
     if len(prefixes) < 2:
         return prefixes[0] if prefixes else None
-    try:
+    with _reading(path / "checkpoint", "remove it"):
         state = tf.train.get_checkpoint_state(str(path))
-    except TENSORFLOW_ERRORS as error:
-        problem = f"cannot be read ({_first_line(error)})"
-        raise CheckpointError(str(path / "checkpoint"), problem, "remove it") from error
     # By its name: the folder may have been moved.
     named = path / Path(state.model_checkpoint_path).name if state else None
     if named in prefixes:
@@ -392,16 +372,14 @@ def _tensorflow_prefix(path: Path) -> Path | None:
 
 
 def _open(prefix: Path) -> Any:
-    try:
+    with _reading(prefix, ALL_FILES):
         return tf.train.load_checkpoint(str(prefix))
-    except TENSORFLOW_ERRORS as error:
-        raise _unreadable(prefix, error) from error
 
 
 def _read_tensorflow(prefix: Path) -> Tensors:
     reader = _open(prefix)
     names = reader.get_variable_to_shape_map()
-    try:
+    with _reading(prefix, ALL_FILES):
         if tensorflow_names.is_object_based(names):
             graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
             return tensorflow_names.from_tf2(_nodes(graph), reader.get_tensor, where=str(prefix))
@@ -411,8 +389,6 @@ def _read_tensorflow(prefix: Path) -> Tensors:
             for name in names
             if not tensorflow_names.TRAINING.fullmatch(name)
         }
-    except TENSORFLOW_ERRORS as error:
-        raise _unreadable(prefix, error) from error
     return tensorflow_names.from_tf1(tensors, where=str(prefix))
 
 
@@ -427,10 +403,16 @@ def _nodes(graph: TrackableObjectGraph) -> list[tensorflow_names.Node]:
     ]
 
 
+@contextmanager
+def _reading(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what TensorFlow raises for damaged files into a CheckpointError."""
+    try:
+        yield
+    except TENSORFLOW_ERRORS as error:
+        raise CheckpointError(
+            str(path), f"cannot be read ({_first_line(error)})", remedy
+        ) from error
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _unreadable(prefix: Path, error: Exception) -> CheckpointError:
-    remedy = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
-    return CheckpointError(str(prefix), f"cannot be read ({_first_line(error)})", remedy)

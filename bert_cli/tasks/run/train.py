@@ -1,9 +1,9 @@
 """The training run that pre-training and fine-tuning share.
 
-Find the processes and devices, build the model and engine, load the state, train with hooks, save. The same command
-with the same folder continues a run. A step that is to be scored is saved first: an evaluation may take minutes, and a
-kill during it would lose all steps since the last checkpoint. Processes that differ would wait for one another
-forever, or train different weights silently, so they are compared before they continue.
+Find the processes and devices, build the model and engine, load the state, train with hooks, save. A step that is to
+be scored is saved first: an evaluation may take minutes, and a kill during it would lose all steps since the last
+checkpoint. Processes that differ would wait for one another forever, or train different weights silently, so they are
+compared before they continue.
 """
 
 import hashlib
@@ -45,7 +45,6 @@ from bert_cli.train.loop import (
 )
 from bert_cli.train.metrics import Pace, ProgressBar, format_duration, print_line
 
-DRY_RUN_STEPS = 2
 # Settings that decide when the processes enter a collective, with `global_batch` and `parallel`.
 COLLECTIVE = (
     "evaluate_every_steps",
@@ -100,15 +99,20 @@ def run_training(
     `stack` keeps the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     began, plan = time.monotonic(), spec.plan
-    print_line(f"plan:\n{describe(plan)}\n{_describe_layout(settings, mesh)}")
-    model, engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
+    lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
+    if (count := mesh.processes.count) > 1:
+        lines.append(f"{count} processes from {mesh.processes.source}; this is rank 0")
+    lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
+    print_line("\n".join(["plan:", describe(plan), *(f"  {line}" for line in lines)]))
+    engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
+    form = start.disk_format(settings, state.weights, spec.tokenizer, spec.label_names)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),
         plan.examples_per_step,
         plan.total_steps,
         spec.stream.fingerprint,
     )
-    run = Run(settings, spec, engine, state, step, spec.form(model), fixed)
+    run = Run(settings, spec, engine, state, step, form, fixed)
     stack.enter_context(Watchdog(engine.group, settings.cluster.report_waiting_after_seconds))
     _load_state(run, stack)
     ready = time.monotonic()
@@ -157,20 +161,10 @@ def is_writable(path: Path) -> bool:
     return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 
 
-def _describe_layout(settings: TrainSettings, mesh: Mesh) -> str:
-    lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
-    processes = mesh.processes
-    if processes.count > 1:
-        lines.append(f"{processes.count} processes from {processes.source}; this is rank 0")
-    lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
-    return "\n".join(f"  {line}" for line in lines)
-
-
 # --- the state
 
 
 def _load_state(run: Run, stack: ExitStack) -> None:
-    """Lock the run's folder and load the same state on all processes."""
     settings, group, state = run.settings, run.engine.group, run.state
     if run.saves:
         if run.is_first_rank:
@@ -205,7 +199,6 @@ def _load_state(run: Run, stack: ExitStack) -> None:
 
 
 def _check_same_weights(group: ProcessGroup, state: State) -> None:
-    """Raise CheckpointError when the weights of two processes differ by a bit."""
     if group.world_size == 1:
         return
     digest = 0
@@ -228,9 +221,8 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
 
 
 def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) -> bool:
-    """Run the steps and save; return whether all were run."""
     state, engine, last = run.state, run.engine, run.spec.plan.total_steps
-    last = last if run.saves else min(state.step + DRY_RUN_STEPS, last)
+    last = last if run.saves else min(state.step + 2, last)
     writer = stack.enter_context(BackgroundWriter())
     save = _saver(run, writer) if run.saves else None
     began = time.monotonic()
@@ -285,10 +277,7 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 def _hooks(
     run: Run, last: int, save: Callable[[], None] | None, bar: ProgressBar, stack: ExitStack
 ) -> Hooks:
-    """Return the hooks of a run to step `last` in their order: measurements before the reports that contain them.
-
-    `save` is None for a run without a folder.
-    """
+    """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
     pace, each, spec, settings = Pace(last), Every(steps=1), run.spec, run.settings
     scored = Every(steps=spec.evaluate_every, last_step=last)
     picks_best = spec.evaluate is not None and spec.best is not None
@@ -349,7 +338,6 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
 
 
 def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
-    """Return the files and trackers that rank 0 reports to."""
     if not run.is_first_rank:
         return []
     settings, dumped = run.settings, run.settings.model_dump(mode="json")
@@ -362,7 +350,6 @@ def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
 
 
 def _evaluate(run: Run, info: Info) -> None:
-    """Add the metrics on held-out examples and print them."""
     assert run.spec.evaluate is not None
     try:
         values = run.spec.evaluate(run.engine, info.step)
@@ -375,7 +362,6 @@ def _evaluate(run: Run, info: Info) -> None:
 
 
 def _write_score(run: Run, info: Info) -> None:
-    """Write the score of a step to best.json."""
     best, name = str(run.spec.best), f"validation_{run.spec.best}"
     if run.is_first_rank and name in info.metrics:
         checkpoint.write_best(run.folder, info.step, best, info.metrics[name])
@@ -384,8 +370,7 @@ def _write_score(run: Run, info: Info) -> None:
 def _score_resumed(run: Run) -> bool:
     """Score the checkpoint that the run continues from if that is due; return False when stopped.
 
-    A run that was killed between a save and its score has no score of that step, and one that was
-    trained without scores has none at all.
+    It has no score if the run was killed between the save and the score, or was trained without scores.
     """
     spec, step, last = run.spec, run.state.step, run.spec.plan.total_steps
     if spec.best is None or spec.evaluate is None or step == 0:
@@ -404,7 +389,6 @@ def _score_resumed(run: Run) -> bool:
 
 
 def _write_trace(run: Run, path: Path, info: Info) -> None:
-    """Write the trace after the steps that it records."""
     group = run.engine.group
     if group.world_size > 1:
         path = path.with_stem(f"{path.stem}_rank{group.rank}")
