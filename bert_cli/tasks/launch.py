@@ -50,28 +50,23 @@ def _check_command(settings: LaunchSettings) -> None:
     # Here and once, not in every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     if name not in SEVERAL:
-        raise ConfigError(
-            f"bert launch ({name})",
-            f"starts {', '.join(SEVERAL)}",
-            "give one of them and its options after --, as `bert launch --processes 2 -- pretrain --config ...`",
-        )
+        form = "`bert launch --processes 2 -- pretrain --config ...`"
+        remedy = f"give one of them and its options after --, as {form}"
+        raise ConfigError(f"bert launch ({name})", f"starts {', '.join(SEVERAL)}", remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
     if inner.exit_code_when_stopped:
-        raise ConfigError(
-            f"exit_code_when_stopped ({inner.exit_code_when_stopped})",
-            "would be a failure to bert launch, as every code but 0",
-            "leave it out, or have a scheduler start the processes",
-        )
+        where = f"exit_code_when_stopped ({inner.exit_code_when_stopped})"
+        remedy = "leave it out, or have a scheduler start the processes"
+        raise ConfigError(where, "would be a failure to bert launch, as every code but 0", remedy)
     group = find_processes(Cluster(), os.environ)
     if group.count > 1:
+        where, remedy = f"{group.source} (rank {group.rank} of {group.count})", f"run `bert {name}`"
         raise ConfigError(
-            f"{group.source} (rank {group.rank} of {group.count})",
-            "this process is one of several already",
-            f"run `bert {name}` without launch",
+            where, "this process is one of several already", f"{remedy} without launch"
         )
 
 
@@ -113,13 +108,13 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
 def _free_ports(count: int, first: int | None) -> list[int]:
     if first is None:
         # In random order, so that two launches at the same time find different ones.
-        free = (port for port in random.sample(PORTS, len(PORTS)) if _is_free(port))
-        return list(itertools.islice(free, count))
-    for port in range(first, first + count):
+        return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
+    ports = list(range(first, first + count))
+    for port in ports:
         if not _is_free(port):
             where, remedy = f"--port ({port})", "give another, or none for free ones"
             raise ConfigError(where, "is in use on this host", remedy)
-    return list(range(first, first + count))
+    return ports
 
 
 def _is_free(port: int) -> bool:

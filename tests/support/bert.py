@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import pytest
@@ -27,80 +28,59 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """A forked child with the interface of `subprocess.Popen` in text mode."""
 
-    def __init__(self, request: dict[str, Any], streams: dict[str, Any]) -> None:
-        self.args, self.returncode = request["words"], None
-        self.stdin: IO[str] | None = None
+    def __init__(
+        self, request: dict[str, Any], env: Mapping[str, str] | None, stdout: Any, stderr: Any
+    ) -> None:
+        self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        self.stderr: IO[str] | None = None
         server = _server()  # first: with --fast it skips the test, and nothing may be open then
+        request |= {"env": dict(os.environ if env is None else env), "cwd": os.getcwd()}
         ours, theirs = socket.socketpair()
-        passed: list[int] = []
-        opened: list[int] = []
-        for name in ("stdin", "stdout", "stderr"):
-            stream = streams.get(name)
-            if stream == subprocess.PIPE:
+        with open(os.devnull, "r+b") as null, theirs:
+            output = stdout or null
+            if stdout == subprocess.PIPE:
                 read, write = os.pipe()
-                end, own_end = (read, write) if name == "stdin" else (write, read)
-                setattr(self, name, os.fdopen(own_end, "w" if name == "stdin" else "r"))
-                opened.append(end)
-            elif stream == subprocess.STDOUT:
-                end = passed[1]
-            elif stream is None or stream == subprocess.DEVNULL:
-                end = os.open(os.devnull, os.O_RDWR)
-                opened.append(end)
-            else:
-                end = stream if isinstance(stream, int) else stream.fileno()
-            passed.append(end)
-        socket.send_fds(server, [json.dumps(request).encode()], [*passed, theirs.fileno()])
-        for end in opened:
-            os.close(end)
-        theirs.close()
-        self._replies = ours.detach()
-        self.pid = int(_line(self._replies))
+                self.stdout, output = open(read, encoding="utf-8"), open(write, "wb")  # noqa: SIM115
+            error = output if stderr == subprocess.STDOUT else stderr or null
+            ends = [end.fileno() for end in (null, output, error, theirs)]
+            socket.send_fds(server, [json.dumps(request).encode()], ends)
+            if self.stdout:
+                output.close()
+        self._replies = ours.makefile("r")
+        ours.close()
+        self.pid = int(self._replies.readline())
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         if self.returncode is None and select.select([self._replies], [], [], 0)[0]:
-            self.returncode = int(_line(self._replies))
-            os.close(self._replies)
+            self.returncode = int(self._replies.readline())
+            self._replies.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code; negative for a signal."""
         if self.returncode is None:
             if not select.select([self._replies], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             self.poll()
         assert self.returncode is not None
         return self.returncode
 
-    def communicate(
-        self, input: str | None = None, timeout: float | None = None
-    ) -> tuple[str | None, str | None]:
-        """Write the input, read both streams to their ends, and wait."""
-        texts: dict[str, str] = {}
-        readers = []
-        for name in ("stdout", "stderr"):
-            if stream := getattr(self, name):
-                read = functools.partial(_read_to_end, name, stream, texts)
-                readers.append(threading.Thread(target=read, daemon=True))
-                readers[-1].start()
-        if self.stdin:
-            self.stdin.write(input or "")
-            self.stdin.close()
-        self.wait(timeout)
-        for reader in readers:
-            reader.join(timeout)
-        return texts.get("stdout"), texts.get("stderr")
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """Read the output to its end and wait; kill the process after so many seconds."""
+        assert self.stdout is not None
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        with self.stdout:
+            text = self.stdout.read()
+        self.wait()
+        timer.cancel()
+        return text, None
 
     def send_signal(self, number: int) -> None:
         """Send a signal unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -110,86 +90,37 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in (self.stdin, self.stdout, self.stderr):
-            if stream:
-                stream.close()
+        if self.stdout:
+            self.stdout.close()
         self.wait()
 
 
-def _read_to_end(name: str, stream: IO[str], texts: dict[str, str]) -> None:
-    with stream:
-        texts[name] = stream.read()
-
-
 def start_bert(
-    *words: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    **streams: Any,
+    *words: object, env: Mapping[str, str] | None = None, stdout: Any = None, stderr: Any = None
 ) -> Process:
-    """Start `bert WORDS`; streams are those of `subprocess.Popen` (default: none)."""
-    return _start({"words": [str(word) for word in words]}, env, cwd, streams)
+    """Start `bert WORDS`; a stream is that of `subprocess.Popen`, or none by default."""
+    return Process({"words": [str(word) for word in words]}, env, stdout, stderr)
 
 
-def run_bert(
-    *words: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    input: str | None = None,
-    timeout: float = 240,
-) -> subprocess.CompletedProcess[str]:
+def run_bert(*words: object) -> subprocess.CompletedProcess[str]:
     """Run `bert WORDS` to its end and return its exit code and what it printed."""
-    request = {"words": [str(word) for word in words]}
-    return _run(request, env, cwd, input, timeout)
+    return run_python(None, *words)
 
 
 def run_python(
-    code: str,
-    *words: object,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout: float = 240,
+    code: str | None, *words: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process that has TensorFlow and Keras imported but not used."""
     request = {"code": code, "words": [str(word) for word in words]}
-    return _run(request, env, cwd, None, timeout)
-
-
-def _run(
-    request: dict[str, Any],
-    env: Mapping[str, str] | None,
-    cwd: Path | None,
-    input: str | None,
-    timeout: float,
-) -> subprocess.CompletedProcess[str]:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with _start(request, env, cwd, pipes) as process:
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        process = Process(request, env, stdout, stderr)
         try:
-            stdout, stderr = process.communicate(input, timeout)
+            process.wait(240)
         finally:
             process.kill()
+        texts = [stream.seek(0) or stream.read() for stream in (stdout, stderr)]
     assert process.returncode is not None
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-
-def _start(
-    request: dict[str, Any],
-    env: Mapping[str, str] | None,
-    cwd: Path | None,
-    streams: dict[str, Any],
-) -> Process:
-    environment = dict(os.environ if env is None else env)
-    return Process(request | {"env": environment, "cwd": str(cwd or Path.cwd())}, streams)
-
-
-def _line(descriptor: int) -> str:
-    """Read one line, byte by byte: what follows it is another answer."""
-    found = b""
-    while not found.endswith(b"\n"):
-        byte = os.read(descriptor, 1)
-        assert byte, "the server of forked processes has ended"
-        found += byte
-    return found.decode()
+    return subprocess.CompletedProcess(request["words"], process.returncode, *texts)
 
 
 @functools.cache
@@ -263,7 +194,7 @@ def main() -> int:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["bert", *request["words"]]
-    if "code" in request:
+    if request.get("code"):
         exec(compile(request["code"], "<code>", "exec"), {"__name__": "__main__"})
         return 0
     from bert_cli.cli import main as bert

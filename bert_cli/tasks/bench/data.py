@@ -30,7 +30,6 @@ from bert_cli.tasks.bench.run import format_seconds
 from bert_cli.tasks.look import machine
 
 WORDS = 20_000
-SENTENCES_PER_DOCUMENT = 40
 Row = dict[str, Any]
 
 
@@ -155,7 +154,7 @@ def write_synthetic_text(path: Path, megabytes: float, seed: int) -> None:
     bounds = np.cumsum(1.0 / np.arange(1, WORDS + 1))
     with path.open("w", encoding="utf-8") as out:
         while out.tell() < megabytes * 1e6:
-            counts = 4 + rng.poisson(18, SENTENCES_PER_DOCUMENT)
+            counts = 4 + rng.poisson(18, 40)  # of the sentences of a document
             ranks = np.searchsorted(bounds, rng.random(counts.sum()) * bounds[-1])
             sentences = np.split(words[ranks], np.cumsum(counts)[:-1])
             text = (" ".join(sentence).capitalize() + "." for sentence in sentences)

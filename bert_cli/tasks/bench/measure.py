@@ -51,8 +51,7 @@ FAILED = [-1.0, -1.0]
 ROUNDS, ROUND_SECONDS = 7, 0.05
 """A round repeats a product for at least so long: a shorter one measures the clock."""
 PRODUCT_FLOPS = {"CPU": (2e9, 2e10), "GPU": (2e11, 2e12)}
-"""Operations of one product, at least and at most: tens of milliseconds on a few cores, and on a GPU much more
-than the tens of microseconds that a call takes."""
+"""Operations of one product, at least and at most: much more time than a call takes."""
 PRODUCT_ELEMENTS = {"CPU": 2**24, "GPU": 2**27}
 """Elements of input and output, at most: less than a step has used, so that they fit."""
 

@@ -47,9 +47,8 @@ class RunSpec:
     tokenizer: Path | None
     """The folder whose tokenizer is saved with the model."""
     label_names: Sequence[str] | None = None
-    """Names of a classifier's labels; None where they have none."""
+    """Names of a classifier's outputs, of which there are `labels`; None where they have none."""
     labels: int = 2
-    """Outputs of a classifier."""
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
     """Returns metrics on held-out examples after a step."""
     held_out: str = ""

@@ -83,11 +83,10 @@ def open_stream(
             settings.validation_dir, settings, "validation_dir"
         )
         if not held_out or read_corpus(held_out)["format"] != "dynamic":
-            raise ConfigError(
-                "masking",
-                f"has no effect on {', '.join(map(str, folders))}, whose records are static and masked already",
-                "leave it out, or make the records with --masking dynamic",
-            )
+            listed = ", ".join(map(str, folders))
+            problem = f"has no effect on {listed}, whose records are static and masked already"
+            remedy = "leave it out, or make the records with --masking dynamic"
+            raise ConfigError("masking", problem, remedy)
     if len(sources) == 1:
         return _in_order(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]
@@ -159,12 +158,11 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (here, there) in enumerate(zip_longest(ours, theirs)):
         if here != there:
-            raise ConfigError(
-                where,
-                f"was made with another vocabulary than the model in {model} (token {number:,} is {here!r} in the "
-                f"records and {there!r} in the model)",
-                f"make the records with --vocab {model}, or {remedy}",
+            problem = (
+                f"was made with another vocabulary than the model in {model} (token {number:,} is {here!r} in "
+                f"the records and {there!r} in the model)"
             )
+            raise ConfigError(where, problem, f"make the records with --vocab {model}, or {remedy}")
     ours_is, theirs_is = case_of(corpus), case_of(model)
     different = [name for name in ours_is if theirs_is.get(name, ours_is[name]) != ours_is[name]]
     if different:

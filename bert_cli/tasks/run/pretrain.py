@@ -49,6 +49,6 @@ def run(settings: PretrainSettings) -> None:
             evaluate=evaluate if held_out is not None else None,
             evaluate_every=settings.evaluate_every_steps,
         )
-        result = train.run_training(settings, mesh, spec, stop, stack)
-    if result.status == "stopped" and settings.exit_code_when_stopped:
+        _, _, status = train.run_training(settings, mesh, spec, stop, stack)
+    if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)

@@ -171,8 +171,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _download(name: str, where: str) -> Path:
-    # 1 s to import.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # takes 1 s
 
     try:
         patterns = ["*.json", "*.txt", "model*.safetensors"]
@@ -382,7 +381,15 @@ def _read_tensorflow(prefix: Path) -> Tensors:
     with _reading(prefix, ALL_FILES):
         if tensorflow_names.is_object_based(names):
             graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
-            return tensorflow_names.from_tf2(_nodes(graph), reader.get_tensor, where=str(prefix))
+            nodes = [
+                tensorflow_names.Node(
+                    {child.local_name: child.node_id for child in node.children},
+                    next((attribute.checkpoint_key for attribute in node.attributes), None),
+                    next((attribute.full_name for attribute in node.attributes), ""),
+                )
+                for node in graph.nodes
+            ]
+            return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
         # Moments are twice the size of the weights. Variables of other models are read and then refused.
         tensors = {
             name: np.asarray(reader.get_tensor(name))
@@ -390,17 +397,6 @@ def _read_tensorflow(prefix: Path) -> Tensors:
             if not tensorflow_names.TRAINING.fullmatch(name)
         }
     return tensorflow_names.from_tf1(tensors, where=str(prefix))
-
-
-def _nodes(graph: TrackableObjectGraph) -> list[tensorflow_names.Node]:
-    return [
-        tensorflow_names.Node(
-            {child.local_name: child.node_id for child in node.children},
-            next((attribute.checkpoint_key for attribute in node.attributes), None),
-            next((attribute.full_name for attribute in node.attributes), ""),
-        )
-        for node in graph.nodes
-    ]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -59,14 +59,7 @@ COLLECTIVE = (
 )
 Settings = TypeVar("Settings", bound=TrainSettings)
 Hooks = list[tuple[Hook, Every]]
-
-
-class RunResult(NamedTuple):
-    """The end of a run."""
-
-    engine: Engine
-    state: State
-    status: Literal["finished", "stopped", "compiled"]
+Status = Literal["finished", "stopped", "compiled"]
 
 
 def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopRequest]:
@@ -93,7 +86,7 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
 
 def run_training(
     settings: TrainSettings, mesh: Mesh, spec: RunSpec, stop: StopRequest, stack: ExitStack
-) -> RunResult:
+) -> tuple[Engine, State, Status]:
     """Train from the state of the run's folder to the last step, or until a stop is requested.
 
     `stack` keeps the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
@@ -123,13 +116,13 @@ def run_training(
             "building and the first batch; nothing was trained"
         )
         engine.group.barrier()
-        return RunResult(engine, state, "compiled")
+        return engine, state, "compiled"
     if run.saves and not _score_resumed(run):
-        return RunResult(engine, state, "stopped")
+        return engine, state, "stopped"
     if state.step >= plan.total_steps:
         print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
         engine.group.barrier()
-        return RunResult(engine, state, "finished")
+        return engine, state, "finished"
     finished = _train(run, stop, stack, ready - began)
     # A process that ends earlier would be taken for lost by those that still save.
     engine.group.barrier()
@@ -141,7 +134,7 @@ def run_training(
         print_line(f"run: {state.step:,} steps done, {duration}; the model is {newest}")
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
-    return RunResult(engine, state, "finished" if finished else "stopped")
+    return engine, state, "finished" if finished else "stopped"
 
 
 def check_output_paths(settings: TrainSettings) -> None:
@@ -182,19 +175,17 @@ def _load_state(run: Run, stack: ExitStack) -> None:
     shared = {**run.fixed, **collective, "parallel": parallel, "held_out": run.spec.held_out}
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if other := _first_difference(group, int.from_bytes(digest, "little")):
-        raise ConfigError(
-            f"rank {other[0]}",
-            "was started with other settings, has another layout, or reads another corpus than rank 0",
-            "start every process with the same command and the same files",
-        )
+        problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
+        remedy = "start every process with the same command and the same files"
+        raise ConfigError(f"rank {other[0]}", problem, remedy)
     print_line(f"run: {start.load_state(settings, state, run.form, run.fixed)}")
     if other := _first_difference(group, state.step):
         rank, step, first = other
-        raise CheckpointError(
-            "save_ckpt_path",
-            f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}",
-            "the folder has to be on a file system that all hosts share",
+        problem = (
+            f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}"
         )
+        remedy = "the folder has to be on a file system that all hosts share"
+        raise CheckpointError("save_ckpt_path", problem, remedy)
     _check_same_weights(group, state)
 
 

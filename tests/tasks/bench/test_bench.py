@@ -31,10 +31,6 @@ SMALL = {
 }  # fmt: skip
 SQUAD = {name: SMALL[name] for name in ("bert_config", "optimizer_opts", "global_batch")}
 SQUAD |= {"max_seq_length": 48, "doc_stride": 8, "max_query_length": 8}
-STAGES = {
-    "pipeline_stages": [["emb", "hid"], ["hid", "hid", "enc_out"], ["pool", "heads"]],
-    "pipeline_device_mapping": [0, 1, 0],
-}
 SHARES = ("input_wait", "forward_backward", "reduction", "optimizer", "other")
 KEYS = {
     *(f"{name}_per_second" for name in ("examples", "tokens", "places", "flops", "matmul_flops")),
@@ -150,7 +146,9 @@ def test_a_request_to_stop_ends_a_measurement_without_metrics(tmp_path):
 @pytest.mark.slow
 def test_two_processes_with_a_pipeline_each_are_measured_and_rank_0_prints(tmp_path):
     batch = {"micro_batch_size": 2, "replicas": 2, "grad_acc_steps_per_replica": 2}
-    parallel = {**STAGES, "replicated_tensor_sharding": True}
+    stages = [["emb", "hid"], ["hid", "hid", "enc_out"], ["pool", "heads"]]
+    parallel = {"pipeline_stages": stages, "pipeline_device_mapping": [0, 1, 0]}
+    parallel["replicated_tensor_sharding"] = True
     config = {**SMALL, "global_batch": batch, "parallel": parallel}
     done = run_bert("launch", "--processes", "2", "--", *words(tmp_path, "pretrain", config=config))
     assert done.returncode == 0, done.stderr

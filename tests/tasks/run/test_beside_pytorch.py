@@ -70,15 +70,13 @@ def test_the_table_has_a_column_for_each_side(parity, tmp_path):
 def write_sentiment(folder, rows):
     folder.mkdir(parents=True)
     for name, seed in (("train", 1), ("dev", 2)):
-        draw, lines = np.random.default_rng(seed), ["sentence\tlabel"]
-        for _ in range(rows):
-            label = int(draw.integers(2))
-            words = draw.choice(OTHERS, int(draw.integers(4, 20)))
+        draw, text = np.random.default_rng(seed), "sentence\tlabel\n"
+        for label in draw.integers(2, size=rows):
+            words = draw.choice(OTHERS, draw.integers(4, 20))
             # Half of the examples show their label, so that both sides make mistakes to compare.
-            if draw.integers(2):
-                words[0] = ("bad", "good")[label]
-            lines.append(f"{' '.join(words)}\t{label}")
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+            words[0] = draw.choice([words[0], ("bad", "good")[label]])
+            text += f"{' '.join(words)}\t{label}\n"
+        (folder / f"{name}.tsv").write_text(text)
 
 
 FLAGS = [

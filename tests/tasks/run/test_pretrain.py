@@ -176,17 +176,13 @@ def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path,
     assert "stopped at step 0 and saved" in text
 
 
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_dry_run_has_a_progress_bar_and_saves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     for changes, lines in (({}, []), ({"log_every_steps": 2}, ["1", "2"])):
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", Terminal())
+            patch.setattr(sys, "stdout", StringIO())
+            patch.setattr(sys.stdout, "isatty", lambda: True)
             pretrain(tmp_path / "run", dry_run=None, **changes)
             output = sys.stdout.getvalue()
         assert " % " in output and "/2 " in output and "examples/s" in output

@@ -25,12 +25,6 @@ from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints, re
 
 STEPS = 6
 MANY = 400
-STAGES = [
-    "--parallel.pipeline-stages",
-    '[["emb"], ["hid"], ["enc_out", "pool", "heads"]]',
-    "--parallel.pipeline-device-mapping",
-    "[0, 1, 0]",
-]
 FLAGS = {
     **TINY_RUN,
     "bert-config.initializer-range": 0.2,
@@ -38,6 +32,10 @@ FLAGS = {
     "checkpoint-every-steps": 2,
 }
 SHARDED = {"parallel__replicated_tensor_sharding": None}
+STAGES = {
+    "parallel__pipeline_stages": '[["emb"], ["hid"], ["enc_out", "pool", "heads"]]',
+    "parallel__pipeline_device_mapping": "[0, 1, 0]",
+}
 
 
 def words(
@@ -112,7 +110,7 @@ def test_a_run_continues_in_processes_and_back(replicas, tmp_path, start, capsys
     single, group, back = (tmp_path / name for name in ("single", "group", "back"))
     assert main(words(single, 1, 8)) == 0
     shutil.copytree(single / "step_00000002", group / "step_00000002")
-    command = [*words(group, replicas, 8, **SHARDED), *STAGES]
+    command = words(group, replicas, 8, **SHARDED, **STAGES)
     codes, (first, second) = end(start(command, command))
     assert codes == [0, 0], first
     assert_same_run(group, single)

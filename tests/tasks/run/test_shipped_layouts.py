@@ -1,20 +1,19 @@
 """The layouts of the shipped configs run with their stages and devices, on a narrow model."""
 
 import pytest
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.training import PretrainSettings
 
-NARROW = [
-    "--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "2",
-    "--bert-config.intermediate-size", "64", "--bert-config.vocab-size", "100",
-    "--bert-config.max-position-embeddings", "32", "--max-seq-length", "16", "--max-predictions-per-seq", "3",
-    "--global-batch.micro-batch-size", "2", "--global-batch.replicas", "1",
-    "--global-batch.grad-acc-steps-per-replica", "8", "--generated-dataset", "--dry-run",
-]  # fmt: skip
-
-
+NARROW = {
+    **TINY_RUN,
+    "bert-config.num-hidden-layers": False,  # as the config says
+    "global-batch.replicas": 1,
+    "global-batch.grad-acc-steps-per-replica": 8,
+    "dry-run": None,
+}
 SIZES = {
     "pretrain_tiny_128_phase1": [1, 3, 2],
     "pretrain_base_128_phase1": [1, 4, 4, 4, 3],
@@ -36,7 +35,7 @@ def test_the_layouts_of_the_recreated_example_are_shipped():
     "config", [TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_a_shipped_layout_runs(config, capsys):
-    assert main(["pretrain", "--config", config, *NARROW]) == 0
+    assert main(["pretrain", "--config", config, *flags_of(NARROW)]) == 0
     output = capsys.readouterr().out
     assert output.count("\nstep ") == 2
     # The description of its stages, and micro-batches that pass through them.

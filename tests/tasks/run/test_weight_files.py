@@ -65,11 +65,6 @@ def assert_same_model(folder: Path, weights, left_out: tuple[str, ...] = ()) -> 
         np.testing.assert_array_equal(tensors[name], weights[name], err_msg=name)
 
 
-def test_weights_in_shards_are_read(shards, weights):
-    assert set(weights) <= set(find_source(str(shards)).tensors())
-    assert_same_model(shards, weights)
-
-
 def test_an_index_names_files_of_its_folder_that_have_the_weights(shards, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "broken")
     (tmp_path / "outside.safetensors").write_bytes(b"")
@@ -100,9 +95,11 @@ def in_torch(model, weights, tmp_path_factory):
     return folder
 
 
-def test_pytorchs_file_is_read(in_torch, weights):
+def test_weights_in_shards_and_in_pytorchs_file_are_read(shards, in_torch, weights):
     import torch
 
+    assert set(weights) <= set(find_source(str(shards)).tensors())
+    assert_same_model(shards, weights)
     rounded = torch.from_numpy(weights["cls.predictions.bias"]).bfloat16().float().numpy()
     assert_same_model(in_torch, {**weights, "cls.predictions.bias": rounded})
 
