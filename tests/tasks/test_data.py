@@ -29,7 +29,8 @@ def vocab(tmp_path_factory) -> Path:
     """A vocabulary trained on the sample."""
     folder = tmp_path_factory.mktemp("vocab")
     assert main(["extract", str(sample_dump()), str(folder / "extracted")]) == 0
-    assert main(["vocab", str(folder / "extracted"), str(folder / "vocab"), "--size", "1000"]) == 0
+    words = ["vocab", str(folder / "extracted"), str(folder / "vocab"), "--size", "1000"]
+    assert main([*words, "--input-format", "plain"]) == 0
     return folder / "vocab"
 
 
