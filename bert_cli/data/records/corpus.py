@@ -172,7 +172,7 @@ class RecordFiles:
         return list(map(in_file_order.__getitem__, rank.tolist()))
 
     def static(self, records: Ints) -> Batch:
-        """Return the columns of static records [n], packed or not, as `parse_static` does.
+        """Return all columns of static records [n], packed or not.
 
         DataError, with file, record, column, value and range, for a value that no model can read.
         """
@@ -186,7 +186,8 @@ class RecordFiles:
         limits |= dict.fromkeys(of_positions, length - 1)
         for name, values in columns.items():
             self._check(name, values, limits[name], records)
-        return columns
+        weight = np.float32(corpus.get("next_sentence", True))
+        return {"next_sentence_weights": np.full(len(records), weight), **columns}
 
     def check_dynamic(self, sequences: DynamicRecords, records: Ints) -> None:
         """Raise DataError, as `static` does, for impossible values in the sequences [R] of records [R]."""

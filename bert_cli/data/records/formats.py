@@ -102,11 +102,6 @@ def token_bytes(vocab_size: int) -> int:
     return 2 if vocab_size <= 65536 else 4
 
 
-def label_weights(labels: Ints, next_sentence: bool) -> npt.NDArray[np.float32]:
-    """Return the weights of next-sentence labels, in their shape: 0 where the corpus has no pairs."""
-    return np.full(labels.shape, next_sentence, np.float32)
-
-
 def _is_float(name: str) -> bool:
     return name.endswith("weights")
 
@@ -345,13 +340,11 @@ def _dynamic(
 
 def pack_columns(
     sequences: Batch,
-    lengths_R: Ints,
     counts_B: Ints,
     *,
     sequence_length: int,
     most: int,
     predictions: int,
-    next_sentence: bool,
     pad: int,
 ) -> Batch:
     """Put masked sequences into packs [B], of which each has the next `counts` of them.
@@ -360,12 +353,13 @@ def pack_columns(
     row, are those of its sequences, read one by one, and a column of packs is one masked assignment. `predictions` are
     those of a pack and `most` is C. DataError when a pack has too many tokens or predictions.
     """
+    is_token_RS = sequences["input_mask"] > 0
+    lengths_R = is_token_RS.sum(axis=1)
     ends_R = np.cumsum(lengths_R, dtype=np.int64)
     totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
     starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
     is_sequence_BC = np.arange(most) < counts_B[:, None]
     number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
-    is_token_RS = np.arange(sequences["input_ids"].shape[1]) < lengths_R[:, None]
     is_token_BS = np.arange(sequence_length) < totals_B[:, None]
     is_masked_RP = sequences["masked_lm_weights"] > 0
     pack_R = np.repeat(np.arange(len(counts_B)), counts_B)
@@ -398,7 +392,6 @@ def pack_columns(
     for name in ("masked_lm_ids", "masked_lm_weights"):
         put(name, sequences[name][is_masked_RP], is_masked_BP, 0)
     put("next_sentence_positions", starts_R, is_sequence_BC, 0)
-    put("next_sentence_labels", sequences["next_sentence_labels"], is_sequence_BC, 0)
-    weights_R = label_weights(sequences["next_sentence_labels"], next_sentence)
-    put("next_sentence_weights", weights_R, is_sequence_BC, 0)
+    for name in ("next_sentence_labels", "next_sentence_weights"):
+        put(name, sequences[name], is_sequence_BC, 0)
     return {name: packed[name] for name in PACKED_FIELDS}

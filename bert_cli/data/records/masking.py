@@ -33,11 +33,14 @@ _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
 
 @dataclass(frozen=True)
-class TokenKinds:
-    """The properties of a vocabulary's tokens that masks depend on."""
+class MaskRecipe:
+    """What masks depend on besides the tokens: the vocabulary and the settings."""
 
     special: SpecialIds
     vocab_size: int
+    masking: Masking
+    predictions: int
+    """P, the most masked positions of an example."""
     is_continuation: Flags | None = None
     """[V] tokens that continue a word; needed for whole words and spans."""
 
@@ -72,10 +75,7 @@ def mask_examples(
     first_lengths_B: Ints,
     labels_B: Ints | Flags,
     keys_B: Keys,
-    *,
-    kinds: TokenKinds,
-    masking: Masking,
-    predictions: int,
+    recipe: MaskRecipe,
 ) -> dict[str, npt.NDArray[Any]]:
     """Mask rows of tokens and return all columns of the examples, int32 and weights float32.
 
@@ -87,15 +87,15 @@ def mask_examples(
     """
     positions = np.arange(tokens_BS.shape[1])
     is_token_BS = positions < lengths_B[:, None]
-    special = kinds.special
+    special, masking, predictions = recipe.special, recipe.masking, recipe.predictions
     maskable_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
     wanted_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)
     if masking.unit == "token":
         positions_BP = draws_BP = _choose_tokens(order_BS, maskable_BS, wanted_B, predictions)
     else:
-        assert kinds.is_continuation is not None
-        words = _find_words(tokens_BS, maskable_BS, kinds.is_continuation)
+        assert recipe.is_continuation is not None
+        words = _find_words(tokens_BS, maskable_BS, recipe.is_continuation)
         span_begins_BW = _choose_spans(order_BS, words, wanted_B, keys_B, masking)
         begins_BS = np.take_along_axis(span_begins_BW, words.numbers, axis=1)
         is_masked_BS = maskable_BS & (begins_BS > 0)
@@ -107,7 +107,7 @@ def mask_examples(
         "input_mask": is_token_BS.astype(np.int32),
         "segment_ids": (is_token_BS & (positions >= first_lengths_B[:, None])).astype(np.int32),
         "next_sentence_labels": labels_B.astype(np.int32),
-        **_replace(tokens_BS, positions_BP, draws_BP, keys_B, kinds, predictions),
+        **_replace(tokens_BS, positions_BP, draws_BP, keys_B, recipe),
     }
 
 
@@ -184,12 +184,7 @@ def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
 
 
 def _replace(
-    tokens_BS: Ints,
-    positions_BP: Int64s,
-    draws_BP: Int64s,
-    keys_B: Keys,
-    kinds: TokenKinds,
-    predictions: int,
+    tokens_BS: Ints, positions_BP: Int64s, draws_BP: Int64s, keys_B: Keys, recipe: MaskRecipe
 ) -> dict[str, npt.NDArray[Any]]:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros.
 
@@ -200,22 +195,22 @@ def _replace(
     positions_BP = np.where(is_masked_BP, positions_BP, 0)
     coin_BP = bits(keys_B, REPLACEMENTS, draws_BP) >> np.uint64(32)
     low_BP = bits(keys_B, REPLACEMENTS, positions_BP) & np.uint64(0xFFFFFFFF)
-    random_BP = ((low_BP * np.uint64(kinds.vocab_size)) >> np.uint64(32)).astype(np.int32)
+    random_BP = ((low_BP * np.uint64(recipe.vocab_size)) >> np.uint64(32)).astype(np.int32)
     labels_BP = np.take_along_axis(tokens_BS, positions_BP, axis=1).astype(np.int32)
     replaced_BP = np.where(
         coin_BP < np.uint64(0.8 * 2**32),
-        np.int32(kinds.special.mask),
+        np.int32(recipe.special.mask),
         np.where(coin_BP < np.uint64(0.9 * 2**32), random_BP, labels_BP),
     )
     input_ids = np.array(tokens_BS, np.int32)
     row = np.broadcast_to(np.arange(rows)[:, None], positions_BP.shape)
     input_ids[row[is_masked_BP], positions_BP[is_masked_BP]] = replaced_BP[is_masked_BP]
-    columns = {
-        "masked_lm_positions": np.zeros((rows, predictions), np.int32),
-        "masked_lm_ids": np.zeros((rows, predictions), np.int32),
-        "masked_lm_weights": np.zeros((rows, predictions), np.float32),
-    }
-    columns["masked_lm_positions"][:, :most] = positions_BP
-    columns["masked_lm_ids"][:, :most] = np.where(is_masked_BP, labels_BP, 0)
-    columns["masked_lm_weights"][:, :most] = is_masked_BP
-    return {"input_ids": input_ids, **columns}
+    columns = {"input_ids": input_ids}
+    for name, values, dtype in (
+        ("masked_lm_positions", positions_BP, np.int32),
+        ("masked_lm_ids", np.where(is_masked_BP, labels_BP, 0), np.int32),
+        ("masked_lm_weights", is_masked_BP, np.float32),
+    ):
+        columns[name] = np.zeros((rows, recipe.predictions), dtype)
+        columns[name][:, :most] = values
+    return columns

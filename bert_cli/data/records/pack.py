@@ -128,7 +128,7 @@ def convert(
                 block = DynamicPacks(sequences, numbers, counts.astype(np.int32))
                 writer.write_all(pack_payloads(block, corpus["token_bytes"]))
             else:
-                writer.write_all(_static_packs(files, numbers, lengths[within], counts, recipe))
+                writer.write_all(_static_packs(files, numbers, counts, recipe))
     return Stats(
         records=writer.records,
         extra={"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))},
@@ -136,20 +136,17 @@ def convert(
 
 
 def _static_packs(
-    files: RecordFiles, numbers: Numbers, lengths: Lengths, counts: Numbers, recipe: dict[str, Any]
+    files: RecordFiles, numbers: Numbers, counts: Numbers, recipe: dict[str, Any]
 ) -> Iterator[bytes]:
     corpus = files.corpus
     length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
+    predictions = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
     packed = pack_columns(
         files.static(numbers),
-        lengths.astype(np.int64),
         counts,
         sequence_length=length,
         most=most,
-        predictions=packed_predictions(
-            length, most, corpus["mask_tokens"], corpus["masked_lm_prob"]
-        ),
-        next_sentence=corpus.get("next_sentence", True),
+        predictions=predictions,
         pad=corpus["special_ids"]["pad"],
     )
     return static_payloads(packed)

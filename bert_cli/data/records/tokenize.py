@@ -27,7 +27,7 @@ from bert_cli.data.records.formats import (
     token_bytes,
 )
 from bert_cli.data.records.index import describe, write_corpus
-from bert_cli.data.records.masking import Keys, TokenKinds, mask_examples, row_keys
+from bert_cli.data.records.masking import Keys, MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.sentence_pairs import (
     Pairs,
     fill_sentences,
@@ -391,14 +391,20 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    masks, length = recipe.masks, recipe.settings.sequence_length
-    is_continuation = vocabulary.is_continuation if masks and masks.unit == "word" else None
-    kinds = TokenKinds(vocabulary.special, len(vocabulary.pieces), is_continuation)
+    length, special, size = (
+        recipe.settings.sequence_length,
+        vocabulary.special,
+        len(vocabulary.pieces),
+    )
+    masks = None
+    if masking := recipe.masks:
+        predictions, continuations = recipe.settings.mask_tokens, vocabulary.is_continuation
+        masks = MaskRecipe(special, size, masking, predictions, continuations)
     step = max(1, BLOCK_POSITIONS // length)
     for first in range(0, len(keys), step):
         rows = slice(first, first + step)
         block = pairs.take(rows)
-        tokens_BS, lengths_B = gather(group.tokens, block, kinds.special, length)
+        tokens_BS, lengths_B = gather(group.tokens, block, special, length)
         first_lengths_B = block.first_length + 2  # of a single segment all of it
         if masks is None:
             is_token_BS = np.arange(length) < lengths_B[:, None]
@@ -408,16 +414,7 @@ def _blocks(
                 first_lengths_B.astype(np.int32),
                 block.is_random.astype(np.int32),
             )
-            yield dynamic_payloads(records, token_bytes(kinds.vocab_size))
-            continue
-        examples = mask_examples(
-            tokens_BS,
-            lengths_B,
-            first_lengths_B,
-            block.is_random,
-            keys[rows],
-            kinds=kinds,
-            masking=masks,
-            predictions=recipe.settings.mask_tokens,
-        )
-        yield static_payloads(examples)
+            yield dynamic_payloads(records, token_bytes(size))
+        else:
+            pairs_B = tokens_BS, lengths_B, first_lengths_B, block.is_random
+            yield static_payloads(mask_examples(*pairs_B, keys[rows], masks))

@@ -19,12 +19,11 @@ from bert_cli.data.records.formats import (
     PACKED_FIELDS,
     Batch,
     DynamicRecords,
-    label_weights,
     pack_columns,
     parse_dynamic,
     parse_packs,
 )
-from bert_cli.data.records.masking import Ints, TokenKinds, mask_examples, row_keys
+from bert_cli.data.records.masking import Ints, MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
@@ -70,10 +69,14 @@ class Records:
         """Of dynamic records that are packed when they are read."""
         if not self.is_dynamic:
             return
-        self.masking = masking or Masking()
-        self._special = SpecialIds(**corpus["special_ids"])
-        continuations = None if self.masking.unit == "token" else self._read_continuations()
-        self._kinds = TokenKinds(self._special, corpus["vocab_size"], continuations)
+        masking = masking or Masking()
+        self._masks = MaskRecipe(
+            SpecialIds(**corpus["special_ids"]),
+            corpus["vocab_size"],
+            masking,
+            self.predictions,
+            None if masking.unit == "token" else self._read_continuations(),
+        )
         most = self.max_sequences_per_pack
         if most > stored_pack:
             # Checkpoints compare this text, so its words stay.
@@ -93,11 +96,8 @@ class Records:
             columns = self._dynamic(epochs, numbers, length or self.sequence_length)
         else:
             columns = self.files.static(numbers)
-        if self.max_sequences_per_pack > 1:
-            return {name: columns[name] for name in PACKED_FIELDS}
-        labels = columns["next_sentence_labels"]
-        columns["next_sentence_weights"] = label_weights(labels, self.has_next_sentences)
-        return {name: columns[name] for name in FIELDS}
+        names = PACKED_FIELDS if self.max_sequences_per_pack > 1 else FIELDS
+        return {name: columns[name] for name in names}
 
     def _dynamic(self, epochs: Ints, numbers: Ints, length: int) -> Batch:
         """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
@@ -117,38 +117,27 @@ class Records:
         columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length)
         if not is_packed:
             return columns
-        most, probability = self.max_sequences_per_pack, self.masking.probability
+        most, probability = self.max_sequences_per_pack, self._masks.masking.probability
         return pack_columns(
             columns,
-            sequences.lengths,
             counts,
-            sequence_length=self.sequence_length,
+            sequence_length=length,
             most=most,
-            predictions=packed_predictions(
-                self.sequence_length, most, self.predictions, probability
-            ),
-            next_sentence=self.has_next_sentences,
-            pad=self._special.pad,
+            predictions=packed_predictions(length, most, self.predictions, probability),
+            pad=self._masks.special.pad,
         )
 
     def _masked(self, sequences: DynamicRecords, epochs: Ints, numbers: Ints, length: int) -> Batch:
         """Pad sequences [R] to a length and mask them by their epochs and numbers."""
-        tokens_RS = np.full((len(numbers), length), self._special.pad, np.int32)
+        tokens_RS = np.full((len(numbers), length), self._masks.special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
         keys_R = np.zeros(len(numbers), np.uint64)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             keys_R[chosen] = row_keys(numbers[chosen], "mask", self.seed, int(epoch))
-        return mask_examples(
-            tokens_RS,
-            sequences.lengths,
-            sequences.first_lengths,
-            sequences.next_sentence_labels,
-            keys_R,
-            kinds=self._kinds,
-            masking=self.masking,
-            predictions=self.predictions,
-        )
+        weights_R = np.full(len(numbers), self.has_next_sentences, np.float32)
+        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, self._masks)
+        return columns | {"next_sentence_weights": weights_R}
 
     def _read_continuations(self) -> npt.NDArray[np.bool_]:
         """Return which pieces continue a word [V]; complete words are masked by it."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.finetune.features import Arrays, Features
-from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS, Batch, label_weights, pack_columns
-from bert_cli.data.records.masking import Keys, TokenKinds, mask_examples, row_keys
+from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS, Batch, pack_columns
+from bert_cli.data.records.masking import Keys, MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.tokenizer import SpecialIds
 from bert_cli.data.stream.permutation import GOLDEN, mix
 from bert_cli.data.stream.reader import BLOCK, Batching, ExampleStream
@@ -51,11 +51,9 @@ class SyntheticStream(ExampleStream):
             problem = f"{sequence_length} positions hold 1 to {longest} synthetic sequences"
             where = f"max_sequences_per_pack ({self.most})"
             raise ConfigError(where, problem, "give such a number")
-        self.batching, self.seed, self.vocab_size = batching, seed, vocab_size
-        self.sequence_length, self.predictions = sequence_length, predictions
-        self._masking = masking or Masking()
-        self._special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-        self._kinds = TokenKinds(self._special, vocab_size, np.arange(vocab_size) % 4 == 3)
+        self.batching, self.seed, self.sequence_length = batching, seed, sequence_length
+        special, continues = SpecialIds(0, 1, 2, 3, 4), np.arange(vocab_size) % 4 == 3
+        self._masks = MaskRecipe(special, vocab_size, masking or Masking(), predictions, continues)
         packs = "" if self.most == 1 else f" N {self.most}"
         self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}{packs}"
         self.sequences_per_example = 1.0
@@ -75,18 +73,16 @@ class SyntheticStream(ExampleStream):
         length = self.sequence_length
         is_short_B, short_B = _numbers(keys_B, length, 2)
         lengths_B = np.where(is_short_B % 4 == 0, SHORTEST + short_B % (length - SHORTEST), length)
-        columns = self._sequences(keys_B, lengths_B)
-        return columns | {
-            "next_sentence_weights": label_weights(columns["next_sentence_labels"], True)
-        }
+        return self._sequences(keys_B, lengths_B)
 
     def _pack(self, keys_B: Keys) -> Batch:
         """Divide the positions of each pack among its sequences at random."""
-        drawn = _numbers(keys_B, self.sequence_length, self.most + 2)
+        length, masks = self.sequence_length, self._masks
+        drawn = _numbers(keys_B, length, self.most + 2)
         counts_B = 1 + drawn[0] % self.most
         # Every sequence has SHORTEST tokens and a random part of the free positions; in three packs of
         # four the last sequence has all that remain.
-        left_B = self.sequence_length - SHORTEST * counts_B
+        left_B = length - SHORTEST * counts_B
         lengths_BC = np.zeros((len(keys_B), self.most), np.int64)
         for number in range(self.most):
             is_used_B = number < counts_B
@@ -100,42 +96,32 @@ class SyntheticStream(ExampleStream):
             np.repeat(keys_B, counts_B)
             + (np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
         )
+        probability = masks.masking.probability
         return pack_columns(
             self._sequences(keys_R, lengths_R),
-            lengths_R,
             counts_B,
-            sequence_length=self.sequence_length,
+            sequence_length=length,
             most=self.most,
-            predictions=packed_predictions(
-                self.sequence_length, self.most, self.predictions, self._masking.probability
-            ),
-            next_sentence=True,
-            pad=self._special.pad,
+            predictions=packed_predictions(length, self.most, masks.predictions, probability),
+            pad=masks.special.pad,
         )
 
     def _sequences(self, keys_B: Keys, lengths_B: npt.NDArray[np.int64]) -> Batch:
         """Return sequences [CLS] a [SEP] b [SEP] of these lengths, with at least one token in a and b."""
-        length, special, first_word = self.sequence_length, self._special, np.uint64(FIRST_WORD)
+        masks, first_word = self._masks, np.uint64(FIRST_WORD)
+        length, special = self.sequence_length, masks.special
         positions = np.arange(length)
         steps = positions.astype(np.uint64) * GOLDEN
         bits_BS = mix(keys_B[:, None] + steps) >> np.uint64(1)
-        words_BS = first_word + bits_BS % (np.uint64(self.vocab_size) - first_word)
+        words_BS = first_word + bits_BS % (np.uint64(masks.vocab_size) - first_word)
         _, _, border_B, label_B = _numbers(keys_B, length, 4)
         first_lengths_B = 3 + border_B % (lengths_B - 4)
         tokens_BS = np.where(positions < lengths_B[:, None], words_BS.astype(np.int32), special.pad)
         tokens_BS[:, 0] = special.cls
         for ends_B in (first_lengths_B, lengths_B):
             tokens_BS[np.arange(len(keys_B)), ends_B - 1] = special.sep
-        return mask_examples(
-            tokens_BS,
-            lengths_B,
-            first_lengths_B,
-            label_B % 2,
-            keys_B,
-            kinds=self._kinds,
-            masking=self._masking,
-            predictions=self.predictions,
-        )
+        columns = mask_examples(tokens_BS, lengths_B, first_lengths_B, label_B % 2, keys_B, masks)
+        return columns | {"next_sentence_weights": np.ones(len(keys_B), np.float32)}
 
 
 def _numbers(keys_B: Keys, length: int, count: int) -> npt.NDArray[np.int64]:

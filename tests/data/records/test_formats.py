@@ -1,4 +1,4 @@
-"""The bytes of records, judged by protobuf and by TensorFlow's parser; packs, by a loop over their sequences."""
+"""The bytes of records, judged by protobuf and by TensorFlow's parser; packs, by a known answer."""
 
 import subprocess
 import sys
@@ -9,11 +9,8 @@ import pytest
 from bert_cli.data.records import tfrecord
 from bert_cli.data.records.formats import (
     BLOCK,
-    FIELDS,
     PACKED_FEATURES,
-    PACKED_FIELDS,
     STATIC_FEATURES,
-    Batch,
     DynamicPacks,
     DynamicRecords,
     dynamic_lengths,
@@ -103,15 +100,11 @@ def assert_equal(columns, block):
 
 
 def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
-    import tensorflow as tf
-
     cases = [(128, 20, 30522, 0), (8, 1, 100, 0), (300, 5, 3_000_000, 0), (256, 30, 30522, 3)]
     for length, predictions, vocab, packed in cases:
         block = static_block(30, length, predictions, vocab, packed)
         payloads = list(static_payloads(block))
         assert payloads == by_protobuf(block)
-        example = tf.train.Example.FromString(payloads[7])
-        assert example.SerializeToString(deterministic=True) == payloads[7]
         assert_equal(parse_static(payloads, length, predictions, packed or None), block)
 
 
@@ -124,6 +117,7 @@ def test_records_of_several_blocks_in_any_order_of_their_features_are_read():
     assert len(parse_static([], 12, 3)["input_ids"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_reading_static_records_leaves_the_devices_to_the_run(tmp_path):
     """A run sets TensorFlow's devices after records may have been read in its process."""
@@ -169,7 +163,7 @@ def test_static_records_of_other_lengths_are_rejected_by_name():
 # --- dynamic records
 
 
-@pytest.mark.parametrize(("longest", "vocab"), [(128, 30522), (512, 250_000), (8, 100)])
+@pytest.mark.parametrize(("longest", "vocab"), [(512, 250_000), (8, 100)])
 def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
     import tensorflow as tf
 
@@ -268,75 +262,37 @@ def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
 
 # --- columns of packs
 
-S, P, MOST = 24, 5, 3
 
-
-def some_sequences(counts, seed=0):
-    """Return sequences of 3 to 8 tokens, of which three fit into S positions, masked at some positions."""
-    rng = np.random.default_rng(seed)
-    rows, width = sum(counts), 16
-    lengths = rng.integers(3, S // MOST + 1, rows)
-    is_token = np.arange(width) < lengths[:, None]
-    weights = np.arange(P) < rng.integers(0, 3, rows)[:, None]
-    positions = np.stack([rng.permuted(np.arange(1, 3)) for _ in range(rows)])
-    positions = np.pad(np.sort(positions, axis=1), ((0, 0), (0, P - 2)))
-    block = {
-        "input_ids": np.where(is_token, rng.integers(5, 1000, (rows, width)), 0),
-        "input_mask": is_token,
-        "segment_ids": is_token & (np.arange(width) >= 2),
-        "masked_lm_positions": np.where(weights, positions, 0),
-        "masked_lm_ids": np.where(weights, rng.integers(5, 1000, (rows, P)), 0),
-        "masked_lm_weights": weights,
-        "next_sentence_labels": rng.integers(0, 2, rows),
+def test_two_packs_of_three_sequences_are_the_known_ones():
+    sequences = {
+        "input_ids": [[2, 9, 3, 8, 3], [2, 4, 3, 0, 0], [2, 6, 5, 3, 0]],
+        "input_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]],
+        "segment_ids": [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]],
+        "masked_lm_positions": [[1, 3], [1, 0], [2, 0]],
+        "masked_lm_ids": [[11, 12], [13, 0], [14, 0]],
+        "masked_lm_weights": [[1, 1], [1, 0], [1, 0]],
+        "next_sentence_labels": [1, 0, 0],
+        "next_sentence_weights": [1, 1, 1],
     }
-    return as_columns(block), lengths
-
-
-def pack_by_loop(columns: Batch, lengths, counts, predictions, pad) -> Batch:
-    packs = {name: [] for name in PACKED_FIELDS}
-    row = 0
-    for count in counts:
-        pack = {name: [] for name in PACKED_FIELDS}
-        for number in range(1, count + 1):
-            start, length = len(pack["input_ids"]), int(lengths[row])
-            pack["next_sentence_positions"].append(start)
-            pack["next_sentence_labels"].append(columns["next_sentence_labels"][row])
-            pack["next_sentence_weights"].append(1.0)
-            for name in ("input_ids", "segment_ids"):
-                pack[name] += columns[name][row, :length].tolist()
-            pack["input_mask"] += [number] * length
-            pack["position_ids"] += range(length)
-            masked = int(columns["masked_lm_weights"][row].sum())
-            for position in columns["masked_lm_positions"][row, :masked]:
-                pack["masked_lm_positions"].append(start + position)
-            for name in ("masked_lm_ids", "masked_lm_weights"):
-                pack[name] += columns[name][row, :masked].tolist()
-            row += 1
-        for name, values in pack.items():
-            wide = {"masked_lm": predictions, "next_sentence": MOST}.get(name.rpartition("_")[0], S)
-            packs[name].append(values + [pad if name == "input_ids" else 0] * (wide - len(values)))
-    return as_columns({name: np.array(rows) for name, rows in packs.items()})
-
-
-def packed(columns, lengths, counts, **changes):
-    settings = {"sequence_length": S, "most": MOST, "predictions": 8, "pad": 0}
-    settings |= {"next_sentence": True} | changes
-    return pack_columns(columns, lengths, np.array(counts), **settings)
-
-
-@pytest.mark.parametrize(("seed", "pad"), [(0, 0), (1, 7)])
-def test_packs_are_those_of_a_loop_over_their_sequences(seed, pad):
-    counts = np.random.default_rng(seed).integers(1, MOST + 1, 40).tolist()
-    columns, lengths = some_sequences(counts, seed)
-    got = packed(columns, lengths, counts, pad=pad)
-    assert tuple(got) == PACKED_FIELDS and set(FIELDS) < set(PACKED_FIELDS)
-    assert_equal(got, pack_by_loop(columns, lengths, counts, 8, pad))
-    assert not packed(columns, lengths, counts, next_sentence=False)["next_sentence_weights"].any()
-
-
-def test_a_pack_with_too_many_tokens_or_predictions_is_rejected():
-    columns, lengths = some_sequences([3] * 20)
-    with pytest.raises(DataError, match=r"a pack \(\d+ tokens\): has room for 9"):
-        packed(columns, lengths, [3] * 20, sequence_length=9)
-    with pytest.raises(DataError, match=r"a pack \(\d masked positions\): has room for 2"):
-        packed(columns, lengths, [3] * 20, predictions=2)
+    columns = as_columns({name: np.array(rows) for name, rows in sequences.items()})
+    sizes = {"sequence_length": 9, "most": 3, "predictions": 4, "pad": 7}
+    packs = pack_columns(columns, np.array([2, 1]), **sizes)
+    expected = {
+        "input_ids": [[2, 9, 3, 8, 3, 2, 4, 3, 7], [2, 6, 5, 3, 7, 7, 7, 7, 7]],
+        "input_mask": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
+        "segment_ids": [[0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 9],
+        "masked_lm_positions": [[1, 3, 6, 0], [2, 0, 0, 0]],
+        "masked_lm_ids": [[11, 12, 13, 0], [14, 0, 0, 0]],
+        "masked_lm_weights": [[1, 1, 1, 0], [1, 0, 0, 0]],
+        "next_sentence_labels": [[1, 0, 0], [0, 0, 0]],
+        "next_sentence_weights": [[1, 1, 0], [1, 0, 0]],
+        "position_ids": [[0, 1, 2, 3, 4, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0, 0, 0, 0]],
+        "next_sentence_positions": [[0, 5, 0], [0, 0, 0]],
+    }
+    assert_equal(packs, as_columns({name: np.array(rows) for name, rows in expected.items()}))
+    for change, message in (
+        ({"sequence_length": 7}, r"\(8 tokens\): has room for 7"),
+        ({"predictions": 2}, r"\(3 masked positions\): has room for 2"),
+    ):
+        with pytest.raises(DataError, match=message):
+            pack_columns(columns, np.array([2, 1]), **sizes | change)

@@ -1,19 +1,13 @@
-"""Masks and their random bits, judged by loops over rows and bounds of five deviations.
-
-`test_recipe` has the fractions of the paper.
-"""
+"""Masks and their random bits, with bounds of five deviations; `test_recipe` has the fractions of the paper."""
 
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 
 from bert_cli.config.data import Masking
 from bert_cli.data.records.masking import (
-    POSITIONS,
-    REPLACEMENTS,
     SPANS,
-    TokenKinds,
+    MaskRecipe,
     _span_lengths,
     bits,
     mask_examples,
@@ -47,30 +41,10 @@ class Masked(NamedTuple):
 
 def masked(tokens, lengths, keys, predictions=20, is_continuation=None, unit=None, **settings):
     unit = unit or ("token" if is_continuation is None else "word")
-    columns = mask_examples(
-        tokens,
-        lengths,
-        lengths,
-        lengths,
-        keys,
-        kinds=TokenKinds(SPECIAL, V, is_continuation),
-        masking=Masking(unit=unit, **settings),
-        predictions=predictions,
-    )
+    recipe = MaskRecipe(SPECIAL, V, Masking(unit=unit, **settings), predictions, is_continuation)
+    columns = mask_examples(tokens, lengths, lengths, lengths, keys, recipe)
     names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
     return Masked(*(columns[name] for name in names))
-
-
-def test_a_row_has_exactly_as_many_predictions_as_the_paper_says():
-    # 15 % of all tokens, the special ones too, half to even as Python rounds.
-    cases = [(128, 20, 19), (128, 10, 10), (5, 20, 1), (10, 20, 2), (30, 20, 4), (50, 20, 8)]
-    for length, predictions, wanted in [*cases, (128, 200, 19)]:
-        tokens = np.full((50, 128), 7)
-        tokens[:, 0], tokens[:, 2], tokens[:, length - 1] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
-        tokens[:, length:] = SPECIAL.pad
-        out = masked(tokens, np.full(50, length), row_keys(np.arange(50), 1), predictions)
-        assert out.positions.shape == (50, predictions)
-        assert np.all((out.weights == 1) == (np.arange(predictions) < wanted))
 
 
 def test_rows_with_fewer_tokens_than_predictions_mask_them_all_and_are_padded():
@@ -160,20 +134,6 @@ def test_keys_differ_by_number_and_by_every_name():
 # --- whole words
 
 
-def words_of(row, length, continues):
-    """Return the positions of each word: a continuation joins the piece before it in its segment."""
-    words = []
-    for position in range(length):
-        if row[position] in (SPECIAL.cls, SPECIAL.sep):
-            continue
-        is_first = row[position - 1] in (SPECIAL.cls, SPECIAL.sep)
-        if continues[row[position]] and not is_first:
-            words[-1].append(position)
-        else:
-            words.append([position])
-    return words
-
-
 def test_every_word_is_equally_likely_to_be_masked():
     continues = np.zeros(V, bool)
     continues[6] = True
@@ -202,61 +162,29 @@ def test_a_row_whose_words_are_all_too_long_has_no_predictions():
 # --- spans
 
 
-def spans_of(row, length, key, wanted, stop, longest):
-    """Return the positions of one row's spans, word by word; only the random bits are those of the code."""
-    words = words_of(row, length, THIRD)
-    keys = np.array([key])
-    order = bits(keys, POSITIONS, np.arange(len(row)))[0] >> np.uint64(16)
-    masked_positions, spans = set(), []
-    for first in sorted(range(len(words)), key=lambda number: (order[words[number][0]], number)):
-        if len(masked_positions) >= wanted:
-            break
-        draw = int(bits(keys, SPANS, np.array([words[first][0]]))[0, 0]) >> 11
-        likelihoods = [stop * (1 - stop) ** count for count in range(longest)]
-        size = 1
-        while size < longest and draw / 2**53 >= sum(likelihoods[:size]) / sum(likelihoods):
-            size += 1
-        span = []
-        for word in words[first : first + size]:
-            follows = not span or word[0] == span[-1] + 1
-            fits = len(masked_positions) + len(word) <= wanted
-            if not follows or not fits or word[0] in masked_positions:
-                break
-            span += word
-            masked_positions.update(word)
-        if span:
-            spans.append(span)
-    return spans
-
-
-@pytest.mark.parametrize(
-    ("stop", "longest", "probability"), [(0.2, 10, 0.15), (0.05, 300, 0.3), (0.5, 2, 0.8)]
-)
-def test_spans_are_those_of_a_loop_over_the_words_of_each_row(stop, longest, probability):
-    tokens, lengths, keys = rows(300)
+def test_spans_are_complete_words_and_longer_ones_where_the_settings_say_so():
+    tokens, lengths, keys = rows(1000)
     lengths[::7] = 41  # one segment, and an empty one
     tokens[::7, 41:] = SPECIAL.pad
-    settings = {"probability": probability, "span_stop": stop, "longest_span": longest}
-    out = masked(tokens, lengths, keys, 60, THIRD, "span", **settings)
-    sizes = []
-    for number, row in enumerate(tokens.tolist()):
-        wanted = min(60, round(probability * lengths[number]))
-        spans = spans_of(row, lengths[number], keys[number], wanted, stop, longest)
-        chosen = sorted(position for span in spans for position in span)
-        assert out.positions[number][out.weights[number] == 1].tolist() == chosen
-        assert out.ids[number][: len(chosen)].tolist() == [row[position] for position in chosen]
-        sizes += map(len, spans)
-        for span in spans:
-            # One toss for all of a span, the one at its first position.
-            toss = int(bits(keys[number : number + 1], REPLACEMENTS, np.array(span[:1]))[0, 0])
-            shown = out.input_ids[number][span]
-            if toss < int(0.8 * 2**32) << 32:
-                assert np.all(shown == SPECIAL.mask)
-            elif toss >= int(0.9 * 2**32) << 32:
-                assert np.all(shown == tokens[number][span])
-        left = np.setdiff1d(np.arange(S), chosen)
-        assert np.array_equal(out.input_ids[number][left], tokens[number][left])
-    assert max(sizes) > 4
+    continues = THIRD[tokens[:, 1:]] & (tokens[:, :-1] > 4)
+    wanted = np.rint(0.3 * lengths)
+    runs = []
+    for stop, longest in ((0.2, 10), (0.2, 2), (0.01, 300)):
+        settings = {"probability": 0.3, "span_stop": stop, "longest_span": longest}
+        out = masked(tokens, lengths, keys, 60, THIRD, "span", **settings)
+        row, slot = np.nonzero(out.weights)
+        is_masked = np.zeros((1000, S), bool)
+        is_masked[row, out.positions[row, slot]] = True
+        assert not is_masked[tokens <= 4].any()
+        assert np.array_equal(is_masked[:, 1:][continues], is_masked[:, :-1][continues])
+        assert np.all(is_masked.sum(axis=1) <= wanted)
+        assert is_masked.sum() > 0.98 * wanted.sum()
+        both = is_masked[:, 1:] & is_masked[:, :-1]
+        runs.append(is_masked.sum() - both.sum())
+        # The tokens of a span have one fate: 0.8 of neighbours would be hidden together otherwise.
+        is_hidden = out.input_ids == SPECIAL.mask
+        assert is_hidden[:, 1:][both & is_hidden[:, :-1]].mean() > 0.87
+    assert runs[1] > 1.2 * runs[0] > 1.5 * runs[2]
 
 
 def test_lengths_of_spans_are_geometric_and_limited():

@@ -1,17 +1,14 @@
-"""The complete recipe, judged from records that `bert tokenize` makes of a text with known answers.
+"""The complete recipe, judged from 20,000 records that `bert tokenize` makes of a text with known answers.
 
 Every word of the text shows its document and the word after it, so pairs, truncation and masks can be checked from the
-tokens alone. Each property is checked over at least 20,000 sequences. Bounds are exact or five standard deviations.
-`test_pack` shows that packs hold the same sequences with the same masks.
+tokens alone. Bounds are exact or five standard deviations.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -91,15 +88,11 @@ TEXTS = {"words": sentences_of_many_words, "pieces": sentences_of_one_piece}
 class Sequences:
     """What was read, a row for each sequence."""
 
-    tokens: np.ndarray
-    """[n, S] before masking."""
-    shown: np.ndarray
-    """[n, S] what the model reads."""
-    masked: np.ndarray
-    """[n, S] predicted positions."""
+    tokens: np.ndarray  # [n, S] before masking
+    shown: np.ndarray  # [n, S] what the model reads
+    masked: np.ndarray  # [n, S] predicted positions
     lengths: np.ndarray
-    first_lengths: np.ndarray
-    """[n] with [CLS] and the first [SEP]."""
+    first_lengths: np.ndarray  # with [CLS] and the first [SEP]
     labels: np.ndarray
 
     def __len__(self) -> int:
@@ -130,52 +123,40 @@ def sequences(batch: Batch) -> Sequences:
     return Sequences(tokens, batch["input_ids"], masked, lengths, first_lengths, labels)
 
 
-@dataclass
-class Corpora:
-    """The corpora of this module, each made at its first use."""
+KINDS = ("static", "dynamic")
 
-    home: Path
 
-    def text(self, name: str) -> Path:
-        folder = self.home / name
-        if not folder.exists():
-            folder.mkdir()
-            (folder / "all").write_text("\n".join(TEXTS[name]()))
-            pieces = [*SPECIALS, *("##" + suffix for suffix in SUFFIXES)]
-            numbers = range(VOCAB_SIZE - FIRST_WORD)
-            pieces += [code(*divmod(number, INNER + 2)) for number in numbers]
-            (self.home / "vocab.txt").write_text("\n".join(pieces) + "\n")
-        return folder
+@pytest.fixture(scope="module")
+def open_records(tmp_path_factory):
+    """A function that opens static or dynamic records of a text that are masked by a unit, made at their first use."""
+    home = tmp_path_factory.mktemp("recipe")
+    pieces = [*SPECIALS, *("##" + suffix for suffix in SUFFIXES)]
+    pieces += [code(*divmod(number, INNER + 2)) for number in range(VOCAB_SIZE - FIRST_WORD)]
+    (home / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    for name, lines in TEXTS.items():
+        (home / name).write_text("\n".join(lines()))
 
-    def open(self, kind: str, text: str, unit: str) -> Any:
-        """Open static or dynamic records of a text that are masked by a unit."""
+    def open_records(kind: str, text: str, unit: str):
         is_static = kind == "static"
-        out = self.home / f"{text}_{kind}_{unit if is_static else ''}"
+        out = home / f"{text}_{kind}_{unit if is_static else ''}"
         if not out.exists():
             masks = {"duplication_factor": COPIES, "whole_word_masking": unit == "word"}
             settings = {"sequence_length": S, "mask_tokens": P, "masking": kind, "processes": 1}
-            settings |= {"input": self.text(text), "vocab": str(self.home / "vocab.txt")}
+            settings |= {"input": home / text, "vocab": str(home / "vocab.txt")}
             tokenize.run(TokenizeSettings(out=out, **settings, **(masks if is_static else {})))
         masking = {} if is_static else {"masking": Masking(unit=unit)}
         return open_stream(out, seed=5, examples=1, micro=1, **masking)
 
-
-KINDS = ("static", "dynamic")
-Read = Callable[..., Sequences]
+    return open_records
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    return Corpora(tmp_path_factory.mktemp("recipe"))
-
-
-@pytest.fixture(scope="module")
-def read(corpora) -> Read:
+def read(open_records):
     """A function that reads about 22,000 sequences of an epoch, once for all tests."""
 
     @cache
     def read(name: str, text: str, unit: str = "token") -> Sequences:
-        reader = corpora.open(name, text, unit)
+        reader = open_records(name, text, unit)
         rows = sequences(reader.rows(np.arange(min(22_000, reader.epoch_size))))
         assert len(rows) >= ENOUGH
         return rows
@@ -207,11 +188,7 @@ def is_zero(values):
 
 
 def at_document_ends(rows: Sequences) -> float:
-    """Return the fraction of sequences that may be shorter than their target in the text of six documents.
-
-    Every random next halves the rest of a document, so about six pairs reach its end; and a random next may start
-    within S of an end.
-    """
+    """Return the fraction of sequences that end with their document: about six pairs, as each random next halves it."""
     return LONG_DOCUMENTS * COPIES * 6 / len(rows) + S / 160_000
 
 
@@ -238,7 +215,6 @@ def test_an_example_is_two_segments_of_words_with_as_many_masks_as_the_recipe_sa
     assert np.all(rows.tokens[row, rows.first_lengths - 1] == SEP)
     assert np.all(rows.tokens[row, rows.lengths - 1] == SEP)
     assert np.array_equal(rows.tokens == PAD, position >= rows.lengths[:, None])
-    # One [CLS] and two [SEP], so all other tokens are words, and none is unknown.
     assert np.all(rows.ordinary.sum(axis=1) == rows.lengths - 3)
     assert not np.any(np.isin(rows.tokens, [UNK, MASK]))
     assert rows.first_lengths.min() >= 3
@@ -285,11 +261,6 @@ def test_an_actual_next_follows_the_first_segment_and_a_random_one_is_of_another
     segment = 2 * row + is_second[row, position]
     same = segment[1:] == segment[:-1]
     assert np.all(steps[same] == 1)
-    # From one segment to the next too, where nothing was truncated.
-    follows = (rows.labels == 0) & (rows.lengths < S)
-    crosses = (row[1:] == row[:-1]) & ~same & follows[row[1:]]
-    assert crosses.sum() == follows.sum() > ENOUGH / 50
-    assert np.all(steps[crosses] == 1)
 
 
 # --- what is drawn
@@ -325,9 +296,8 @@ def test_every_position_is_equally_likely_to_be_masked_whatever_its_neighbours_a
     assert is_zero(both - (LONGEST - 2) * P * (P - 1) / (LONGEST * (LONGEST - 1)))
 
 
-@pytest.mark.parametrize("unit", ["token", "span"])
-def test_the_masks_of_a_record_in_two_epochs_are_independent(corpora, unit):
-    reader = corpora.open("dynamic", "pieces", unit)
+def test_the_masks_of_a_record_in_two_epochs_are_independent(open_records):
+    reader = open_records("dynamic", "pieces", "token")
     size = reader.epoch_size
     both = []
     for epoch in (0, 1):
@@ -337,18 +307,8 @@ def test_the_masks_of_a_record_in_two_epochs_are_independent(corpora, unit):
         both.append(sequences(reader.rows(positions[np.argsort(records)][:ENOUGH])))
     one, other = both
     assert np.array_equal(one.tokens, other.tokens)
-    is_full = one.lengths == S
-    shared = (one.masked & other.masked)[is_full].sum(axis=1)
-    expected = np.full(len(shared), P * P / LONGEST)
-    if unit == "span":
-        # Positions at the edges are less likely. What is expected follows from how often each is masked where the
-        # first segment has the same length.
-        first_lengths = one.first_lengths[is_full]
-        for length in np.unique(first_lengths):
-            chosen = first_lengths == length
-            rates = sum(masks.masked[is_full][chosen].mean(axis=0) for masks in both) / 2
-            expected[chosen] = (rates**2).sum()
-    assert is_zero(shared - expected)
+    shared = (one.masked & other.masked)[one.lengths == S].sum(axis=1)
+    assert is_zero(shared - P * P / LONGEST)
 
 
 def test_half_of_the_examples_have_a_random_next_and_a_tenth_a_random_shorter_length(read):
@@ -415,24 +375,14 @@ def summary(fates: list[int], segment: list[bool], sizes: list[int]) -> list[int
 
 
 def test_spans_are_distributed_as_those_drawn_by_the_paper(read):
+    """Every row is compared with one that is drawn here over the same words."""
     rows = read("dynamic", "words", "span")
-    continues, sizes = words_of(rows)
-    assert np.array_equal(
-        rows.masked[:, 1:][continues[:, 1:]], rows.masked[:, :-1][continues[:, 1:]]
-    )
-    assert not np.any(rows.masked & ~rows.ordinary)
+    _, sizes = words_of(rows)
     wanted = np.clip(np.rint(0.15 * rows.lengths), 1, P).astype(int)
-    assert np.all(rows.masked.sum(axis=1) <= wanted)
-    assert rows.masked.sum() > 0.98 * wanted.sum()
     hidden = rows.masked & (rows.shown == MASK)
     same = rows.masked & (rows.shown == rows.tokens)
-    for fate, fraction in ((hidden, 0.8), (same, 0.1)):
-        # The fates of the tokens of a row depend on each other, those of rows do not.
-        assert is_zero(fate.sum(axis=1) - fraction * rows.masked.sum(axis=1))
-    other = rows.shown[rows.masked & ~hidden & ~same]
-    edges = np.linspace(0, VOCAB_SIZE, 65)
-    assert is_spread(np.histogram(other, edges)[0], len(other) * np.diff(edges) / VOCAB_SIZE)
-    # Every row is compared with one that is drawn here over the same words.
+    # The fates of the tokens of a row depend on each other, those of rows do not.
+    assert is_zero(same.sum(axis=1) - 0.1 * rows.masked.sum(axis=1))
     draw = random.Random(11)
     ours, theirs = [], []
     for row in range(ENOUGH):
