@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from bert_cli.config.data import Masking
 from bert_cli.data.records.formats import Batch, DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
+from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary, write_vocabulary
 from bert_cli.data.stream.reader import Batching, BucketReader, Reader
 from bert_cli.data.stream.source import Records
 
@@ -47,6 +49,16 @@ def dynamic_records(first: int, count: int) -> DynamicRecords:
         row[0], row[cut - 1], row[-1] = 2, 3, 3
     columns = np.concatenate(rows), lengths, first_lengths, np.arange(first, first + count) % 2
     return DynamicRecords(*(column.astype(np.int32) for column in columns))
+
+
+def masked_examples(
+    records: DynamicRecords, length: int, predictions: int, vocab_size: int
+) -> Batch:
+    """Return pairs as static examples of so many positions, padded and masked."""
+    tokens = np.zeros((len(records.lengths), length), np.int32)
+    tokens[np.arange(length) < records.lengths[:, None]] = records.tokens
+    recipe = MaskRecipe(SpecialIds(*range(5)), vocab_size, Masking(), predictions)
+    return mask_examples(tokens, *records[1:], row_keys(np.arange(len(tokens)), 1), recipe)
 
 
 def write_folder(

@@ -94,8 +94,8 @@ def read_corpus(folder: Path) -> dict[str, Any]:
         if any(folder.glob("step_*/")):
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
-    if _is_copy(folder):
-        remedy = _fetch_again(folder)
+    if copy := _remedy_of_a_copy(folder):
+        remedy = copy
     elif step := recorded_step(folder):
         remedy = f"remove it and run the same `bert {step}` again, which keeps the records"
     else:
@@ -127,12 +127,9 @@ def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
     return copies if isinstance(copies, int) else None
 
 
-def _is_copy(folder: Path) -> bool:
-    return (folder / COPY_LOCK).exists()
-
-
-def _fetch_again(folder: Path) -> str:
-    return f"remove {folder}, it will be fetched again"
+def _remedy_of_a_copy(folder: Path) -> str:
+    """Return the remedy for a local copy of remote records, nothing for other folders."""
+    return f"remove {folder}, it will be fetched again" if (folder / COPY_LOCK).exists() else ""
 
 
 class RecordFiles:
@@ -145,7 +142,7 @@ class RecordFiles:
         self._paths = [folder / file["name"] for file in corpus["files"]]
         self._sizes = np.array([file["bytes"] for file in corpus["files"]], np.int64)
         self._ends = np.cumsum([file["records"] for file in corpus["files"]])
-        self._remedy = _fetch_again(folder) if _is_copy(folder) else f"run `bert index {folder}`"
+        self._remedy = _remedy_of_a_copy(folder) or f"run `bert index {folder}`"
         self._check_files()
         self._offsets = np.memmap(folder / OFFSETS, "<u8", "r")
 
@@ -277,7 +274,8 @@ class RecordFiles:
 
         Record files and offsets are compared by their sizes, the tokenizer's files by their checksums.
         """
-        size = _size(self.folder / OFFSETS) or 0
+        path = self.folder / OFFSETS
+        size = path.stat().st_size if path.exists() else 0
         if size != 8 * self.records or self._ends[-1] != self.records:
             raise DataError(
                 f"{self.folder / OFFSETS} ({size} bytes)",
@@ -288,23 +286,18 @@ class RecordFiles:
             path = self.folder / other["name"]
             if path.name == OFFSETS:
                 continue
-            checksum = file_crc32c(path) if path.exists() else None
-            if checksum != other["crc32c"]:
+            actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
+            if actual != f"checksum {other['crc32c']}":
                 raise DataError(
-                    f"{path} ({'missing' if checksum is None else f'checksum {checksum}'})",
+                    f"{path} ({actual})",
                     f"corpus.json says checksum {other['crc32c']}",
                     "bring back the file that the records were made with, or "
                     f"{self._remedy} if it was changed on purpose",
                 )
         for path, expected in zip(self._paths, self._sizes.tolist(), strict=True):
-            actual = _size(path)
-            if actual != expected:
+            actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
+            if actual != f"{expected} bytes":
+                problem = f"corpus.json says {expected} bytes"
                 raise DataError(
-                    f"{path} ({'missing' if actual is None else f'{actual} bytes'})",
-                    f"corpus.json says {expected} bytes",
-                    f"bring the file back or {self._remedy}",
+                    f"{path} ({actual})", problem, f"bring the file back or {self._remedy}"
                 )
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.exists() else None

@@ -48,8 +48,7 @@ from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
 
-INDEX_MANIFEST = "index_manifest.json"
-"""manifest.json is that of the step that made the records."""
+INDEX_MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
 INDEX_FRACTION = 0.05
 """Bytes of an index for a byte of records, at most: 0.05 for dynamic records of 128 tokens."""
 OFFSETS_FRACTION = 0.6
@@ -57,16 +56,8 @@ OFFSETS_FRACTION = 0.6
 
 # What the maker of the records knows about them; the rest of corpus.json follows from the files.
 DESCRIPTION = (
-    "format",
-    "sequence_length",
-    "mask_tokens",
-    "masked_lm_prob",
-    "whole_word_masking",
-    "vocab_size",
-    "vocab_sha256",
-    "token_bytes",
-    "special_ids",
-    "tokenizer",
+    *("format", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
+    *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
 OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
 """Part of the fingerprint only where they are present."""

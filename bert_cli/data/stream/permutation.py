@@ -44,7 +44,9 @@ def permute(
     sizes = np.broadcast_to(np.asarray(size, np.uint64), numbers.shape)
     assert np.all(numbers < sizes)
     epochs = np.broadcast_to(np.asarray(epoch, np.uint64), numbers.shape)
-    keys = mix(_seed_key(seed) + epochs * GOLDEN)
+    # An array, since NumPy warns when a scalar overflows, and 64-bit overflow is meant here.
+    seed_key = mix(np.array([(seed + 1) * int(GOLDEN) % 2**64], np.uint64))
+    keys = mix(seed_key + epochs * GOLDEN)
     bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)  # bit_length
     numbers = _feistel(numbers, keys, bits)
     outside = np.flatnonzero(numbers >= sizes)
@@ -63,11 +65,6 @@ def record_at(
     """
     epochs, indices = np.divmod(np.array(sample_indices, np.int64, ndmin=1), size)
     return epochs, permute(indices, size, seed, epochs)
-
-
-def _seed_key(seed: int) -> Bits:
-    # An array, since NumPy warns when a scalar overflows, and 64-bit overflow is meant here.
-    return mix(np.array([(seed + 1) * int(GOLDEN) % 2**64], np.uint64))
 
 
 def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:

@@ -69,14 +69,13 @@ class Records:
         """Of dynamic records that are packed when they are read."""
         if not self.is_dynamic:
             return
-        masking = masking or Masking()
-        self._masks = MaskRecipe(
-            SpecialIds(**corpus["special_ids"]),
-            corpus["vocab_size"],
-            masking,
-            self.predictions,
-            None if masking.unit == "token" else self._read_continuations(),
-        )
+        masking, special = masking or Masking(), SpecialIds(**corpus["special_ids"])
+        continuations = None
+        if masking.unit != "token":
+            vocabulary = read_vocabulary(folder / "vocab.txt", corpus["vocab_sha256"])
+            continuations = vocabulary.is_continuation
+        size = corpus["vocab_size"]
+        self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
         most = self.max_sequences_per_pack
         if most > stored_pack:
             # Checkpoints compare this text, so its words stay.
@@ -138,16 +137,6 @@ class Records:
         weights_R = np.full(len(numbers), self.has_next_sentences, np.float32)
         columns = mask_examples(tokens_RS, *sequences[1:], keys_R, self._masks)
         return columns | {"next_sentence_weights": weights_R}
-
-    def _read_continuations(self) -> npt.NDArray[np.bool_]:
-        """Return which pieces continue a word [V]; complete words are masked by it."""
-        vocabulary = read_vocabulary(self.folder / "vocab.txt")
-        if vocabulary.sha256 != self.corpus["vocab_sha256"]:
-            problem = (
-                "is not the vocabulary that the records were made with, which decides the masks"
-            )
-            raise DataError(str(vocabulary.path), problem, "bring it back")
-        return vocabulary.is_continuation
 
     def _check_sizes(self, stored_pack: int) -> None:
         """Raise DataError for sizes that these records cannot be read with."""

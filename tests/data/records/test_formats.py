@@ -184,29 +184,6 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
         assert labels == [block.next_sentence_labels[row]]
 
 
-@pytest.mark.parametrize(("vocab", "first"), [(30522, 0), (250_000, 10**9)])
-def test_packed_dynamic_records_are_read_back_and_protobuf_reads_them(vocab, first):
-    import tensorflow as tf
-
-    counts = np.random.default_rng(0).integers(1, 5, 60).astype(np.int32)
-    sequences = dynamic_block(int(counts.sum()), 300, vocab)
-    numbers = np.arange(first, first + len(sequences.lengths))
-    width = token_bytes(vocab)
-    payloads = list(pack_payloads(DynamicPacks(sequences, numbers, counts), width))
-    parsed = parse_packs(payloads, width)
-    for ours, original in zip(parsed.sequences, sequences, strict=True):
-        assert np.array_equal(ours, original)
-    assert np.array_equal(parsed.numbers, numbers)
-    assert np.array_equal(parsed.counts, counts)
-    example = tf.train.Example.FromString(payloads[7])
-    assert example.SerializeToString(deterministic=True) == payloads[7]
-    feature, start = example.features.feature, int(counts[:7].sum())
-    rows = slice(start, start + counts[7])
-    assert feature["lengths"].int64_list.value == sequences.lengths[rows].tolist()
-    assert feature["first_lengths"].int64_list.value == sequences.first_lengths[rows].tolist()
-    assert feature["numbers"].int64_list.value == numbers[rows].tolist()
-
-
 def test_other_bytes_than_those_of_the_format_are_rejected():
     block = dynamic_block(4)
     packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))

@@ -2,11 +2,9 @@
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.corpora import make_corpus
 from support.processes import index_of_tfrecord_package
 
 from bert_cli.config.data import IndexSettings
@@ -20,7 +18,7 @@ from bert_cli.data.records.index import (
     write_index,
 )
 from bert_cli.data.records.tfrecord import RecordWriter, masked_crc, read_payloads
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 DESCRIBED = {
     "format": "static",
@@ -37,7 +35,7 @@ DESCRIBED = {
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "wiki", "##pedia", "and", "so", "on"]
 
 
-def write_records(path: Path, count: int, seed: int = 0) -> list[bytes]:
+def write_records(path, count, seed=0):
     """Write payloads of many lengths, from none to longer than a read buffer; return them."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 3000, count).tolist()
@@ -50,7 +48,7 @@ def write_records(path: Path, count: int, seed: int = 0) -> list[bytes]:
     return payloads
 
 
-def write_foreign(folder: Path) -> None:
+def write_foreign(folder):
     """Write records as another tool does: by TensorFlow, features in any order, no index."""
     import tensorflow as tf
 
@@ -74,16 +72,14 @@ def write_foreign(folder: Path) -> None:
                 writer.write(example.SerializeToString())
 
 
-def index(folder: Path, vocab: Path | None = None) -> None:
+def index(folder, vocab=None):
     run(IndexSettings(folder=folder, vocab=None if vocab is None else str(vocab), processes=2))
 
 
 # --- frames and the index of a file
 
 
-def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(
-    tmp_path: Path,
-) -> None:
+def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(tmp_path):
     import tensorflow as tf
 
     path = tmp_path / "x.tfrecord"
@@ -95,18 +91,20 @@ def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(
     from_the_frames = (tmp_path / "x.index").read_bytes()
     assert from_the_frames == index_of_tfrecord_package(path).encode() == by_the_writer
     offsets = read_index(path)
-    assert offsets is not None
     assert np.array_equal(np.diff(offsets), [len(payload) + 16 for payload in payloads])
+    path.write_bytes(b"")
+    write_index(path)
+    assert read_index(path).tolist() == [0]
 
 
-def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path: Path) -> None:
+def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path):
     path = tmp_path / "a.tfrecord"
     with RecordWriter(path) as writer:
         writer.write_all((b"the first payload", b"second!"))
     data, start = path.read_bytes(), 17 + 16
     first, second = data[:start], data[start:]
 
-    def read(*frames: bytes) -> list[bytes]:
+    def read(*frames):
         return read_payloads(frames, "row {}".format, "rebuild it")
 
     assert read(second, first) == [b"second!", b"the first payload"]
@@ -119,19 +117,7 @@ def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path: Path)
             read(second, frame)
 
 
-def test_a_file_of_one_record_or_of_none_is_indexed_too(tmp_path: Path) -> None:
-    for name, payloads, expected in (("one", [b"alone"], [0, 21]), ("none", [], [0])):
-        path = tmp_path / f"{name}.tfrecord"
-        with RecordWriter(path) as writer:
-            writer.write_all(payloads)
-        by_the_writer = path.with_suffix(".index").read_bytes()
-        write_index(path)
-        assert path.with_suffix(".index").read_bytes() == by_the_writer
-        offsets = read_index(path)
-        assert offsets is not None and offsets.tolist() == expected
-
-
-def test_indexing_skips_the_payloads(tmp_path: Path) -> None:
+def test_indexing_skips_the_payloads(tmp_path):
     """A sparse file of a terabyte, which nothing could read in the time of a test."""
     path = tmp_path / "x.tfrecord"
     length = (1 << 40).to_bytes(8, "little")
@@ -141,7 +127,7 @@ def test_indexing_skips_the_payloads(tmp_path: Path) -> None:
     assert (tmp_path / "x.index").read_text() == f"0 {(1 << 40) + 16}\n"
 
 
-def test_a_corrupt_or_cut_frame_is_rejected_by_file_and_byte(tmp_path: Path) -> None:
+def test_a_corrupt_or_cut_frame_is_rejected_by_file_and_byte(tmp_path):
     path = tmp_path / "x.tfrecord"
     with RecordWriter(path) as writer:
         writer.write_all((b"first", b"second!"))
@@ -152,27 +138,19 @@ def test_a_corrupt_or_cut_frame_is_rejected_by_file_and_byte(tmp_path: Path) -> 
         path.write_bytes(wrong)
         with pytest.raises(DataError, match=r"x\.tfrecord \(byte 21 of \d+\): no record starts"):
             write_index(path)
-        assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
+        assert not path.with_suffix(".index").exists()
 
 
-def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path: Path) -> None:
+def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
     path, text = tmp_path / "x.tfrecord", tmp_path / "x.index"
     write_records(path, 6)
     good, data, time = text.read_text(), path.read_bytes(), path.stat().st_mtime_ns
     assert read_index(path) is not None
     lines = good.splitlines(keepends=True)
-    wrong = {
-        "one line is missing": "".join(lines[:-1]),
-        "its first line is missing": "".join(lines[1:]),
-        "two lines are swapped": "".join([lines[1], lines[0], *lines[2:]]),
-        "it is not numbers": "offsets and sizes",
-        "it has one column": "".join(line.split()[0] + "\n" for line in lines),
-        "it has three numbers": "0 1 2",
-        "it is empty": "",
-    }
-    for why, lines_of_text in wrong.items():
-        text.write_text(lines_of_text)
-        assert read_index(path) is None, why
+    wrong = [lines[:-1], lines[1:], [lines[1], lines[0], *lines[2:]]]
+    for lines_of_text in (*wrong, ["offsets and sizes"], ["0 1 2"], []):
+        text.write_text("".join(lines_of_text))
+        assert read_index(path) is None, lines_of_text
     text.write_text(good)
     assert read_index(path) is not None
     os.utime(text, ns=(0, time - 1))
@@ -186,7 +164,6 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path: Path) -> None
         assert read_index(path) is None
         with pytest.raises(DataError, match=r"does not fit it; run `bert index"):
             write_corpus(tmp_path, DESCRIBED)
-    assert not (tmp_path / "corpus.json").exists()
     text.unlink()
     assert read_index(path) is None, "it is absent"
 
@@ -194,7 +171,7 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path: Path) -> None
 # --- corpus.json
 
 
-def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path: Path) -> None:
+def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path):
     counts = {"b.tfrecord": 4, "a.tfrecord": 3, "sub/c.tfrecord": 5}
     (tmp_path / "sub").mkdir()
     (tmp_path / ".partial").mkdir()
@@ -212,9 +189,7 @@ def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path: Path) -> No
     assert offsets.tolist() == [int(n) for found in each if found is not None for n in found[:-1]]
 
 
-def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else(tmp_path):
     write_records(tmp_path / "a.tfrecord", 4)
     first = write_corpus(tmp_path, DESCRIBED)["fingerprint"]
     more = DESCRIBED | {"duplication_factor": 5}
@@ -222,16 +197,10 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
     index(tmp_path)
     assert read_corpus(tmp_path)["duplication_factor"] == 5
     fingerprints = {first}
-    changes = {
-        "sequence_length": 9,
-        "mask_tokens": 3,
-        "vocab_sha256": "cd" * 32,
-        # What decides the masks of dynamic records, which their bytes do not show.
-        "masked_lm_prob": 0.3,
-        "whole_word_masking": True,
-        "special_ids": {**DESCRIBED["special_ids"], "mask": 9},
-        "token_bytes": 4,
-    }
+    # Also what decides the masks of dynamic records, which their bytes do not show.
+    changes = {"sequence_length": 9, "mask_tokens": 3, "masked_lm_prob": 0.3, "token_bytes": 4}
+    changes |= {"vocab_sha256": "cd" * 32, "whole_word_masking": True}
+    changes |= {"special_ids": {**DESCRIBED["special_ids"], "mask": 9}}
     for key, value in changes.items():
         fingerprints.add(write_corpus(tmp_path, DESCRIBED | {key: value})["fingerprint"])
     for seed in (0, 1):
@@ -240,9 +209,7 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
     assert len(fingerprints) == 10
 
 
-def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(
-    tmp_path: Path,
-) -> None:
+def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):
     write_records(tmp_path / "a.tfrecord", 4)
     for text in ("{", "[]", "3", "{}", '{"format": "static"}'):
         (tmp_path / "corpus.json").write_text(text)
@@ -260,7 +227,7 @@ def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_com
         read_corpus(tmp_path)
 
 
-def test_folders_without_records_are_rejected(tmp_path: Path) -> None:
+def test_folders_without_records_are_rejected(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         index(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no \.tfrecord files"):
@@ -275,9 +242,7 @@ def test_folders_without_records_are_rejected(tmp_path: Path) -> None:
 # --- bert index
 
 
-def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(tmp_path, capsys):
     for name in "abc":
         write_records(tmp_path / f"{name}.tfrecord", 6)
     before = write_corpus(tmp_path, DESCRIBED)
@@ -294,31 +259,16 @@ def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(
     assert (tmp_path / "a.index").stat().st_mtime_ns == time_of_a
     assert (tmp_path / "b.index").read_bytes() == text_of_b
     assert read_corpus(tmp_path) == before
-    line = capsys.readouterr().out
-    assert line.startswith("index: 18 records")
-    assert line.count("\n") == 1
+    assert capsys.readouterr().out.startswith("index: 18 records")
     manifest = json.loads((tmp_path / "index_manifest.json").read_text())
     assert manifest["counts"]["records"] == 18
     assert [shard["indexed"] for shard in manifest["shards"]] == [False, True, False]
-    assert manifest["versions"]["numpy"] == np.__version__
-
-
-def test_a_changed_vocabulary_in_the_folder_is_rejected(tmp_path: Path) -> None:
-    folder = make_corpus(tmp_path / "c", "static", [5])
-    config = folder / "tokenizer_config.json"
-    config.write_text(config.read_text().replace("{", '{"model_max_length": 16,', 1))
-    index(folder)
-    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "more\n")
-    with pytest.raises(DataError, match=r"vocab\.txt\): is not the vocabulary .*; bring it back"):
-        index(folder)
 
 
 # --- records of other tools
 
 
-def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabulary(
-    tmp_path: Path,
-) -> None:
+def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabulary(tmp_path):
     folder, vocab = tmp_path / "records", tmp_path / "vocab.txt"
     write_foreign(folder)
     with pytest.raises(DataError, match="--vocab"):
@@ -331,16 +281,13 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
         vocab.write_text("\n".join(pieces))
         with pytest.raises(DataError, match=message):
             index(folder, vocab)
-    with pytest.raises((DataError, ConfigError)):
-        index(folder, tmp_path / "no.txt")
     assert not (folder / "corpus.json").exists()
     vocab.write_text("\n".join(PIECES) + "\n")
     index(folder, vocab)
     corpus = read_corpus(folder)
-    assert corpus["records"] == 6
-    assert (corpus["format"], corpus["sequence_length"], corpus["mask_tokens"]) == ("static", 8, 2)
-    assert corpus["vocab_size"] == 10
-    assert corpus["special_ids"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    expected = {"records": 6, "format": "static", "sequence_length": 8, "mask_tokens": 2}
+    expected |= {"vocab_size": 10, "special_ids": DESCRIBED["special_ids"]}
+    assert {key: corpus[key] for key in expected} == expected
     assert (folder / "vocab.txt").read_bytes() == vocab.read_bytes()
     assert json.loads((folder / "tokenizer_config.json").read_text())["do_lower_case"] is True
     for again in (None, vocab):
@@ -351,15 +298,18 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
         index(folder, tmp_path / "other.txt")
     # The command in the message for an invalid corpus.json writes it again.
     (folder / "corpus.json").write_text("{")
-    with pytest.raises(DataError, match=rf"run `bert index {folder} --vocab (\S+)`") as error:
+    with pytest.raises(DataError, match=rf"run `bert index {folder} --vocab {folder}/vocab\.txt`"):
         index(folder)
-    named = str(error.value).partition("--vocab ")[2].partition("`")[0]
     (folder / "corpus.json").unlink()
-    index(folder, Path(named))
+    index(folder, folder / "vocab.txt")
     assert read_corpus(folder) == corpus
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(DataError, match=r"vocab\.txt\): is not the vocabulary .*; bring it back"):
+        index(folder)
 
 
-def test_a_vocabulary_with_capital_letters_or_a_cased_config_is_a_cased_one(tmp_path: Path) -> None:
+def test_a_vocabulary_with_capital_letters_or_a_cased_config_is_a_cased_one(tmp_path):
     folder, vocab = tmp_path / "records", tmp_path / "vocab.txt"
     write_foreign(folder)
     vocab.write_text("\n".join([*PIECES, "Wiki"]) + "\n")
@@ -372,7 +322,7 @@ def test_a_vocabulary_with_capital_letters_or_a_cased_config_is_a_cased_one(tmp_
     assert read_corpus(folder)["tokenizer"]["do_lower_case"] is False
 
 
-def test_files_without_bert_records_are_rejected(tmp_path: Path) -> None:
+def test_files_without_bert_records_are_rejected(tmp_path):
     import tensorflow as tf
 
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))

@@ -8,18 +8,18 @@ import pytest
 from bert_cli.data.stream.reader import MULTIPLE, Buckets, bucket_ends
 
 
-def drawn_lengths(count: int, longest: int) -> np.ndarray:
+def drawn_lengths(count, longest):
     rng = np.random.default_rng(0)
     return np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
 
 
-def positions(histogram: np.ndarray, ends: np.ndarray) -> int:
+def positions(histogram, ends):
     buckets = np.searchsorted(ends, np.arange(len(histogram))).clip(max=len(ends) - 1)
     return int((histogram * np.asarray(ends)[buckets]).sum())
 
 
 @pytest.mark.parametrize("longest", [8, 40, 60])
-def test_the_ends_leave_as_little_padding_as_any(longest: int) -> None:
+def test_the_ends_leave_as_little_padding_as_any(longest):
     rng = np.random.default_rng(longest)
     for buckets in (1, 2, 3, 20) * 5:
         histogram = rng.integers(0, 50, longest + 1) * (rng.random(longest + 1) < 0.5)
@@ -37,7 +37,7 @@ def test_the_ends_leave_as_little_padding_as_any(longest: int) -> None:
         assert ends[-1] >= highest
 
 
-def test_an_epoch_has_every_record_once_but_fewer_than_a_step_left_out() -> None:
+def test_an_epoch_has_every_record_once_but_fewer_than_a_step_left_out():
     for count, longest, buckets, step in (
         (8, 60, 3, 8), (100, 60, 3, 8), (1000, 128, 4, 32), (3000, 512, 8, 16), (200, 512, 8, 64)
     ):  # fmt: skip
@@ -58,7 +58,7 @@ def test_an_epoch_has_every_record_once_but_fewer_than_a_step_left_out() -> None
             assert min(int(lengths[record]) for record in left) > drawn.ends[-2]
 
 
-def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too() -> None:
+def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too():
     lengths = drawn_lengths(3000, 512)
     drawn = Buckets(lengths, 512, 8, 32, seed=1)
     widths, mixed = [], 0

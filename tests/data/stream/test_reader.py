@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from support.corpora import (
 )
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS, Batch
+from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.data.stream.reader import Batching, read_ahead
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
@@ -38,13 +37,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def corpora(tmp_path_factory):
     """250 records of 5 to 16 tokens in files of different sizes, one of them empty."""
     folder = tmp_path_factory.mktemp("corpus")
     return {kind: make_corpus(folder / kind, kind, COUNTS) for kind in ("static", "dynamic")}
 
 
-def opened(corpora: dict[str, Path], kind: str, **changes: Any) -> Any:
+def opened(corpora, kind, **changes):
     if kind != "synthetic":
         folder = corpora["static" if kind == "static" else "dynamic"]
         return open_stream(folder, **KINDS[kind] | changes)
@@ -54,11 +53,11 @@ def opened(corpora: dict[str, Path], kind: str, **changes: Any) -> Any:
     return SyntheticStream(batching, **settings)
 
 
-def flat(batch: Batch) -> Batch:
+def flat(batch):
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
 
 
-def joined(batches: list[Batch]) -> Batch:
+def joined(batches):
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 

@@ -2,18 +2,15 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter, namedtuple
-from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from support.corpora import make_corpus
 
 import bert_cli
 from bert_cli import files
-from bert_cli.config.settings import is_remote
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote
 from bert_cli.data.stream.reader import Batching, Reader
@@ -42,13 +38,13 @@ print(local_copy(sys.argv[1], Path(sys.argv[2])))
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(tmp_path_factory):
     """A folder of eight records, as many as a batch has, in four shards."""
     return make_corpus(tmp_path_factory.mktemp("records") / "out", "static", [2] * SHARDS)
 
 
 @pytest.fixture
-def url(records: Path, tmp_path: Path) -> str:
+def url(records, tmp_path):
     """The records in fsspec's memory, at an address of this test's own."""
     url = f"memory://bucket/{tmp_path.name}/records"
     files, root = fsspec.core.url_to_fs(url)
@@ -58,31 +54,33 @@ def url(records: Path, tmp_path: Path) -> str:
     return url
 
 
-def change(url: str, name: str, edit: Callable[[bytes], bytes]) -> None:
+def change(url, name, edit):
     files, root = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{root}/{name}", edit(files.cat_file(f"{root}/{name}")))
 
 
-def edit_corpus(edit: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
-    def edited(data: bytes) -> bytes:
+def change_corpus(url, edit):
+    """Change the description of the records; `edit` changes a dict in place."""
+
+    def edited(data):
         corpus = json.loads(data)
         edit(corpus)
         return json.dumps(corpus).encode()
 
-    return edited
+    change(url, "corpus.json", edited)
 
 
-def flip(data: bytes) -> bytes:
+def flip(data):
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fetched(monkeypatch):
     """Names of the files that were fetched, in order."""
     names: list[str] = []
     plain = remote.Remote.fetch
 
-    def fetch(self: remote.Remote, name: str, target: Path) -> None:
+    def fetch(self, name, target):
         names.append(name)
         plain(self, name, target)
 
@@ -90,7 +88,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def same_examples(first: Path, second: Path) -> None:
+def same_examples(first, second):
     ours, theirs = (Reader(Records(folder, seed=3), Batching(8, 8)) for folder in (first, second))
     assert ours.fingerprint == theirs.fingerprint
     for name, column in ours[5].items():
@@ -104,19 +102,19 @@ class Handler(SimpleHTTPRequestHandler):
     held: str | None
     released: threading.Event
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         name = self.path.rsplit("/", 1)[-1]
         type(self).asked[name] += 1
         if name == type(self).held:
             type(self).released.wait(30)
         super().do_GET()
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
 @pytest.fixture
-def server(records: Path) -> Iterator[tuple[str, type[Handler]]]:
+def server(records):
     """A web server on the records: its address, and its handler with what it was asked for."""
     kind = type("CountingHandler", (Handler,), {"asked": Counter(), "held": None})
     kind.released = threading.Event()
@@ -129,7 +127,7 @@ def server(records: Path) -> Iterator[tuple[str, type[Handler]]]:
         thread.join()
 
 
-def start(url: str, cache: Path, output: Path) -> "subprocess.Popen[bytes]":
+def start(url, cache, output):
     """Start a process that fetches and writes its output and errors to a file."""
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     command = [sys.executable, "-c", SCRIPT, url, str(cache)]
@@ -137,22 +135,14 @@ def start(url: str, cache: Path, output: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
 
 
-def test_an_address_is_told_from_a_folder() -> None:
-    for name in ("s3://bucket/a", "memory://a", "simplecache::s3://a/b"):
-        assert is_remote(name)
-    assert not is_remote("data/128") and not is_remote("/data/a:b")
-
-
-def test_a_copy_is_read_like_the_folder_itself(
-    url: str, records: Path, tmp_path: Path, fetched: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_is_read_like_the_folder_itself(url, records, tmp_path, fetched, capsys):
     cache = tmp_path / "cache"
     folder = local_copy(url, cache)
     assert folder.parent == cache
@@ -172,12 +162,10 @@ def test_a_copy_is_read_like_the_folder_itself(
     same_examples(local_copy(f"file://{records}", tmp_path / "another"), records)
 
 
-def test_a_damaged_file_is_fetched_again_once(
-    url: str, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_fetched_again_once(url, records, tmp_path, monkeypatch):
     plain, tries = remote.Remote.fetch, Counter[str]()
 
-    def damage_once(self: remote.Remote, name: str, target: Path) -> None:
+    def damage_once(self, name, target):
         tries[name] += 1
         plain(self, name, target)
         if tries[name] == 1 and name == "wiki_001.tfrecord":
@@ -188,9 +176,7 @@ def test_a_damaged_file_is_fetched_again_once(
     assert tries == Counter({name: 1 for name in tries}) + Counter(["wiki_001.tfrecord"])
 
 
-def test_a_file_that_stays_damaged_is_refused_by_name(
-    url: str, tmp_path: Path, fetched: list[str]
-) -> None:
+def test_a_file_that_stays_damaged_is_refused_by_name(url, tmp_path, fetched):
     name = "corpus.offsets"
     for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-2]):
         change(url, name, damage)
@@ -200,58 +186,51 @@ def test_a_file_that_stays_damaged_is_refused_by_name(
     assert fetched.count(name) == 4
 
 
-def test_a_corpus_that_changed_gets_a_folder_of_its_own(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_that_changed_gets_a_folder_of_its_own(url, tmp_path, capsys):
     first = local_copy(url, tmp_path)
-    change(url, "corpus.json", edit_corpus(lambda corpus: corpus.update(fingerprint="another")))
+    change_corpus(url, lambda corpus: corpus.update(fingerprint="another"))
     second = local_copy(url, tmp_path)
     assert second != first and (first / "corpus.json").exists()
     assert read_corpus(second)["fingerprint"] == "another"
     assert f"{url} has changed since it was copied to {first}" in capsys.readouterr().out
 
 
-def test_a_corpus_json_that_describes_no_copy_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_corpus_json_that_describes_no_copy_is_refused(url, tmp_path):
     files, root = fsspec.core.url_to_fs(url)
     good = files.cat_file(f"{root}/corpus.json")
     outside = "a file outside the folder is named"
     for edit, message in (
-        (lambda data: b"{", "corpus.json: Invalid JSON"),
-        (edit_corpus(lambda corpus: corpus.pop("files")), r"corpus.json \(files\): Field required"),
-        (edit_corpus(lambda corpus: corpus["files"][0].update(name="../../evil")), outside),
-        (edit_corpus(lambda corpus: corpus["beside"][0].update(name="/etc/evil")), outside),
-        (edit_corpus(lambda corpus: corpus.pop("beside")), "has no checksums; run `bert index`"),
-        (edit_corpus(lambda corpus: corpus["files"][1].pop("crc32c")), "has no checksums"),
+        (lambda corpus: corpus.pop("files"), r"corpus.json \(files\): Field required"),
+        (lambda corpus: corpus["files"][0].update(name="../../evil"), outside),
+        (lambda corpus: corpus["beside"][0].update(name="/etc/evil"), outside),
+        (lambda corpus: corpus.pop("beside"), "has no checksums; run `bert index`"),
+        (lambda corpus: corpus["files"][1].pop("crc32c"), "has no checksums"),
     ):
-        change(url, "corpus.json", edit)
+        change_corpus(url, edit)
         with pytest.raises(DataError, match=message):
             local_copy(url, tmp_path / "cache")
         assert not (tmp_path / "cache").exists()
         change(url, "corpus.json", lambda data: good)
     files.rm_file(f"{root}/wiki_002.tfrecord")
-    with pytest.raises(DataError, match=r"wiki_002\.tfrecord: does not exist"):
-        local_copy(url, tmp_path)
     for address, message in (
+        (url, r"wiki_002\.tfrecord: does not exist"),
         ("memory://no/where", r"memory://no/where/corpus\.json: does not exist; give"),
         ("nonsense://a/b", r"nonsense://a.*Protocol not known"),
+        ("http://127.0.0.1:9/records", r"cannot be fetched \(Client.*check the address"),
     ):
         with pytest.raises(DataError, match=message):
             local_copy(address, tmp_path)
 
 
-@pytest.mark.parametrize(("module", "package"), [("fsspec.core", "fsspec"), ("s3fs", "s3fs")])
-def test_a_missing_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    message = rf"not installed \(.*{package}.*\); .*pip install .*'fsspec=="
-    with pytest.raises(ConfigError, match=message):
-        local_copy("s3://bucket/records", tmp_path)
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    for module in ("s3fs", "fsspec.core"):
+        monkeypatch.setitem(sys.modules, module, None)
+        message = rf"not installed \(.*{module}.*\); .*pip install .*'fsspec=="
+        with pytest.raises(ConfigError, match=message):
+            local_copy("s3://bucket/records", tmp_path)
 
 
-def test_a_disk_too_small_is_refused_before_the_first_file(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
-) -> None:
+def test_a_disk_too_small_is_refused_before_the_first_file(url, tmp_path, monkeypatch, fetched):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage(1000))
     with pytest.raises(DataError, match="make room or choose a folder on another disk"):
@@ -259,17 +238,7 @@ def test_a_disk_too_small_is_refused_before_the_first_file(
     assert fetched == []
 
 
-def test_errors_of_a_web_server_are_ours(server: tuple[str, type[Handler]], tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
-    with pytest.raises(DataError, match=r"/nothing/corpus\.json: does not exist"):
-        local_copy(f"{server[0]}/nothing", tmp_path)
-    with pytest.raises(DataError, match=r"cannot be fetched \(Client.*check the address"):
-        local_copy("http://127.0.0.1:9/records", tmp_path)
-
-
-def test_a_copy_killed_with_signal_9_is_continued(
-    server: tuple[str, type[Handler]], records: Path, tmp_path: Path
-) -> None:
+def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
     pytest.importorskip("aiohttp")
     (address, handler), cache = server, tmp_path / "cache"
     handler.held = "wiki_003.tfrecord"
@@ -293,16 +262,14 @@ def test_a_copy_killed_with_signal_9_is_continued(
     }
 
 
-def test_of_several_processes_one_fetches_and_the_others_wait(
-    server: tuple[str, type[Handler]], records: Path, tmp_path: Path
-) -> None:
+def test_of_several_processes_one_fetches_and_the_others_wait(server, records, tmp_path):
     pytest.importorskip("aiohttp")
     address, handler = server
     handler.held = "wiki_003.tfrecord"
     outputs = [tmp_path / f"output {number}" for number in range(3)]
     processes = [start(address, tmp_path / "cache", output) for output in outputs]
 
-    def waiting() -> int:
+    def waiting():
         return sum("another process fetches" in output.read_text() for output in outputs)
 
     try:
@@ -320,21 +287,15 @@ def test_of_several_processes_one_fetches_and_the_others_wait(
     same_examples(Path(folder), records)
 
 
-def test_a_file_of_a_copy_that_is_damaged_later_is_fetched_again(
-    url: str, records: Path, tmp_path: Path, fetched: list[str]
-) -> None:
+def test_a_file_of_a_copy_that_is_damaged_later_is_fetched_again(url, records, tmp_path, fetched):
     folder = local_copy(url, tmp_path)
     for name in ("corpus.json", "vocab.txt", "corpus.offsets"):
-        for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-1]):
-            (folder / name).write_bytes(damage((folder / name).read_bytes()))
-            before = len(fetched)
-            assert local_copy(url, tmp_path) == folder
-            assert fetched[before:] == ([] if name == "corpus.json" else [name])
-            same_examples(folder, records)
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"?")
+        before = len(fetched)
+        assert local_copy(url, tmp_path) == folder
+        assert fetched[before:] == ([] if name == "corpus.json" else [name])
+        same_examples(folder, records)
     for path in folder.glob("*.tfrecord"):
         path.write_bytes(flip(path.read_bytes()))
-    message = rf"\.tfrecord \(byte \d+\): .*; remove {folder}, it will be fetched again"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"remove {folder}, it will be fetched again"):
         same_examples(folder, records)
-    shutil.rmtree(folder)
-    same_examples(local_copy(url, tmp_path), records)
