@@ -180,13 +180,10 @@ def hub():
         "someone/model/tokenizer_config.json": json.dumps(tokenizer_config(cased=True)).encode(),
         "someone/bare/vocab.txt": vocab,
     }
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def find_all(tmp_path, endpoint, *names):
@@ -224,10 +221,8 @@ def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
 def sentences(tmp_path, lines=SENTENCES):
     folder = tmp_path / "sentences"
     folder.mkdir(exist_ok=True)
-    half = len(lines) // 2
-    (folder / "a.txt").write_text("\n".join(lines[:half]) + "\n", encoding="utf-8")
-    (folder / "b.txt").write_text("\n".join(lines[half:]) + "\n", encoding="utf-8")
-    return folder
+    for number in range(2):
+        (folder / f"{number}.txt").write_text("\n".join(lines[number::2]) + "\n", encoding="utf-8")
 
 
 def train(tmp_path, name="vocab", size=150, **settings) -> Path:

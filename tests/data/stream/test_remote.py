@@ -26,6 +26,7 @@ from bert_cli.data.stream.source import Records
 from bert_cli.errors import ConfigError, DataError
 
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
 
 SHARDS = 4
 FILES = SHARDS + 3  # corpus.offsets, vocab.txt, tokenizer_config.json
@@ -239,7 +240,6 @@ def test_a_disk_too_small_is_refused_before_the_first_file(url, tmp_path, monkey
 
 
 def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
-    pytest.importorskip("aiohttp")
     (address, handler), cache = server, tmp_path / "cache"
     handler.held = "wiki_003.tfrecord"
     process = start(address, cache, tmp_path / "output")
@@ -263,7 +263,6 @@ def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
 
 
 def test_of_several_processes_one_fetches_and_the_others_wait(server, records, tmp_path):
-    pytest.importorskip("aiohttp")
     address, handler = server
     handler.held = "wiki_003.tfrecord"
     outputs = [tmp_path / f"output {number}" for number in range(3)]
