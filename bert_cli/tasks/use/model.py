@@ -177,10 +177,6 @@ class Predictor:
     settings: PredictSettings
     max_seq_length: int
 
-    def predict(self, inputs: Sequence[Input]) -> list[Row]:
-        """Return the row of each input. DeviceError for outputs that are not finite."""
-        return PREDICTIONS[self.task](self, inputs)
-
     @cached_property
     def traced(self) -> Any:
         """The outputs of columns [B, S], traced once for any number of examples and positions."""
@@ -284,9 +280,8 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
         for row, number in enumerate(numbers):
             for mask in range(counts[row]):
                 pairs = zip(words[row, mask], probabilities[row, mask], strict=True)
-                masks[number][mask] = [
-                    {"word": pieces[word], "probability": exact(value)} for word, value in pairs
-                ]
+                best = [{"word": pieces[word], "probability": exact(p)} for word, p in pairs]
+                masks[number][mask] = best
     results = zip(inputs, masks, is_cut, strict=True)
     return [_row(one.fields, {"masks": filled}, cut) for one, filled, cut in results]
 
@@ -410,3 +405,4 @@ PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {
     "token-classification": label_words,
     "embed": embed,
 }
+"""Task -> function that returns the row of each input; DeviceError for outputs that are not finite."""

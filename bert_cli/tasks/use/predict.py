@@ -16,6 +16,7 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use.model import (
     MASK,
+    PREDICTIONS,
     Input,
     Opened,
     Predictor,
@@ -79,7 +80,7 @@ def run(settings: PredictSettings) -> None:
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [one for one in group if not _is_empty(one, task)]
-        answers = iter(predictor.predict(texts) if texts else [])
+        answers = iter(PREDICTIONS[task](predictor, texts) if texts else [])
         rows = [
             _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
         ]

@@ -207,6 +207,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert main([*arguments(base, run), "--no-do-training"]) == 130
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_weights(base, trained):
     run = base / "killed"
     words = arguments(base, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")

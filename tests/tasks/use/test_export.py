@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -37,48 +36,37 @@ def columns(length: int = 9) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
 
-def in_saved_model(folder: Path, inputs: dict[str, np.ndarray]):
+def outputs_of(folder: Path, form: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the outputs of an export in the format's own runtime."""
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(folder / "model.onnx")
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, inputs), strict=True))
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(str(folder))
-    tensors = {name: tf.constant(column, tf.int32) for name, column in inputs.items()}
-    result = loaded.signatures["serving_default"](**tensors)
-    return {name: value.numpy() for name, value in result.items()}
-
-
-def in_tflite(folder: Path, inputs: dict[str, np.ndarray]):
-    import tensorflow as tf
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        interpreter = tf.lite.Interpreter(model_path=str(folder / "model.tflite"))
     small = {name: column.astype(np.int32) for name, column in inputs.items()}
-    return interpreter.get_signature_runner("serving_default")(**small)
-
-
-def in_onnx(folder: Path, inputs: dict[str, np.ndarray]):
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    if form == "tflite":
+        interpreter = tf.lite.Interpreter(model_path=str(folder / "model.tflite"))
+        return interpreter.get_signature_runner("serving_default")(**small)
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    tensors = {name: tf.constant(column) for name, column in small.items()}
+    return {name: value.numpy() for name, value in signature(**tensors).items()}
 
 
 # --- formats
 
-RUNTIMES = {
-    "saved-model": (in_saved_model, "more tokens than the model.*40 positions"),
-    "tflite": (in_tflite, "bounds"),
-    "onnx": (in_onnx, "40 by 41"),
-}
-"""Format -> how it is opened, and its error for more tokens than positions."""
+TOO_LONG = {"saved-model": "than the model.*40 positions", "tflite": "bounds", "onnx": "40 by 41"}
+"""Format -> its error for more tokens than positions."""
 DAILY = [
     ("pretraining", "tflite"), ("masked", "saved-model"), ("question", "onnx"),
     ("two", "saved-model"), ("token", "tflite"), ("bare", "saved-model"),
 ]  # fmt: skip
-OTHERS = {(name, form) for name, _ in DAILY for form in RUNTIMES} - set(DAILY)
+OTHERS = {(name, form) for name, _ in DAILY for form in TOO_LONG} - set(DAILY)
 
 
+@pytest.mark.filterwarnings("ignore")  # TensorFlow Lite's: its interpreter will move
 @pytest.mark.parametrize(
     ("name", "form"),
     [*DAILY, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in sorted(OTHERS))],
@@ -86,20 +74,19 @@ OTHERS = {(name, form) for name, _ in DAILY for form in RUNTIMES} - set(DAILY)
 def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, capfd):
     if form == "onnx":
         need("torch", "onnx", "onnxscript", "onnxruntime")
-    open_form, message = RUNTIMES[form]
     expected = in_torch(models[name], MODELS[name][0], columns())
     capfd.readouterr()
     bert_export(models[name], tmp_path / "out", "--format", form)
     out = capfd.readouterr().out
     assert f"export: {tmp_path / 'out'}, " in out and "outputs differ by at most" in out
     assert "; more than 40 tokens are an error" in out and len(out.splitlines()) == 2
-    result = open_form(tmp_path / "out", columns())
+    result = outputs_of(tmp_path / "out", form, columns())
     assert result.keys() == expected.keys()
     for output, value in expected.items():
         assert result[output].shape == value.shape
         np.testing.assert_allclose(result[output], value, atol=CLOSE, err_msg=output)
-    with pytest.raises(Exception, match=message):
-        open_form(tmp_path / "out", columns(length=41))
+    with pytest.raises(Exception, match=TOO_LONG[form]):
+        outputs_of(tmp_path / "out", form, columns(length=41))
     if form == "onnx":
         assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "model.onnx"}
 
@@ -149,7 +136,7 @@ def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 1}))
     bert_export(folder, out, "--format", "saved-model", "--texts")
-    assert set(in_saved_model(out, columns())) == {"last_hidden_state"}
+    assert set(outputs_of(out, "saved-model", columns())) == {"last_hidden_state"}
     signatures = tf.saved_model.load(str(out)).signatures
     first = ["Penguins cannot fly, can they?", "Ångström … ½", "long words " * 300]
     first += ["[SEP] is no [MASK]", "words " * 600]
