@@ -34,7 +34,7 @@ def test_one_object_is_printed_and_the_rest_goes_to_standard_error(tmp_path, cap
         assert missing in err and foreign in err and bool(err) == bool(missing)
 
 
-def test_probabilities_of_no_answer_have_a_threshold(tmp_path, capsys):
+def test_probabilities_of_no_answer_have_a_threshold_and_broken_files_are_refused(tmp_path, capsys):
     gold = write_gold(tmp_path / "gold.json", {"a": ["red"], "d": None})
     predictions, odds = tmp_path / "predictions.json", tmp_path / "odds.json"
     predictions.write_text(json.dumps({"a": "red", "d": "car"}))
@@ -43,26 +43,21 @@ def test_probabilities_of_no_answer_have_a_threshold(tmp_path, capsys):
     for more, exact in (([], 50.0), (["--na-prob-thresh", "0.5"], 100.0)):
         assert main([*words, *more]) == 0
         assert json.loads(capsys.readouterr().out)["exact"] == exact
-    for text, message in (
-        ('{"a": 0.2}', "odds.json: lacks 1 question (d); give question id -> probability"),
-        ('{"a": 0.2,\n "d": NaN}', "odds.json (d): "),
-        ('{"a": true, "d": 1}', "odds.json (a): "),
+    for path, text, message in (
+        (odds, '{"a": 0.2}', "odds.json: lacks 1 question (d); give question id -> probability"),
+        (odds, '{"a": 0.2,\n "d": NaN}', "odds.json (d): "),
+        (odds, '{"a": true, "d": 1}', "odds.json (a): "),
+        (predictions, '{"a": "x", "bé": null}', "predictions.json (bé): "),
+        (predictions, '{"a": "x",\n "b" "y"}', "predictions.json: "),
     ):
-        odds.write_text(text)
+        before = path.read_text()
+        path.write_text(text)
         assert main(words) == 3
         assert message in capsys.readouterr().err
+        path.write_text(before)
     write_gold(gold, {"a": ["red"]})
     assert main(words) == 3
     assert "has no effect with" in capsys.readouterr().err
-
-
-def test_broken_predictions_are_refused_by_their_question(tmp_path, capsys):
-    gold = write_gold(tmp_path / "gold.json", {"a": ["red"]})
-    path = tmp_path / "p.json"
-    for text, where in (('{"a": "x", "bé": null}', " (bé)"), ('{"a": "x",\n "b" "y"}', "")):
-        path.write_text(text)
-        assert main(["squad-score", str(gold), str(path)]) == 3
-        assert f"bert: {path}{where}: " in capsys.readouterr().err
 
 
 def test_a_gold_file_needs_answers_unless_questions_are_impossible(tmp_path):
