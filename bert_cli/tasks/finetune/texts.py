@@ -65,54 +65,47 @@ def build(
     """Return the task: the rows to train on and to score on."""
     # A model that is only scored has its labels already.
     names = source.label_names if source is not None and not settings.do_training else None
-    train, held_out = _read(settings, names)
-    names = next(rows.label_names for rows in (held_out, train) if rows is not None)
+    sets = _read(settings, names)
+    names = next(iter(sets.values())).label_names
     assert names is not None
     features = {
-        name: features_of_texts(rows, name, settings, tokenizer)
-        for name, rows in (("train", train), ("validation", held_out))
-        if rows is not None
+        name: features_of_texts(rows, name, settings, tokenizer) for name, rows in sets.items()
     }
-    train_features = features.pop("train", None)
-    if held_out is None:
-        return Task(len(names), names, train_features, best="accuracy")
-    evaluate = partial(_evaluate, held_out, names)
-    return Task(len(names), names, train_features, features, evaluate, best="accuracy")
+    train, evaluate = features.pop("train", None), partial(_evaluate, sets, names)
+    return Task(len(names), names, train, features, evaluate, best="accuracy")
 
 
-def _read(
-    settings: ClassifySettings, names: Sequence[str] | None
-) -> tuple[TextExamples | None, TextExamples | None]:
-    """Return the rows to train on, and those to score on."""
+def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
+    """Return the rows to train on and to score on, as "train" and "validation"."""
     train_file, validation_file = settings.train_file, settings.validation_file
     read = partial(
         read_table, text_columns=settings.text_column, label_column=settings.label_column
     )
     if validation_file is not None and not settings.do_training:
-        return None, read(validation_file, label_names=names)
+        return {"validation": read(validation_file, label_names=names)}
     assert train_file is not None
     train = read(train_file, label_names=names)
     if validation_file is not None:
-        return train, read(validation_file, label_names=train.label_names)
+        return {"train": train, "validation": read(validation_file, label_names=train.label_names)}
     if not settings.do_validation:
-        return train, None
+        return {"train": train}
     fraction = settings.held_out_fraction
     print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed")
     rest, held_out = hold_out(train, fraction, settings.seed)
-    return rest if settings.do_training else None, held_out
+    return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
 
 
-def _evaluate(development: TextExamples, names: Sequence[str], logits: Logits) -> Result:
-    assert development.labels is not None
-    values = logits["validation"]
+def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Logits) -> Result:
+    held_out, values = sets["validation"], logits["validation"]
+    assert held_out.labels is not None
     predictions = np.argmax(values, axis=1)
-    scores = score(("accuracy", "macro_f1"), development.labels, predictions)
-    counts = confusion(development.labels, predictions, len(names))
+    scores = score(("accuracy", "macro_f1"), held_out.labels, predictions)
+    counts = confusion(held_out.labels, predictions, len(names))
 
     def write(folder: Path, _: Logits) -> None:
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
         write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
-        write_predictions(folder, "validation", development, values)
+        write_predictions(folder, "validation", held_out, values)
 
     # A larger matrix is written, but not printed.
     return Result(scores, write, _table(names, counts) if len(names) <= 12 else "")
