@@ -1,9 +1,9 @@
-"""AdamW and LAMB as functions of arrays.
+"""AdamW and LAMB as functions of arrays: weight, gradient and moments come in, new ones go out; the caller stores
+them.
 
-Weight, gradient, moments, step and learning rate come in; the new weight and moments go out; the caller stores them.
-An update has two halves: the update direction, element by element, and its application, for which LAMB needs the
-norms of complete weights. An engine that holds only a part of each weight adds up the squared norms between the
-halves. All arithmetic is float32, whatever the format of the weight, in plain `keras.ops` that XLA can compile.
+An update has two halves, its direction and its application, for which LAMB needs the norms of complete weights:
+an engine that holds a part of each weight adds up squared norms in between. All arithmetic is float32, in plain
+`keras.ops` for XLA.
 """
 
 import hashlib
@@ -17,8 +17,7 @@ from keras import ops
 
 from bert_cli.errors import ConfigError, nearest
 
-Array = Any
-"""A tensor of the Keras backend or anything that it converts."""
+Array = Any  # a tensor of the Keras backend or anything that it converts
 
 KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")
 """Last parts of the names of weights; gamma and beta are LayerNorm's scale and shift."""
@@ -28,12 +27,9 @@ KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")
 class Rule:
     """The options of the optimizer that differ from weight to weight."""
 
-    decays: bool
-    """Whether weight decay applies."""
-    adapts: bool
-    """Whether the update is scaled by LAMB's trust ratio."""
-    rate: float = 1.0
-    """Factor of the learning rate."""
+    decays: bool  # whether weight decay applies
+    adapts: bool  # whether the update is scaled by LAMB's trust ratio
+    rate: float = 1.0  # factor of the learning rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +65,9 @@ class Optimizer:
     ) -> tuple[Array, Array, Array]:
         """Return the update direction and the new moments of a weight or a part of it, in float32.
 
-        The gradient is multiplied by `factor` within the moments' own factors: a separate product
-        would be one more array for XLA. `updates` counts the updates made before this one. With m and
-        v corrected for their start at zero, the direction is m / (sqrt(v) + epsilon) +
-        weight_decay_rate * weight (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization",
-        Algorithm 2, with the decay also multiplied by the learning rate, as in PyTorch and Google's BERT).
+        The gradient is multiplied by `factor` within the moments' own factors, which saves XLA an array.
+        `updates` counts those made before this one (Loshchilov & Hutter 2019, Algorithm 2, the decay also
+        multiplied by the learning rate).
         """
         numbers = self.hyperparameters
         w = ops.cast(weight, "float32")
@@ -132,12 +126,11 @@ def weight_rules(
     no_layer_adaptation: Sequence[str],
     layer_decay: float = 1.0,
 ) -> dict[str, Rule]:
-    """Return the rule of every weight: it follows from the last part of its name, and its layer.
+    """Return the rule of every weight, which follows from the last part of its name and its layer.
 
-    `optimizer` is "LAMB" or "AdamW"; under AdamW no weight adapts. The two lists hold last parts of names. Layer k of
-    L, counted from 0 at the bottom, has `layer_decay` ** (L - k) of the learning rate, the embeddings have
-    `layer_decay` ** (L + 1), and blocks above the encoder have all of it (Howard & Ruder 2018, section 3.2, with the
-    exponents of Clark et al. 2020, ELECTRA). Raises ConfigError for a part that is no kind of weight.
+    Layer k of L has `layer_decay` ** (L - k) of the learning rate, the embeddings `layer_decay` ** (L + 1),
+    blocks above the encoder all of it (Howard & Ruder 2018, section 3.2, exponents of Clark et al. 2020).
+    ConfigError for a part that is no kind of weight.
     """
     if unknown := [kind for kind in (*no_weight_decay, *no_layer_adaptation) if kind not in KINDS]:
         setting = "no_weight_decay" if unknown[0] in no_weight_decay else "no_layer_adaptation"
@@ -180,9 +173,8 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
 def clip_factor(squared: float, max_norm: float) -> float:
     """Return the factor of every gradient that limits the norm of the complete step to `max_norm`.
 
-    `squared` is the squared norm of all gradients of the step, with the loss scale divided out
-    (Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", Algorithm 1).
-    It must be finite; skip a step whose gradients are not.
+    `squared` is the finite squared norm of all gradients, with the loss scale divided out (Pascanu et al. 2013,
+    Algorithm 1).
     """
     norm = math.sqrt(squared)
     return 1.0 if norm <= max_norm else max_norm / norm
@@ -191,10 +183,9 @@ def clip_factor(squared: float, max_norm: float) -> float:
 def round_stochastically(value: Array, bits: Array) -> Array:
     """Return float32 values as float16, rounded up or down at random, exact on average.
 
-    `bits` holds uniform uint32 of the value's shape: the same bits give the same result. Float16 numbers
-    stay; finite values past the largest become the largest; NaN and infinities stay. The probability of
-    the upper neighbour is the fraction of the gap below the value, in steps of 2**-24. Rounded to the
-    nearest, updates of 2**-12 would never change a float16 weight of 1.
+    `bits` holds uniform uint32 of the value's shape. Float16 numbers stay, as do NaN and infinities; finite
+    values past the largest become the largest. Rounded to the nearest, updates of 2**-12 would never change a
+    float16 weight of 1.
     """
     # Float16 numbers are 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and products are by
     # powers of two and the remainder has fewer bits than the value, so nothing else rounds.

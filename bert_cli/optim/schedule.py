@@ -1,9 +1,8 @@
 """The numbers that change from step to step: the learning rate, and the factor of the loss.
 
-The learning rate is a function of the step; step 0 is the first update. Every schedule rises linearly over the
-warm-up, has its maximum on the step after it, and then falls: linearly (`up_down`, as in Graphcore's example), along
-half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5 without restarts), or not at all. Values below a minimum of 1e-7
-are replaced by it, so that no update is empty: the first one of a warm-up and the last one of a linear fall have it.
+Every schedule rises linearly over the warm-up, has its maximum on the step after it, and then falls: linearly (as
+in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), or not at all. 1e-7 is its
+minimum: no update is empty.
 """
 
 import math
@@ -15,8 +14,7 @@ from pydantic import Field, NonNegativeInt
 
 from bert_cli.errors import ConfigError
 
-MINIMUM = 1e-7
-"""Smallest learning rate."""
+MINIMUM = 1e-7  # smallest learning rate
 
 DYNAMIC_START = 2.0**15
 GROWTH_STEPS = 2000
@@ -64,12 +62,10 @@ class LossScale:
 
     value: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     dynamic: bool
-    good_steps: NonNegativeInt = 0
-    """Steps since the scale last changed."""
+    good_steps: NonNegativeInt = 0  # steps since the scale last changed
     skipped: NonNegativeInt = 0
     """Updates skipped since the start of the run because a gradient was not finite."""
-    skipped_in_a_row: NonNegativeInt = 0
-    """Updates skipped since the last good one."""
+    skipped_in_a_row: NonNegativeInt = 0  # updates skipped since the last good one
 
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step; `finite` says whether this step's gradients were."""

@@ -1,12 +1,8 @@
 """Words with labels: CoNLL files, their features, predictions of words, and the scores of entities.
 
-A line has a word in its first column and its label in its last; a blank line ends a sentence. Labels are O,
-B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity and B- only separates two
-adjacent ones of a type; such a start becomes B- and is counted, which leaves a BIO file unchanged. A word's
-first piece carries its label, as in Devlin et al. 2019, section 5.3. A sentence that is too long is cut
-between words, so that every word gets a label. An entity is right when its type and both of its ends are;
-entities are read from labels as conlleval (Tjong Kim Sang and Buchholz 2000) and seqeval by default do, so an
-I- after O or after another type starts one.
+Labels are O, B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity; it becomes B-. A
+word's first piece carries its label (Devlin et al. 2019, section 5.3). Entities are those of conlleval (Tjong Kim
+Sang and Buchholz 2000).
 """
 
 import re
@@ -43,8 +39,7 @@ class Sentences:
 
     words: list[list[str]]
     labels: list[list[int]]
-    label_names: tuple[str, ...]
-    """By number."""
+    label_names: tuple[str, ...]  # by number
     remarks: Mapping[str, int] = field(default_factory=dict)
     """What was left out or changed -> how often."""
 
@@ -60,10 +55,9 @@ class Sentences:
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
     """Return the sentences of a CoNLL file; tabs separate columns, or spaces where there are no tabs.
 
-    Without label names they are O, then B- and I- of each type in the file, sorted. A line that starts with
-    "# " is a comment only if its last column is not a label, or if it has no tab in a file of tabs.
-    DataError, with file and line, for a file that is missing or without sentences, a line with another number
-    of columns than the first, a label that is neither O, B- nor I-, and one that is not among the names.
+    Without label names they are O, then B- and I- of each type in the file, sorted. A line that starts with "# "
+    is a comment only if its last column is no label, or if it has no tab in a file of tabs. DataError with file
+    and line.
     """
     lines = read_lines(path)
     separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
@@ -129,9 +123,8 @@ def word_features(
 ) -> tuple[Features, Mapping[str, int]]:
     """Return [CLS] pieces [SEP] of each sentence, and what was cut -> how often.
 
-    The features have the position labels `labels` int32 and `label_weights` float32 [T], 1 at a word's first
-    piece and 0 elsewhere. A sentence that is too long becomes several examples, each of as many complete
-    words as fit. ConfigError for a max_seq_length without room for a word.
+    Their position labels are `labels` and `label_weights` [T], 1 at a word's first piece. A sentence that is too
+    long becomes several examples of complete words. ConfigError for a max_seq_length without room for a word.
     """
     room, special = max_seq_length - 2, tokenizer.special
     if room < 1:
@@ -214,8 +207,7 @@ class EntityScore:
 
     right: int
     predicted: int
-    support: int
-    """Entities in the labels."""
+    support: int  # entities in the labels
 
     @property
     def precision(self) -> float:

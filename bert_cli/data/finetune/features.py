@@ -1,11 +1,7 @@
-"""Tokenized examples of a task, and the batch of a step from them.
+"""Tokenized examples of a task in flat arrays, and the batch of a step from them, padded to its longest example.
 
-Examples are concatenated in flat arrays, each as long as it is. A batch is padded to its longest example,
-rounded up so that few lengths occur and each is traced once. As with records, the examples of a step are a
-function of (seed, step), by the permutation of pre-training. Built features are cached under a fingerprint of
-everything that they depend on.
-
-Shapes: n examples, T tokens of all examples, M micro-batches of a step, B examples of one, S sequence length.
+The examples of a step are a function of (seed, step), by the permutation of pre-training. Shapes: n examples, T
+tokens of all examples, M micro-batches of a step, B examples of one, S sequence length.
 """
 
 import hashlib
@@ -28,10 +24,8 @@ from bert_cli.files import atomic_file
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
 """Sequence lengths of batches, up to max_seq_length: more would pad less and trace longer."""
-CACHE_FORMAT = 3
-"""Increase it when features are built differently."""
-ENCODED_AT_ONCE = 20_000
-"""Texts; the library's results take about 2 kB each."""
+CACHE_FORMAT = 3  # increase it when features are built differently
+ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -40,16 +34,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class Features:
     """Tokenized examples in flat arrays."""
 
-    tokens: npt.NDArray[np.int32]
-    """[T] ids of all examples, special ones included."""
-    segments: npt.NDArray[np.int8]
-    """[T] 0 in the first text, 1 in the second."""
-    ends: npt.NDArray[np.int64]
-    """[n] end of each example."""
-    labels: Arrays = field(default_factory=dict)
-    """Columns [n]."""
-    position_labels: Arrays = field(default_factory=dict)
-    """Columns [T]; 0 in padding."""
+    tokens: npt.NDArray[np.int32]  # [T] ids of all examples, special ones included
+    segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
+    ends: npt.NDArray[np.int64]  # [n] end of each example
+    labels: Arrays = field(default_factory=dict)  # columns [n]
+    position_labels: Arrays = field(default_factory=dict)  # columns [T]; 0 in padding
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -140,9 +129,8 @@ def encode_texts(
 ) -> tuple[Features, int]:
     """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and how many examples were cut.
 
-    A second text without tokens adds no [SEP], as in Google's `run_classifier.py` and, for a single pair, in
-    transformers. Special tokens written in a text are plain characters. Of a pair that is too long, the
-    longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
+    A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. Of a pair that is too long,
+    the longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
     """
     special, cut = tokenizer.special, 0
     tokens: list[int] = []

@@ -1,9 +1,8 @@
 """The tasks of GLUE (Wang et al. 2018) and CLUE (Xu et al. 2020): one table and one reader.
 
-A GLUE task is a folder of TSV files whose quotes are text, a CLUE task a folder of files with a JSON object
-per line. A labelled row that is too short is an error, except in QQP, whose published files have a few: they
-are left out and counted, as are CLUE's rows without a label. A test row is never left out, since the
-benchmark's server wants a prediction for each; `write_server_file` writes what it accepts.
+A labelled row that is too short is an error, except in QQP, whose published files have a few: they are left out
+and counted, as are CLUE's rows without a label. A test row is never left out: the server wants a prediction for
+each.
 """
 
 import json
@@ -49,41 +48,32 @@ CLUE_FILES = {"train": "train.json", "validation": "dev.json", "test": "test.jso
 LARGEST_TRAIN_FILE = "train.50k.json"
 """OCNLI is published with training sets of five sizes, and without a train.json."""
 LABELS_FILE = "labels.json"
-HIGHEST_SIMILARITY = 5.0
-"""STS-B's similarities are 0 to 5."""
+HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
 
 
 @dataclass(frozen=True)
 class Task:
     """Where a task's texts and labels are, and how it is scored."""
 
-    folders: tuple[str, ...]
-    """Names of its folder."""
-    columns: tuple[str, ...]
-    """Of the texts."""
+    folders: tuple[str, ...]  # names of its folder
+    columns: tuple[str, ...]  # of the texts
     label_names: tuple[str, ...] | None
     """By number, in Hugging Face's order; None: those of the files, or regression."""
     server_files: Mapping[str, str]
     """Split -> name of the file of predictions that the benchmark's server accepts."""
-    label: str = "label"
-    """Column of the labels."""
+    label: str = "label"  # column of the labels
     labels: tuple[str, ...] | None = None
     """The labels in the files by number, where they differ from the names."""
     metrics: tuple[str, ...] = ("accuracy",)
     best: str = "accuracy"
     """The metric that chooses the checkpoint; in GLUE the one that Devlin et al. 2019, table 1, report."""
-    files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)
-    """Split -> file."""
-    ids: tuple[str, ...] = ("index",)
-    """Columns of the ids, where there is one."""
-    headless: tuple[str, ...] = ()
-    """Columns of labelled files without a header."""
+    files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)  # split -> file
+    ids: tuple[str, ...] = ("index",)  # columns of the ids, where there is one
+    headless: tuple[str, ...] = ()  # columns of labelled files without a header
     make_texts: Callable[[Row, str], tuple[str, ...]] | None = None
     """Makes one text or two of a row and where it is, if they are more than columns."""
-    may_lack_columns: bool = False
-    """Labelled rows that are too short are left out."""
-    may_lack_label: bool = False
-    """Labelled rows whose label is "-" are left out."""
+    may_lack_columns: bool = False  # labelled rows that are too short are left out
+    may_lack_label: bool = False  # labelled rows whose label is "-" are left out
     is_regression: bool = False
 
 
@@ -180,9 +170,8 @@ TASKS: Mapping[str, Task] = {
 def read_split(folder: Path, name: str, split: str) -> TextExamples:
     """Return a split of a task: train, validation, test; of MNLI also validation_ and test_mismatched.
 
-    `folder` contains the tasks' folders, or is the task's own. Labels of a test file are not read.
-    ConfigError for an unknown task or split. DataError, with file and line, for a file that is missing, empty
-    or lacks a column, a row that is too short, a field of another kind, and an unknown label.
+    `folder` contains the tasks' folders, or is the task's own. Labels of a test file are not read. ConfigError
+    for an unknown task or split. DataError, with file and line, for anything in a file that is not as published.
     """
     if name not in TASKS:
         raise ConfigError(f"glue_task ({name})", "is unknown", f"choose one of {', '.join(TASKS)}")

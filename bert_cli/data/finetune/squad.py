@@ -1,13 +1,8 @@
 """Questions of SQuAD 1.1 and 2.0 from their JSON files, and the official scores of answers.
 
-Training needs the characters of an answer, scoring its text alone. An answer whose text is not at its offset
-is reported: the offsets of SQuAD itself are right, those of translations often are not.
-
 F1 and exact match are those of Rajpurkar et al. 2016 and 2018 and their `evaluate-v1.1.py` and
-`evaluate-v2.0.py`: texts are compared in lower case, without ASCII punctuation and articles, by their words,
-and the best of the gold answers counts. The scripts differ where nothing is left of a text: 1.1 gives F1 0
-for two empty texts, 2.0 gives 1 and does not count empty gold answers. A missing answer is 0 here in both;
-the script of 2.0 fails at one.
+`evaluate-v2.0.py`. The scripts differ where nothing is left of a text: 1.1 gives F1 0 for two empty texts, 2.0
+gives 1. A missing answer is 0 in both.
 """
 
 import re
@@ -49,8 +44,7 @@ class Question:
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...]
-    """None for an impossible question, and in a test file."""
+    answers: tuple[Answer, ...]  # none for an impossible question, and in a test file
     is_impossible: bool
 
 
@@ -115,15 +109,14 @@ def read_squad(
     """Return the questions of a SQuAD file, and remarks on what was left out or is odd, a line each.
 
     For training an answer whose text is not at its offset is left out, and the question if it has no other;
-    otherwise such answers are included, as only their text is scored. DataError,
-    naming the question, for a missing or wrong field, a repeated id, an impossible question without
-    `version_2`, and for training a question without answers.
+    otherwise it is included, as only its text is scored. DataError names the field or the question.
     """
     questions: list[Question] = []
     names: set[str] = set()
     ids: dict[str, list[str]] = {}
     for question in _read(path):
-        _check(question, str(path), names, version_2=version_2, training=training)
+        if fault := _fault(question, names, version_2=version_2, training=training):
+            raise DataError(f"{path} (question '{question.id}')", *fault)
         names.add(question.id)
         right = tuple(answer for answer in question.answers if _is_at_offset(answer, question))
         for _ in range(len(question.answers) - len(right)):
@@ -141,27 +134,21 @@ def read_squad(
     return questions, remarks
 
 
-def _check(
-    question: Question, path: str, names: set[str], *, version_2: bool, training: bool
-) -> None:
-    impossible, has_answers = question.is_impossible, bool(question.answers)
-    for is_wrong, problem, remedy in (
-        (question.id in names, "comes twice", "give each question its own id"),
-        (not question.context.strip(), "has an empty context", "fix or leave out the paragraph"),
-        (
-            impossible and not version_2,
-            "is marked impossible, unlike any of 1.1",
-            "give --version-2",
-        ),
-        (
-            impossible and has_answers,
-            "is marked impossible and has answers",
-            "leave out one of them",
-        ),
-        (training and not impossible and not has_answers, "has no answers", "give a training file"),
-    ):
-        if is_wrong:
-            raise DataError(f"{path} (question '{question.id}')", problem, remedy)
+def _fault(
+    question: Question, names: set[str], *, version_2: bool, training: bool
+) -> tuple[str, str] | None:
+    """Return what is wrong with a question, and the remedy."""
+    if question.id in names:
+        return "comes twice", "give each question its own id"
+    if not question.context.strip():
+        return "has an empty context", "fix or leave out the paragraph"
+    if question.is_impossible and not version_2:
+        return "is marked impossible, unlike any of 1.1", "give --version-2"
+    if question.is_impossible and question.answers:
+        return "is marked impossible and has answers", "leave out one of them"
+    if training and not question.is_impossible and not question.answers:
+        return "has no answers", "give a training file"
+    return None
 
 
 def _is_at_offset(answer: Answer, question: Question) -> bool:
@@ -213,12 +200,11 @@ def squad_scores(
     no_answer: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float | int]:
-    """Return F1 and exact match in per cent under the official names.
+    """Return F1 and exact match in per cent under the official names of 1.1 or 2.0.
 
-    Those of 1.1 are `f1` and `exact_match`; those of 2.0 `exact`, `f1` and `total` of all questions, and with
-    `HasAns_` and `NoAns_` of those with and without answers. With `no_answer`, the probability by question id
-    that there is no answer, an answer counts as empty where that is above `threshold`, and the thresholds
-    that would score best follow, as `best_exact_thresh` and `best_f1_thresh`.
+    With `no_answer`, the probability by question id that there is no answer, an answer counts as empty where that
+    is above `threshold`, and the thresholds that would score best follow, as `best_exact_thresh` and
+    `best_f1_thresh`.
     """
     # The script of 1.1 counts an id that comes twice each time, that of 2.0 its last.
     rows = list(dict(gold.answers).items()) if gold.version_2 else list(gold.answers)

@@ -1,11 +1,8 @@
-"""Windows of SQuAD, questions with as much of their paragraph as the model reads at once, and their answers.
+"""Windows of SQuAD, [CLS] question [SEP] part of the paragraph [SEP], and the answers from their logits.
 
-A question becomes one window or several, [CLS] question [SEP] part of the paragraph [SEP], each starting
-`doc_stride` pieces after the one before (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`). A
-paragraph is encoded once for all its questions, and every array is built for all windows together. An answer
-is the span with the highest sum of its start's and its end's logit; all spans of `max_answer_length` are
-compared. For SQuAD 2.0 the [CLS] position stands for "no answer" (section 4.3), which is given when it beats
-the best span by more than a threshold; that is chosen afterwards, on the same logits.
+Windows start `doc_stride` pieces apart (Devlin et al. 2019, section 4.2, and Google's `run_squad.py`). An answer
+is the span with the highest sum of two logits. In SQuAD 2.0 "no answer" (section 4.3) is given when [CLS] beats
+it by more than a threshold.
 
 Shapes: q questions, n windows, T tokens of all windows, L positions of a window.
 """
@@ -40,8 +37,7 @@ Entry = dict[str, str | float]
 NO_PIECES = "questions left out of the training, as their answer contains no piece"
 CUT_QUESTIONS = "questions longer than max_query_length, cut"
 COLUMNS = ("question", "offsets", "best_context")
-SUMS_AT_ONCE = 1 << 22
-"""Sums of a start and an end, 32 MB; more at once is not faster."""
+SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
 NULL_THRESHOLD = "null_threshold.json"
 SPANS_PER_ANSWER = 4
@@ -90,13 +86,10 @@ class _Layout(NamedTuple):
     """What each window contains, all [n]."""
 
     question: Numbers
-    context: Numbers
-    """Number of the paragraph."""
-    query: Numbers
-    """Pieces of the question."""
+    context: Numbers  # number of the paragraph
+    query: Numbers  # pieces of the question
     first: Numbers
-    length: Numbers
-    """First piece of the paragraph, and the number of its pieces."""
+    length: Numbers  # first piece of the paragraph, and the number of its pieces
 
 
 def make_windows(
@@ -110,9 +103,8 @@ def make_windows(
 ) -> Windows:
     """Return the windows of all questions; for training labelled with each question's first answer.
 
-    `doc_stride` is the step from a window's start to the next one's, as in Google's code (transformers calls
-    the overlap so). ConfigError where the longest question leaves fewer positions than `doc_stride`: text
-    between two windows would be in none.
+    `doc_stride` is the step from a window's start to the next one's (transformers calls the overlap so).
+    ConfigError where the longest question leaves fewer positions: text between two windows would be in none.
     """
     if error := window_error(max_seq_length, doc_stride, max_query_length):
         raise ConfigError("max_seq_length", *error)
@@ -178,11 +170,9 @@ def runs(starts: Numbers, lengths: Numbers) -> Numbers:
 def _answer_pieces(
     rows: Sequence[Question], context: Numbers, texts: _Pieces, contexts: Sequence[str]
 ) -> Numbers:
-    """Return the first and last piece of each first answer [q, 2]; first > last if it has none.
+    """Return the first and last piece of each first answer [q, 2]; first > last if it has none, -1 if impossible.
 
-    A piece that the answer only touches belongs to it. An impossible question has -1, -1, which no window
-    contains. The characters of all contexts are numbered consecutively, so that one search handles all
-    questions.
+    A piece that the answer only touches belongs to it. The characters of all contexts are numbered consecutively.
     """
     sizes = np.array([len(text) for text in contexts], np.int64)
     base = np.cumsum(sizes) - sizes
@@ -259,27 +249,23 @@ class Answers:
     nbest: dict[str, list[Entry]]
     """The best answers of different text with `text`, `probability`, `start_logit`, `end_logit`; for SQuAD
     2.0 also the empty one."""
-    null_odds: dict[str, float]
-    """Score of no answer minus that of the best one; for SQuAD 2.0 only."""
+    null_odds: dict[str, float]  # score of no answer minus that of the best one; for SQuAD 2.0 only
 
 
 def answers(
     questions: Sequence[Question],
     windows: Windows,
-    start_logits: Floats,
-    end_logits: Floats,
+    logits: Floats,
     *,
     n_best: int,
     max_answer_length: int,
     version_2: bool,
-    null_threshold: float | None,
 ) -> Answers:
-    """Return the answers to all questions from the logits [T] of their windows, without padding.
+    """Return the best texts for all questions from the logits [T, 2] of their windows, without padding.
 
-    Without a threshold the best text is always given, as `best_null_threshold` needs it. A question without
-    any position to answer from (a context of control characters) gets "".
+    A question without any position to answer from (a context of control characters) gets "".
     """
-    start, end = start_logits.astype(np.float64), end_logits.astype(np.float64)
+    start, end = logits.T.astype(np.float64)
     assert len(start) == len(end) == len(windows.offsets)
     assert len(np.unique(windows.question)) == len(questions), "all questions have windows"
     owner, first, last = _best_spans(
@@ -310,10 +296,7 @@ def answers(
             ranked = sorted([*entries.values(), null], key=_sum, reverse=True)
         result.predictions[name] = str(best["text"])
         result.nbest[name] = _with_probabilities(ranked)
-    if null_threshold is None:
-        return result
-    chosen = with_null_threshold(result.predictions, result.null_odds, null_threshold)
-    return replace(result, predictions=chosen)
+    return result
 
 
 def _entry(text: str, start: float, end: float) -> Entry:
@@ -406,11 +389,10 @@ def with_null_threshold(
 def best_null_threshold(
     null_odds: Mapping[str, float], predictions: Mapping[str, str], questions: Sequence[Question]
 ) -> float:
-    """Return the threshold with the best F1, of equals the smallest.
+    """Return the threshold with the best F1, of equals the smallest; `predictions` are those without a threshold.
 
-    `predictions` are those without a threshold. Chosen as in `evaluate-v2.0.py`, except that a threshold
-    below all odds is tried too, as odds may be negative, and questions of equal odds change together, as they
-    do when the threshold is applied.
+    As in `evaluate-v2.0.py`, except that one below all odds, which may be negative, is tried too, and equal odds
+    change together.
     """
     gold = dict(gold_of(questions).answers)
     names = sorted(gold, key=lambda name: null_odds[name])

@@ -1,9 +1,7 @@
 """Texts with labels: the files they come from, a CSV, TSV or JSON table of one's own, and their scores.
 
-Every reader of texts (GLUE, CLUE, one's own table) returns `TextExamples`, whose labels are numbers with
-names. Files are UTF-8, or .gz of it, and a line ends at a line feed only, because real text contains U+2028,
-U+0085 and form feeds. Quotes delimit cells in CSV, so that a text may contain commas and line ends. In TSV
-they are text: one that is never closed would swallow the rows after it.
+A line ends at a line feed only, because real text contains U+2028, U+0085 and form feeds. Quotes delimit cells in
+CSV. In TSV they are text: one that is never closed would swallow the rows after it.
 """
 
 import csv
@@ -35,10 +33,8 @@ EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 KINDS = (".csv", ".tsv", ".jsonl", ".json")
-LISTED_NAMES = 20
-"""Names that an error lists; IFLYTEK has 119 labels."""
-LONGEST_CELL = 2**31 - 1
-"""Characters; Python's own limit, 131,072, is less than a long document."""
+LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
+LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,10 @@ class TextExamples:
     """Texts, or pairs of texts, with a label each."""
 
     first: list[str]
-    second: list[str] | None
-    """None: single texts."""
-    labels: Labels | None
-    """[n] int32, float32 for regression; None: a test file."""
-    ids: list[str]
-    """As in the file, or the row's number from 0."""
-    label_names: tuple[str, ...] | None
-    """By number; None: regression, or a file without labels."""
+    second: list[str] | None  # None: single texts
+    labels: Labels | None  # [n] int32, float32 for regression; None: a test file
+    ids: list[str]  # as in the file, or the row's number from 0
+    label_names: tuple[str, ...] | None  # by number; None: regression, or a file without labels
     remarks: Mapping[str, int] = field(default_factory=dict)
     """What was left out or is odd -> how often."""
 
@@ -220,10 +212,8 @@ def read_table(
 ) -> TextExamples:
     """Return the texts, or pairs, of one or two columns with the labels of another.
 
-    Without a label column there are no labels: a file to predict. Without label names they are those of the
-    file, sorted. ConfigError for no text column or more than two. DataError, with file and line, for a file
-    that is missing, empty or of an unknown kind, a missing column, a row with too few or too many cells, a
-    missing or unknown label, and a file with fewer than two labels.
+    Without a label column there are no labels: a file to predict. Without label names they are those of the file,
+    sorted. ConfigError for no text column or more than two; DataError, with file and line, for the rest.
     """
     if len(text_columns) not in (1, 2):
         raise ConfigError(

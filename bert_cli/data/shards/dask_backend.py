@@ -1,9 +1,7 @@
 """Make shards on the workers of a dask cluster: the same function, the same bytes.
 
-A worker has one thread, and a nanny that restarts it when it is killed. This process prepares inputs,
-renames finished files and writes markers and manifest; workers write into folders of OUT, which all
-machines share. Dask gives the shard of a worker that dies to another one; a second attempt writes into
-another folder. At most twice as many shards as the cluster has workers are in progress.
+This process prepares inputs, renames finished files and writes markers; workers write into folders of OUT, which
+all machines share. Dask gives the shard of a worker that dies to another one, which writes into another folder.
 """
 
 import logging
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30
 RESTART_SECONDS = 5
-SECONDS_TO_APPEAR = 5.0
-"""A network file system may show the files of another machine late."""
+SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
 """host:port, with or without a protocol."""
 SHARED_FOLDERS = "use a file system that all machines share under the same path"

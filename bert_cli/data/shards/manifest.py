@@ -1,9 +1,7 @@
 """The output folder of a step: shards, completion markers, the manifest, and checksums of files.
 
-A shard's files are written in `OUT/.partial` and renamed to their final paths; then its marker is written
-in `OUT/.done`, so a shard with a marker is complete. `OUT/manifest.json` is written when every shard is
-complete: counts, settings, versions. A folder belongs to one step, one set of settings and one set of
-inputs; others are rejected.
+A shard's files are renamed from `OUT/.partial`, then its marker is written in `OUT/.done`; `OUT/manifest.json`
+comes last. A folder belongs to one step, one set of settings and one set of inputs; others are rejected.
 """
 
 import json
@@ -72,12 +70,11 @@ Convert = Callable[..., Stats]
 
 @dataclass(frozen=True)
 class Shard:
-    """Some inputs and the one output that they become.
+    """Some inputs and the one output that they become, relative to the output folder.
 
-    `output` is relative to the output folder. `arguments` are passed to the step's function. `weight`
-    is the shard's part of the progress bar in bytes, by default the size of its inputs. The parent
-    process calls `prepare(folder)` just before the shard is started: it writes the files that the
-    function reads and returns their paths.
+    `arguments` are passed to the step's function. `weight` is the shard's part of the progress bar in bytes. The
+    parent process calls `prepare(folder)` before the shard is started: it writes the inputs and returns their
+    paths.
     """
 
     inputs: tuple[Path, ...]
@@ -117,10 +114,8 @@ class Step:
     out: Path
     settings: Mapping[str, JSON] = field(default_factory=dict)
     """The settings that change the bytes written."""
-    packages: Sequence[str] = ()
-    """The packages whose versions change the bytes written."""
-    counted: str = "documents"
-    """The count that must not be 0 at the end."""
+    packages: Sequence[str] = ()  # the packages whose versions change the bytes written
+    counted: str = "documents"  # the count that must not be 0 at the end
     expected_bytes: int | None = None
     """Estimated size of all outputs; the step is rejected when the disk has less space."""
 

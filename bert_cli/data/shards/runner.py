@@ -1,9 +1,8 @@
 """Run a function over many shards, in this process, in worker processes or on a cluster, and report.
 
-The function writes into a folder of its shard alone; the files are renamed to their final paths and a
-marker is written last (`manifest.py`). So a second run skips what is complete and makes the rest again.
-Worker processes end with this process, even when it is killed by signal 9. At most twice as many shards
-as workers are in progress, so memory does not grow with the input.
+A second run skips what is complete and makes the rest again. Worker processes end with this process, even when it
+is killed by signal 9. At most twice as many shards as workers are in progress: memory does not grow with the
+input.
 """
 
 import shutil
@@ -49,8 +48,7 @@ class Workers:
     """Where shards are made: in `processes` of this machine, or by the cluster of a dask scheduler."""
 
     processes: int = 1
-    scheduler: str | None = None
-    """Address of the scheduler, or the file that it wrote."""
+    scheduler: str | None = None  # address of the scheduler, or the file that it wrote
 
 
 def run_shards(
@@ -64,12 +62,9 @@ def run_shards(
 ) -> Manifest:
     """Make every shard, write the manifest, print one summary line; return the manifest.
 
-    `convert(inputs, output, **shard.arguments)` must be picklable. More processes than one import the
-    main module again, so a script that calls this needs `if __name__ == "__main__":`. `total`, the sum of
-    the shards' sizes, and `notes`, read at the end, are for a generator of shards.
-
-    Raises DataError when OUT was made with other settings or from other inputs, when a worker is
-    killed, when nothing was produced; SystemExit(130) on Ctrl-C; ConfigError without dask.
+    `convert(inputs, output, **shard.arguments)` must be picklable. `total`, the sum of the shards' sizes, and
+    `notes`, read at the end, are for a generator of shards. DataError when OUT is of other settings or inputs,
+    when a worker is killed, or when nothing was produced; SystemExit(130) on Ctrl-C.
     """
     if isinstance(shards, Sequence) and total is None:
         total = sum(shard.size() for shard in shards)

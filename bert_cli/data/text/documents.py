@@ -1,8 +1,7 @@
 """Read documents from files of any format: line by line, or in blocks of megabytes.
 
-`marked_lines` yields every line with its kind, so a document of any length needs a few kilobytes of
-memory; `bert preprocess` uses it. `text_blocks` yields megabytes of lines at once, which `bert tokenize`
-needs for its speed. Both report file and line of what cannot be read.
+`marked_lines` needs a few kilobytes of memory for a document of any length; `bert preprocess` uses it.
+`text_blocks` has the speed that `bert tokenize` needs.
 """
 
 import json
@@ -22,10 +21,8 @@ from bert_cli.data.text.files import (
 )
 from bert_cli.errors import DataError
 
-BLOCK_BYTES = 1 << 22
-"""Text that is encoded at once; its tokens take about 60 MB."""
-ROWS = 128
-"""Rows of a Parquet file that are read at once."""
+BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
+ROWS = 128  # rows of a Parquet file that are read at once
 
 PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
 EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")

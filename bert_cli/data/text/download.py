@@ -1,8 +1,6 @@
 """Download a Wikipedia dump, resumed where the connection broke, and verify its SHA-1.
 
-Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same
-SHA-1. `latest` is resolved to its date first, from the dump's list of checksums. Only a file with the
-listed SHA-1 is renamed to NAME, and the manifest comes last.
+Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same SHA-1.
 """
 
 import hashlib
@@ -99,19 +97,18 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         for other in settings.out.glob(f"{wiki}-*.part"):
             if other != part:  # of a dump that the server no longer lists
                 other.unlink()
-        transfer = _Transfer(client, url, part)
-        transfer.run()
-        sha1 = _sha1(transfer.part)
+        received = _transfer(client, url, part)
+        sha1 = _sha1(part)
         if sha1 != listed:  # `latest` may have moved since it was resolved
             name, listed = _listed(client, mirror, wiki, settings.date)
             target = settings.out / name
         if sha1 != listed:
-            transfer.part.unlink()
+            part.unlink()
             problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
             remedy = "the file was removed; run the command again"
             raise DataError(f"download ({url})", problem, remedy)
-        os.replace(transfer.part, target)
-    _write_manifest(output, target, sha1, url, transfer.received, started)
+        os.replace(part, target)
+    _write_manifest(output, target, sha1, url, received, started)
 
 
 def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> tuple[str, str]:
@@ -145,41 +142,37 @@ def _use_existing(output: OutputFolder, target: Path, listed: str, started: floa
     _write_manifest(output, target, listed, "", 0, started)
 
 
-class _Transfer:
-    """The transfer of one file to `part`; `received` counts the bytes that came over the network."""
+def _transfer(client: "httpx.Client", url: str, part: Path) -> int:
+    """Receive a file, resumed after every lost connection; return the bytes that came over the network."""
+    received = 0
 
-    def __init__(self, client: "httpx.Client", url: str, part: Path) -> None:
-        self.client, self.url, self.part = client, url, part
-        self.received = 0
-
-    def run(self) -> None:
-        """Receive the file, and resume after every lost connection."""
-        with Progress("download", None, done=_size(self.part)) as bar:
-            _retry(self.url, lambda: self._request(bar), lambda: self.received)
-
-    def _request(self, bar: Progress) -> None:
+    def request() -> None:
         """Request the missing bytes once and append them. Raises ConnectionLostError if it breaks off."""
-        size = _size(self.part)
+        nonlocal received
+        size = _size(part)
         headers = {"Range": f"bytes={size}-"} if size else {}
-        with _get(self.client, self.url, headers) as response:
+        with _get(client, url, headers) as response:
             if response.status_code == 416:
                 return  # nothing is missing; the SHA-1 shows whether it is the file
             ranges = response.headers.get("Content-Range", "")
             if size and not ranges.startswith(f"bytes {size}-"):
-                self.part.unlink()
+                part.unlink()
                 bar.advance(-size)
                 if response.status_code == 206:
                     raise ConnectionLostError("the server sent another range")
                 size = 0
             missing = int(response.headers.get("Content-Length", 0))
             bar.total = size + missing or None
-            out = self.part.parent
-            print(plan_disk_space("download", 1, missing, size, out, "file"), flush=True)
-            with name_path(self.part, missing), open(self.part, "ab") as file:
+            print(plan_disk_space("download", 1, missing, size, part.parent, "file"), flush=True)
+            with name_path(part, missing), open(part, "ab") as file:
                 for block in response.iter_raw():
                     file.write(block)
-                    self.received += len(block)
+                    received += len(block)
                     bar.advance(len(block))
+
+    with Progress("download", None, done=_size(part)) as bar:
+        _retry(url, request, lambda: received)
+    return received
 
 
 @contextmanager

@@ -1,14 +1,9 @@
 """Find documents that repeat an earlier one, over the complete input.
 
-A first pass writes 16 bytes per document, a hash of its text with single spaces, one file per shard. A
-sort of all hashes finds equal documents, of which the first in input order is kept. The pass is a step
-in `OUT/.duplicates`, restartable like any other. A million documents take 16 MB of disk and 60 MB of
-memory.
-
-Near-duplicates are found by MinHash (Broder 1997) of runs of five words, 528 bytes of disk per
-document. Documents that agree in a band of their signatures are compared, and one that shares an
-estimated `threshold` of its runs with an earlier kept one is dropped. That takes 0.1 kB of memory per
-document, and 5 kB for each that agrees with another in a band.
+A first pass, a step in `OUT/.duplicates`, writes a hash of each document's text; a sort finds equal ones.
+Near-duplicates are found by MinHash (Broder 1997) of runs of five words: documents that agree in a band of their
+signatures are compared. A million documents take 60 MB of memory; near-duplicates 0.1 kB more each, and 5 kB for
+each that agrees in a band.
 """
 
 import hashlib
@@ -30,8 +25,7 @@ from bert_cli.errors import ConfigError, install_command
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
-NO_TEXT = bytes(HASH_BYTES)
-"""Hash of a document without text, which is never a duplicate."""
+NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a duplicate
 
 # rensa, not datasketch: signatures of the same quality (both within 0.03 of the true similarity on an
 # English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
@@ -166,8 +160,7 @@ def new_signature() -> Any:
         from rensa import RMinHash
     except ImportError:
         remedy = f"{install_command('near-duplicates')}, or use --deduplicate alone, which finds equal documents"
-        problem = "needs the extra 'near-duplicates'"
-        raise ConfigError("near_duplicates", problem, remedy) from None
+        raise ConfigError("near_duplicates", "needs the extra 'near-duplicates'", remedy) from None
     return RMinHash(num_perm=SIGNATURE_SIZE, seed=SEED)
 
 

@@ -1,11 +1,8 @@
 """Turn a MediaWiki dump into text: this process reads and splits it, WikiExtractor works on the chunks.
 
-WikiExtractor has one reader whatever its `--processes`, cannot continue after a stop and loses pages
-silently. So the dump is read here, in one pass, and split at page boundaries into chunks of articles, each
-a small dump with the same header; a chunk is a shard. WikiExtractor 3.1.0 runs on each as a program (it is
-AGPL: called, never imported). Every page of a chunk is searched for in the result; a chunk on which it
-fails is halved until the page at fault is alone. The output has WikiExtractor's form, `<doc id= url=
-title=>` blocks with &amp;, &lt; and &gt; escaped, in AA/wiki_00, AA/wiki_01, ...
+WikiExtractor has one reader, cannot continue after a stop and loses pages silently. So it runs here on small
+dumps of some articles each, as a program (it is AGPL: called, never imported). Every page of a chunk is searched
+for in the result; a chunk on which it fails is halved until the page at fault is alone.
 """
 
 import errno
@@ -38,8 +35,7 @@ SECONDS_BETWEEN_CHECKS = 1.0
 """Between two checks of WikiExtractor's processes, each of which reads all of /proc."""
 SECONDS_ASLEEP = 5.0
 """Time without work after which WikiExtractor is stuck: its processes wait for one that has died."""
-PACKED_EXPANSION = 4.0
-"""Bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them."""
+PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.21
 """Bytes of text for a byte of XML: 20 GB for a packed dump of 24 GB, as docs/wikipedia.md estimates."""
 SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # 8 MB/s is usual, 2 with templates
@@ -232,9 +228,8 @@ def _run_wikiextractor(
 ) -> bytes:
     """Run WikiExtractor on some pages and return all of its text.
 
-    When one of its processes dies the others wait forever. So its messages are searched for a traceback,
-    its processes checked for work, and its time is limited. The messages come through a pipe, because a
-    full disk would lose them. Raises OSError for a full disk, ToolFailedError for anything else.
+    When one of its processes dies the others wait forever. The messages come through a pipe, because a full disk
+    would lose them. Raises OSError for a full disk, ToolFailedError for anything else.
     """
     (dump,) = _write_chunk(folder, header, pages)
     texts = folder / "text"

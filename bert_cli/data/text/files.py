@@ -1,9 +1,7 @@
-"""Input files of text: find them, recognise their format, open them, split them into parts.
+"""Input files of text: find them, recognise their format by their first bytes, open them, split them into parts.
 
-The format follows from a file's first bytes, not from its name: magic numbers for gzip, xz, bzip2,
-zstandard and Parquet, the first megabyte of text for the rest. Large files are split between documents
-and small ones are bundled, so that many processes can read one large file and a million small ones make
-no million shards. A compressed file cannot be read from its middle and is one part.
+Large files are split between documents and small ones are bundled. A compressed file cannot be read from its
+middle and is one part.
 """
 
 import bz2
@@ -39,13 +37,11 @@ DECODERS: dict[str, Callable[[], Any]] = {
 }
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
-JSON_SUFFIXES = {".json", ".jsonl", ".ndjson", ".jsonlines"}
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')
 """The begin of a JSON object, of which the first line may be longer than the head."""
-HEAD_BYTES = 1 << 20
-"""Unpacked bytes that decide what a file is."""
-PACKED_BYTES = 1 << 16
-"""Bytes of a compressed file that are unpacked at a time."""
+HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
+PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
 PARQUET_EXPANSION = 1.75
@@ -77,12 +73,9 @@ class Part:
     path: Path
     format: Format
     compression: str
-    size: int
-    """Bytes of the file in this part."""
-    start: int = 0
-    """First byte of an uncompressed file; first row group of a Parquet file."""
-    stop: int | None = None
-    """End of the range; None is the end of the file."""
+    size: int  # bytes of the file in this part
+    start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
+    stop: int | None = None  # end of the range; None is the end of the file
 
 
 Outputs = list[tuple[Path, list[Part]]]
@@ -189,15 +182,15 @@ def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET):
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
-    if JSON_SUFFIXES & {suffix.lower() for suffix in path.suffixes} or JSON_OBJECT.match(text):
+    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
+    if name.lower().endswith(JSON_SUFFIXES) or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
     if any(map(OPEN.fullmatch, lines)):
         return "wikiextractor"
     if lines[0].startswith("<doc "):
         remedy = f'write <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}'
-        where = f"{path} ({lines[0][:60]!r})"
-        raise DataError(where, "holds no document of WikiExtractor", remedy)
+        raise DataError(f"{path} ({lines[0][:60]!r})", "holds no document of WikiExtractor", remedy)
     return "wikiextractor" if CLOSE in lines else "plain"  # the head may be within a long article
 
 

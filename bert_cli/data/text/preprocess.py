@@ -1,13 +1,9 @@
 """Split text into sentences: one per line, a blank line between documents.
 
-A shard is a file of `bert extract`, a range of a large file, or several small files. Documents are read
-line by line, so files and documents of any size fit in memory. Each line is split alone, so no sentence
-spans two paragraphs. Of WikiExtractor's articles the titles are dropped; headings stay, as lines such as
-`History.`, because they look like short paragraphs.
-
-Punkt (Kiss and Strunk, 2006, "Unsupervised Multilingual Sentence Boundary Detection") needs parameters for
-the language: NLTK's installed data, else a download of these, else Punkt learns them from the first 2 MB of
-the corpus. On English articles the learned ones find boundaries with an F1 of 93.1, the installed ones 93.2.
+Each line is split alone. Of WikiExtractor's articles the titles are dropped; headings stay. Punkt (Kiss and
+Strunk, 2006) needs parameters for the language: NLTK's installed data, else a download, else Punkt learns them
+from the first 2 MB of the corpus. On English articles the learned ones find boundaries with an F1 of 93.1, the
+installed ones 93.2.
 """
 
 import re
@@ -272,9 +268,8 @@ def choose_punkt(
 ) -> tuple[str, str]:
     """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
 
-    Learned parameters are written to `out/punkt.json`, and once they exist they are used. `begun_with`
-    is what an earlier run on this folder returned. `lines` returns lines of the corpus. Raises DataError
-    when the earlier run used installed data that are gone.
+    `begun_with` is what an earlier run on this folder returned; DataError when its installed data are gone.
+    `lines` returns lines of the corpus.
     """
     note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
     if (out / PARAMETERS).exists():

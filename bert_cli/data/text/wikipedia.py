@@ -113,10 +113,9 @@ class Dump:
                 break
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
-            reason = ", ".join(self.notes) or "no <mediawiki> with a <page>"
             raise DataError(
                 f"dump ({self.path})",
-                f"is not a MediaWiki dump ({reason})",
+                f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
                 "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
             )
         header, rest = text[:begin], text[begin:]

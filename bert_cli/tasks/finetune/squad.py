@@ -91,11 +91,10 @@ def _evaluate(
     result = answers(
         questions,
         windows,
-        *logits["validation"].T,
+        logits["validation"],
         n_best=settings.n_best_size,
         max_answer_length=settings.max_answer_length,
         version_2=settings.version_2,
-        null_threshold=None,
     )
     predictions, threshold = result.predictions, settings.null_score_diff_threshold
     run_files: dict[str, JSON] = {}

@@ -23,7 +23,7 @@ from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features, by_length, encode_texts
 from bert_cli.data.finetune.squad import Question
-from bert_cli.data.finetune.squad_windows import answers, make_windows
+from bert_cli.data.finetune.squad_windows import answers, make_windows, with_null_threshold
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.model.bert import build_blocks, named_weights
@@ -317,26 +317,22 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     windows = make_windows(
         questions, use.tokenizer, max_seq_length=use.max_seq_length, training=False, **sizes
     )
-    starts, ends = use.of_positions(windows.features, windows.question, inputs, 2).T
-    result = answers(
-        questions,
-        windows,
-        starts,
-        ends,
-        n_best=N_BEST,
-        null_threshold=settings.null_score_diff_threshold,
-        **settings.model_dump(include={"max_answer_length", "version_2"}),
-    )
+    logits = use.of_positions(windows.features, windows.question, inputs, 2)
+    limits = settings.model_dump(include={"max_answer_length", "version_2"})
+    result = answers(questions, windows, logits, n_best=N_BEST, **limits)
+    predictions, threshold = result.predictions, settings.null_score_diff_threshold
+    if threshold is not None:
+        predictions = with_null_threshold(predictions, result.null_odds, threshold)
     texts = [one.fields["question"] for one in inputs]
     encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
     # A question's windows are consecutive, so its positions are one range.
     last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
     rows, begin = [], 0
     for question, query, end in zip(questions, encoded, windows.features.ends[last], strict=True):
-        text = result.predictions[question.id]
+        text = predictions[question.id]
         entry = next(row for row in result.nbest[question.id] if row["text"] == text)
         # Of equal texts in the context, the one whose first piece has exactly this score.
-        own = begin + np.flatnonzero(starts[begin:end] == entry["start_logit"])
+        own = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
         offsets = windows.offsets[own, 0].tolist()
         at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
         row: Row = {"answer": text, "probability": entry["probability"], "start": at}

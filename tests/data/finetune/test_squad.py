@@ -28,9 +28,8 @@ def write(tmp_path):
 
 
 def row(name="a", start=4, text="cat", **more):
-    return {
-        "id": name, "question": "Who?", "answers": [{"text": text, "answer_start": start}], **more
-    }  # fmt: skip
+    answers = [{"text": text, "answer_start": start}]
+    return {"id": name, "question": "Who?", "answers": answers, **more}
 
 
 def file_of(*rows, context="The cat sat."):
@@ -42,13 +41,9 @@ def file_of(*rows, context="The cat sat."):
 
 def test_questions_are_read_with_their_answers(write):
     path = write(file_of(row(), row("b", is_impossible=True) | {"answers": []}))
-    assert read_squad(path, version_2=True, training=True) == (
-        [
-            Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False),
-            Question("b", "Who?", "The cat sat.", (), True),
-        ],
-        (),
-    )
+    first = Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False)
+    second = Question("b", "Who?", "The cat sat.", (), True)
+    assert read_squad(path, version_2=True, training=True) == ([first, second], ())
     with pytest.raises(DataError, match=r"question 'b'\).*give --version-2"):
         read_squad(path, version_2=False, training=False)
     # A test file has no answers.
@@ -80,20 +75,13 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
         ("", ": is empty"),
         ('{"data":\n [}', ": Invalid JSON.* line 2"),
         ("[]", ": Input should be an object"),
-        ({"version": "1.1"}, r"\(data\): Field required"),
-        ({"data": {}}, r"\(data\): Input should be a valid"),
         ({"data": []}, "the file contains no questions"),
         ({"data": [{"title": "Cats"}]}, r"\(data.0.paragraphs\): Field required"),
-        ({"data": [{"paragraphs": [{"qas": [row()]}]}]}, r"\(data.0.paragraphs.0.context\): "),
         (file_of(row(), context=" \n"), r"\(question 'a'\): has an empty context"),
         (file_of(row() | {"id": 3}), in_row.format("id")),
-        (file_of({"id": "a", "answers": []}), in_row.format("question")),
         (file_of(row(), row()), r"\(question 'a'\): comes twice"),
         (file_of(row() | {"answers": [{"text": "cat"}]}), in_row.format("answers.0.answer_start")),
-        (file_of(row() | {"answers": [{"answer_start": 4}]}), in_row.format("answers.0.text")),
-        (file_of(row() | {"answers": "cat"}), in_row.format("answers")),
         (file_of(row(is_impossible=True)), "marked impossible and has answers"),
-        (file_of(row(is_impossible="no")), in_row.format("is_impossible")),
         (file_of(row() | {"question": "\ud83d"}), ": Invalid JSON.* hex escape"),
     ):
         with pytest.raises(DataError, match=rf"squad\.json.*{message}"):
@@ -115,17 +103,12 @@ def test_texts_are_normalized_as_officially():
         ("theatre another ban", "theatre another ban"),  # articles are complete words
         ("U.S.A.", "usa"),  # dots are removed before articles
         ("a-b", "ab"),  # so this is not an article
-        ("a b", "b"),
-        ("$3,000.50", "300050"),
         ("“Quoted” – ‘text’ …", "“quoted” – ‘text’ …"),  # punctuation is that of ASCII
         ("the“x”", "“x”"),  # a word ends at a quotation mark
         ("  two\tand\n three\u00a0four  ", "two and three four"),
-        ("The", ""),
-        ("...!", ""),
+        ("The ...!", ""),
         ("ÉTÉ Straße", "été straße"),  # lower case, not case folding; accents remain
         ("under_score", "underscore"),
-        ("THE the The", ""),
-        ("北京 The 大学", "北京 大学"),
     ):
         assert normalize(text) == normalized
 
@@ -137,15 +120,7 @@ def test_f1_counts_common_words_and_exact_match_compares_normalized_texts():
         (["red green blue black"], "red green white", (4 / 7, 0)),
         # new x1, york x1 (the gold has each once); precision 2/4, recall 2/2: 2*0.5*1/1.5 = 2/3
         (["New York"], "new new york york", (2 / 3, 0)),
-        # ha x2; precision 2/2, recall 2/3: 2*1*(2/3)/(5/3) = 4/5
-        (["ha ha ha"], "ha ha", (4 / 5, 0)),
         (["blue red"], "red blue", (1, 0)),
-        (["12"], "1 2", (0, 0)),
-        # words of the prediction: “red, car”; the gold has neither
-        (["red car"], "“red car”", (0, 0)),
-        (["red car"], '"red car"', (1, 1)),
-        (["1,000"], "1000", (1, 1)),
-        (["ten"], "10", (0, 0)),
         # F1 against the second: precision 2/2, recall 2/3: 0.8; no gold is equal
         (["blue", "red green white"], "green red", (0.8, 0)),
         (["blue", "green"], "The Green", (1, 1)),
@@ -169,10 +144,8 @@ def test_squad_scores_are_per_cent_of_all_gold_questions_and_a_missing_answer_is
     # F1: 1, 4/7 and 0 of 3; exact: 1 of 3
     gold = gold_of({"x": ["red"], "y": ["red green blue black"], "z": ["blue"]})
     scores = squad_scores(gold, {"x": "Red", "y": "red green white", "foreign": "blue"})
-    assert scores == {
-        "f1": pytest.approx(100 * (1 + 4 / 7) / 3, abs=1e-10),
-        "exact_match": pytest.approx(100 / 3, abs=1e-10),
-    }
+    expected = {"f1": 100 * (1 + 4 / 7) / 3, "exact_match": 100 / 3}
+    assert scores == pytest.approx(expected, abs=1e-10)
     twice = Gold([("x", ("red",)), ("y", ("blue",)), ("x", ("red",))], version_2=False)
     assert squad_scores(twice, {"x": "red", "y": "no"})["f1"] == pytest.approx(200 / 3, abs=1e-10)
 
@@ -181,17 +154,10 @@ def test_2_0_has_scores_of_questions_with_and_without_answers():
     # with: F1 1, 2/3 (precision 1, recall 1/2), 0 (missing); without: 1 and 0
     gold = gold_of({"a": ["red"], "b": ["red car"], "c": ["x"], "d": None, "e": None})
     scores = squad_scores(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
-    assert scores == {
-        "exact": pytest.approx(40.0),
-        "f1": pytest.approx(100 * (1 + 2 / 3 + 1) / 5, abs=1e-10),
-        "total": 5,
-        "HasAns_f1": pytest.approx(100 * (1 + 2 / 3) / 3, abs=1e-10),
-        "HasAns_exact": pytest.approx(100 / 3, abs=1e-10),
-        "HasAns_total": 3,
-        "NoAns_f1": pytest.approx(50.0),
-        "NoAns_exact": pytest.approx(50.0),
-        "NoAns_total": 2,
-    }
+    expected = {"exact": 40.0, "f1": 100 * (1 + 2 / 3 + 1) / 5, "total": 5}
+    expected |= {"HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 2 / 3) / 3, "HasAns_total": 3}
+    expected |= {"NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2}
+    assert scores == pytest.approx(expected, abs=1e-10)
     only_impossible = squad_scores(gold_of({"a": None}), {"a": ""})
     assert only_impossible["NoAns_total"] == 1 and "HasAns_total" not in only_impossible
 

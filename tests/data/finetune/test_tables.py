@@ -45,7 +45,6 @@ def test_only_a_line_feed_ends_a_line_also_of_a_compressed_file(tmp_path):
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     for name, data, message in (
-        ("a.txt", b"", "is empty"),
         ("a.txt", "\ufeff\n".encode(), "is empty"),
         ("a.txt", b"one\ntwo\nna\xefve\n", r"\(line 3\): byte 0xEF is not UTF-8"),
         ("a.txt.gz", gzip.compress(b"a\nb\n" * 1000)[:-20], "cannot be read"),
@@ -53,21 +52,14 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     ):
         with pytest.raises(DataError, match=rf"{name}:? {message}"):
             read_text(put(tmp_path, name, data))
-    with pytest.raises(DataError, match="cannot be read"):
-        read_text(tmp_path)
-    (tmp_path / "reviews.csv").touch()
-    for name, remedy in (
-        ("revews.csv", r"did you mean '.*/reviews\.csv'"),
-        ("b/c.tsv", "check the"),
-    ):
+    for name, remedy in (("b.txt", r"did you mean '.*/a\.txt'"), ("b/c.tsv", "check the")):
         with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
             read_text(tmp_path / name)
 
 
-def test_a_file_is_written_completely_or_not_at_all(tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     write_lines(tmp_path / "new" / "a.txt", ["a", "ß"])
     assert (tmp_path / "new" / "a.txt").read_bytes() == "a\nß\n".encode()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.txt"]
     with pytest.raises(DataError, match="cannot be written"):
         write_lines(tmp_path / "new" / "a.txt" / "b.txt", ["a"])
 
@@ -76,12 +68,14 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path):
 
 
 def test_csv_texts_contain_quotes_commas_and_line_ends(tmp_path):
-    path = put(tmp_path, "a.csv", '\ufefflabel,text\r\npos,"a, ""b""\r\nc\u2028"\r\nneg,d\r\n')
-    result = read(path)
-    assert result.first == ['a, "b"\r\nc\u2028', "d"]
+    long, before = "x" * 200_000, csv.field_size_limit()
+    text = f'\ufefflabel,text\r\npos,"a, ""b""\r\nc\u2028"\r\nneg,{long}\r\n'
+    result = read(put(tmp_path, "a.csv", text))
+    assert result.first == ['a, "b"\r\nc\u2028', long]
     assert result.label_names == ("neg", "pos") and result.second is None
     assert result.labels.tolist() == [1, 0] and result.labels.dtype == np.int32
     assert result.ids == ["0", "1"] and result.remarks == {}
+    assert csv.field_size_limit() == before
 
 
 def test_tsv_quotes_are_text_and_odd_rows_are_counted(tmp_path):
@@ -100,17 +94,20 @@ def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp
 
 
 def test_json_lines_and_json_lists_are_read(tmp_path):
-    rows = [{"text": "a", "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
+    rows = [{"text": None, "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
     lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    listed = json.dumps(rows, indent=1)
-    for name, text in (("a.jsonl", lines), ("a.json", lines), ("b.json", listed)):
+    for name, text in (
+        ("a.jsonl", lines),
+        ("a.json", lines),
+        ("b.json", json.dumps(rows, indent=1)),
+    ):
         result = read(put(tmp_path, name, text))
-        assert result.first == ["a", "\u2028"] and result.label_names == ("9", "10")
+        assert result.first == ["", "\u2028"] and result.label_names == ("9", "10")
         assert result.labels.tolist() == [1, 0]
     result = read(
-        put(tmp_path, "a.jsonl", '{"text": null, "label": true}\n{"text": "b", "label": false}')
+        put(tmp_path, "a.jsonl", '{"text": "", "label": true}\n{"text": "b", "label": false}')
     )
-    assert result.first == ["", "b"] and result.label_names == ("false", "true")
+    assert result.label_names == ("false", "true")
 
 
 def test_labels_are_sorted_by_value_if_all_are_integers_and_given_ones_keep_their_numbers(tmp_path):
@@ -124,42 +121,29 @@ def test_labels_are_sorted_by_value_if_all_are_integers_and_given_ones_keep_thei
         read(path, names=("Pos", "neg"))
 
 
-def test_a_long_text_is_read_and_pythons_limit_is_restored(tmp_path):
-    before = csv.field_size_limit()
-    result = read(put(tmp_path, "a.csv", f"text,label\n{'x' * 200_000},1\nb,0\n"))
-    assert len(result.first[0]) == 200_000 and csv.field_size_limit() == before
-
-
 def test_a_broken_file_is_reported_with_its_line(tmp_path):
     good = '{"text": "a", "label": 0}'
     for name, text, message in (
         ("a.csv", "Text,label\na,1\n", r"\(line 1\): has no column 'text', only 'Text', 'label'; did you mean 'Text'"),
-        ("a.csv", "text;label\na;1\n", r"\(line 1\): has no column 'text', only 'text;label'"),
         ("a.csv", "text,label,text\na,1,b\n", r"\(line 1\): has two columns 'text'"),
-        ("a.csv", "text,label\na,1\nb\n", r"\(line 3\): has 1 cells for 2 columns"),
         ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', r"\(line 4\): has 3 cells for 2 columns"),
         ("a.csv", "text,label\na,1\nb, \n", r"\(line 3\): 'label' is empty"),
         ("a.csv", 'text,label\na,1\n"b\nc,1\nd,0\n', r"\(line 3\): is not CSV"),
-        ("a.csv", 'text,label\na,1\n"b"c,1\n', r"\(line 3\): is not CSV"),
         ("a.csv", "text,label\n", ": contains no rows"),
         ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
         ("a.jsonl", f'{good}\n{{"text": "b"}}', r"\(line 2\): has no column 'label'"),
-        ("a.jsonl", f'{good}\n{{"label": 1, "txt": "b"}}', r"\(line 2\): .*did you mean 'txt'"),
-        ("a.jsonl", f'{good}\n{{"text": "b", "label": null}}', r"\(line 2\): 'label' is empty or no label"),
         ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): 'label' is empty or no label"),
         ("a.jsonl", f'{good}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
         ("a.jsonl", f"{good}\n\n{good}", r"\(line 2\): is not JSON"),
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),
         ("a.json", f"[{good}, 7]", r"\(item 2\): is not a JSON object"),
-        ("a.json", f"[{good}, {{}}]", r"\(item 2\): has no column 'text'"),
         ("a.json", f"[{good}", ": is not JSON"),
         ("a.xlsx", "PK", r": is of an unknown kind; name it \.csv, \.tsv"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=rf"{name} ?{message}"):
             read(put(tmp_path, name, text))
-    for texts in ((), ("a", "b", "c")):
-        with pytest.raises(ConfigError, match="text_column"):
-            read(tmp_path / "none.csv", texts)
+    with pytest.raises(ConfigError, match="text_column"):
+        read(tmp_path / "none.csv", ("a", "b", "c"))
 
 
 # --- held-out examples
@@ -167,14 +151,13 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
 
 def examples(values, names=("a", "b", "c"), second=None):
     column = np.array(values, np.int32 if names else np.float32)
-    texts, ids = [f"text {n}" for n in range(len(values))], [str(n) for n in range(len(values))]
-    return TextExamples(texts, second, column, ids, names, {"odd": 1})
+    texts, ids = zip(*((f"text {n}", str(n)) for n in range(len(values))), strict=True)
+    return TextExamples(list(texts), second, column, list(ids), names, {"odd": 1})
 
 
 def test_the_same_fraction_of_each_label_is_held_out_by_the_seed():
-    everything = examples(
-        [0] * 60 + [1] * 30 + [2] * 10, second=[f"second {n}" for n in range(100)]
-    )
+    second = [f"second {n}" for n in range(100)]
+    everything = examples([0] * 60 + [1] * 30 + [2] * 10, second=second)
     train, held = hold_out(everything, 0.1, 7)
     assert np.bincount(held.labels).tolist() == [6, 3, 1] and held.remarks == {}
     assert sorted(train.ids + held.ids, key=int) == everything.ids
@@ -201,49 +184,27 @@ LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 PREDICTED = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0])
 
 
-def metric(name):
-    return lambda labels, predictions: score([name], labels, predictions)[name]
-
-
-accuracy, f1, macro_f1, matthews, pearson, spearman = map(
-    metric, ("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman")
-)
-# 3 hits, 1 miss, 1 false alarm, 5 right rejections.
-
-
-def test_scores_of_two_classes_are_those_of_their_formulas():
-    assert accuracy(LABELS, PREDICTED) == pytest.approx(8 / 10)
-    assert f1(LABELS, PREDICTED) == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
-    assert matthews(LABELS, PREDICTED) == pytest.approx((3 * 5 - 1 * 1) / np.sqrt(4 * 4 * 6 * 6))
-    assert macro_f1(LABELS, PREDICTED) == pytest.approx((6 / 8 + 10 / 12) / 2)
-
-    assert f1(1 - LABELS, 1 - PREDICTED) == pytest.approx(10 / 12)
-    labels, predictions = np.array([0, 0, 2, 2]), np.array([0, 2, 2, 3])
-    # 0: 2/3; 2: one hit, one miss, one false alarm; 3: none right; 1 does not occur.
-    assert macro_f1(labels, predictions) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+def test_scores_are_those_of_their_formulas():
+    # 3 hits, 1 miss, 1 false alarm, 5 right rejections.
+    expected = {"accuracy": 8 / 10, "f1": 2 * 3 / (2 * 3 + 1 + 1)}
+    expected |= {"macro_f1": (6 / 8 + 10 / 12) / 2}
+    expected |= {"matthews": (3 * 5 - 1 * 1) / np.sqrt(4 * 4 * 6 * 6)}
+    scores = score(list(expected), LABELS, PREDICTED)
+    assert scores == pytest.approx(expected) and list(scores) == list(expected)
+    assert all(type(value) is float for value in scores.values())
+    labels, result = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0], np.float32)
+    # Deviations -1.5 -.5 .5 1.5 and -1.75 .25 -.75 2.25; ranks 1 3 2 4.
+    expected = {"pearson": 5.5 / np.sqrt(5 * 8.75), "spearman": 1 - 6 * 2 / (4 * 15)}
+    assert score(list(expected), labels, result) == pytest.approx(expected)
 
 
 def test_confusion_has_the_labels_as_rows_and_the_predictions_as_columns():
     table = confusion(np.array([0, 0, 1, 3]), np.array([0, 1, 1, 0]), 4)
     assert table == [[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
-    assert all(type(count) is int for row in table for count in row)
-
-
-def test_correlations_are_those_of_their_formulas():
-    labels, result = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0], np.float32)
-    # Deviations -1.5 -.5 .5 1.5 and -1.75 .25 -.75 2.25; ranks 1 3 2 4.
-    assert pearson(labels, result) == pytest.approx(5.5 / np.sqrt(5 * 8.75))
-    assert spearman(labels, result) == pytest.approx(1 - 6 * 2 / (4 * 15))
-    assert spearman(labels, np.array([1, 10, 100, 1000])) == pytest.approx(1)
-    # Equal values have their mean rank: 1.5 1.5 3 and 1 2 3.
-    assert spearman(np.array([0, 0, 1]), np.array([1, 2, 3])) == pytest.approx(np.sqrt(3) / 2)
 
 
 def test_an_undefined_metric_is_zero_and_gives_no_warning():
-    for correlation in (matthews, pearson, spearman):
-        assert correlation(LABELS, np.zeros(10)) == correlation(np.ones(10), PREDICTED) == 0.0
-    assert f1(LABELS, np.zeros(10, int)) == f1(np.zeros(3, int), np.zeros(3, int)) == 0.0
-    assert macro_f1(LABELS, np.zeros(10, int)) == pytest.approx((12 / 16 + 0) / 2)
-    scores = score(("accuracy", "f1"), LABELS, PREDICTED)
-    assert list(scores) == ["accuracy", "f1"]
-    assert all(type(value) is float for value in scores.values())
+    zeros, names = np.zeros(10, int), ["matthews", "pearson", "spearman", "f1"]
+    assert score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
+    assert score(["f1"], zeros, zeros) == {"f1": 0.0}
+    assert score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)

@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from support.bert import ROOT
 
-from bert_cli.cli import main
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data.shards.manifest import finished_files, read_manifest
 from bert_cli.data.text import download
@@ -39,7 +38,6 @@ class DumpServer(ThreadingHTTPServer):
         self.hang_up_after = []  # bytes of body, one entry a request for a dump
         self.statuses = []
         self.ranges = True
-        self.redirects = False  # every address to itself
         self.shifts = []  # bytes by which an answer to a range begins too early
         self.seconds_per_block = 0.0
         self.after_checksums = lambda: None
@@ -67,21 +65,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_): ...
 
-    def do_HEAD(self):
-        self.answer(False)
-
     def do_GET(self):
-        self.answer(True)
-
-    def answer(self, with_body):
-        server, headers = self.server, dict(self.headers.items())
+        server, headers, with_body = self.server, dict(self.headers.items()), self.command == "GET"
         server.requests.append((self.command, self.path, headers))
-        if server.redirects:
-            self.send_response(302)
-            self.send_header("Location", self.path)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
         body = server.files.get(self.path)
         is_dump = self.path.endswith(".bz2")
         status = server.statuses.pop(0) if server.statuses and is_dump and with_body else 200
@@ -110,6 +96,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[offset : min(offset + (1 << 16), end)])
             time.sleep(server.seconds_per_block if is_dump else 0)
         self.close_connection = True
+
+    def do_HEAD(self):
+        self.do_GET()
 
 
 @pytest.fixture
@@ -142,9 +131,7 @@ def test_a_dump_arrives_under_its_dated_name_and_is_fetched_once(server, tmp_pat
     assert manifest["sha1"] == SHA1
     assert manifest["url"].endswith(f"/xxwiki/20240101/{NAME}")
     assert finished_files(tmp_path) == [tmp_path / NAME]
-    assert "download: 1.0 MB in, 1.0 MB out" in capsys.readouterr().out
-    agent = server.requests_for(NAME)[0]["User-Agent"]
-    assert agent.startswith("bert-cli/") and "pre-training BERT" in agent
+    assert server.requests_for(NAME)[0]["User-Agent"].startswith("bert-cli/")
     fetch(server, tmp_path, date)
     assert "is here and verified (nothing to do)" in capsys.readouterr().out
     (tmp_path / "manifest.json").unlink()
@@ -165,30 +152,30 @@ def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(server, tm
     assert capsys.readouterr().err.count("trying again") == 4
 
 
-def test_a_server_that_always_hangs_up_is_an_error_that_keeps_the_received_part(server, tmp_path):
-    server.hang_up_after = [1000] * 9
+def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_verified(
+    server, tmp_path
+):
+    server.hang_up_after = [1000] * 5
     with pytest.raises(DataError, match="5 times in a row"):
         fetch(server, tmp_path)
     assert (tmp_path / PART).read_bytes() == BODY[:5000]
-    server.hang_up_after = []
-    fetch(server, tmp_path)
-    assert (tmp_path / NAME).read_bytes() == BODY
-    assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY) - 5000
+    for part, missing in ((BODY[:5000], len(BODY) - 5000), (BODY, 0)):
+        (tmp_path / NAME).unlink(missing_ok=True)
+        (tmp_path / PART).write_bytes(part)
+        fetch(server, tmp_path)
+        assert (tmp_path / NAME).read_bytes() == BODY
+        assert read_manifest(tmp_path)["bytes_in_this_run"] == missing
 
 
 def test_a_server_without_the_requested_range_starts_the_file_over(server, tmp_path):
-    server.ranges = False
-    server.hang_up_after = [300_000]
+    server.ranges, server.hang_up_after = False, [300_000]
     fetch(server, tmp_path / "all")
     assert (tmp_path / "all" / NAME).read_bytes() == BODY
     assert read_manifest(tmp_path / "all")["bytes_in_this_run"] == len(BODY) + 300_000
     # The total length of this answer is right, only its first byte is another than the requested one.
-    server.requests.clear()
     server.ranges, server.hang_up_after, server.shifts = True, [300_000], [7]
     fetch(server, tmp_path / "other")
     assert (tmp_path / "other" / NAME).read_bytes() == BODY
-    ranges = [headers.get("Range") for headers in server.requests_for(NAME)]
-    assert ranges == [None, "bytes=300000-", None]
 
 
 def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_path, monkeypatch):
@@ -201,13 +188,6 @@ def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == new
     assert not list(tmp_path.glob("*.part"))  # the old half is removed
-
-
-def test_a_complete_part_is_verified_and_not_fetched_again(server, tmp_path):
-    (tmp_path / PART).write_bytes(BODY)
-    fetch(server, tmp_path)
-    assert visible(tmp_path) == ["manifest.json", NAME]
-    assert read_manifest(tmp_path)["bytes_in_this_run"] == 0
 
 
 def test_a_wrong_byte_is_caught_and_the_file_removed(server, tmp_path):
@@ -241,12 +221,9 @@ def test_an_absent_dump_is_an_error_with_a_remedy(server, tmp_path):
 
 def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(server, tmp_path, capsys):
     settings = DownloadSettings(out=tmp_path, language="xx", mirror="http://127.0.0.1:9")
-    message = r"\(http://127.0.0.1:9/xxwiki/.*check the network.* --mirror, or `bert extract`"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"\(http://127.0.0.1:9/xxwiki/.*check the network"):
         download.run(settings)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4
-    assert all(re.match("download: 127.0.0.1:9: .*; trying again", line) for line in lines)
+    assert capsys.readouterr().err.count("download: 127.0.0.1:9: ") == 4
     with pytest.raises(ConfigError, match="not an http"):
         download.run(DownloadSettings(out=tmp_path, language="xx", mirror="127.0.0.1"))
 
@@ -289,10 +266,3 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path):
     assert finished_files(tmp_path) == [tmp_path / sample.name]
     with pytest.raises(ConfigError, match="language: has no effect with --sample"):
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
-
-
-def test_a_redirect_to_itself_is_an_error(server, tmp_path, capsys):
-    server.redirects = True
-    assert main(["download", str(tmp_path / "out"), "--mirror", server.address]) == 3
-    error = capsys.readouterr().err
-    assert f"bert: {server.address}/enwiki/" in error and "redirects" in error

@@ -6,7 +6,6 @@ import lzma
 import os
 import re
 import subprocess
-import time
 
 import pytest
 from support.processes import alive, kill_after_a_shard, wait_for
@@ -27,10 +26,10 @@ HEADER = """<mediawiki xml:lang="fr">
   </siteinfo>
 """
 DUMPS = {
-    "bgwiki-latest-pages-articles-shortened.xml.bz2": (1, 0, 2, []),
-    "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (106, 99, 1, []),
-    "enwiki-table-markup.xml.bz2": (5, 0, 0, ["has no <siteinfo>: taken as en.wikipedia.org"]),
-    "viwiki-truncated-100k.xml.xz": (274, 86, 610, ["ends after 970 pages without </mediawiki>"]),
+    "bgwiki-latest-pages-articles-shortened.xml.bz2": (1, 0, 2, ""),
+    "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (106, 99, 1, ""),
+    "enwiki-table-markup.xml.bz2": (5, 0, 0, "has no <siteinfo>: taken as en.wikipedia.org"),
+    "viwiki-truncated-100k.xml.xz": (274, 86, 610, "ends after 970 pages without </mediawiki>"),
 }
 # Stands in for WikiExtractor, in the folder it is started from.
 FAKE = """import os, subprocess, sys, time
@@ -92,14 +91,13 @@ def convert(tmp_path, pages, fake=""):
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
-    documents, redirects, others, notes = DUMPS[name]
+    documents, redirects, others, note = DUMPS[name]
     manifest = run(shared_data / "dumps" / name, tmp_path / "out", 2, megabytes=4)
     counts = manifest["counts"]
     assert documents == counts["documents"] == counts["pages_given"]
     assert counts["redirects"] == redirects
     assert counts["pages_of_other_namespaces"] == others
-    assert len(manifest["notes"]) == len(notes)
-    assert all(note in text for note, text in zip(notes, manifest["notes"], strict=True))
+    assert len(manifest["notes"]) == bool(note) and note in "".join(manifest["notes"])
     assert manifest["versions"]["wikiextractor"] == "3.1.0"
     assert len(titles(tmp_path / "out")) == documents
     if name.startswith("bgwiki"):  # in UTF-16
@@ -111,8 +109,7 @@ def test_chunks_and_workers_do_not_change_the_text(shared_data, tmp_path):
     source = next((shared_data / "dumps").glob("enwiki-latest*"))
     run(source, tmp_path / "one", 1, megabytes=100)
     run(source, tmp_path / "many", 2, megabytes=2)
-    assert list(tree(tmp_path / "one")) == ["AA/wiki_00"]
-    assert list(tree(tmp_path / "many")) == ["AA/wiki_00", "AA/wiki_01", "AA/wiki_02"]
+    assert (len(tree(tmp_path / "one")), len(tree(tmp_path / "many"))) == (1, 3)
     assert "".join(tree(tmp_path / "one").values()) == "".join(tree(tmp_path / "many").values())
 
 
@@ -139,30 +136,33 @@ def test_every_compression_and_encoding_reads_the_same(tmp_path):
     assert first == f'<doc id="7" url="{url}" title="Été">\nÉté\n\nL\'été est chaud.\n\n'
 
 
-def test_a_dump_cut_in_a_page_loses_that_page_with_a_note(tmp_path, capsys):
+def test_a_dump_cut_in_a_page_or_without_siteinfo_gives_the_other_pages_and_a_note(tmp_path):
     text = HEADER + articles(5)
     source = tmp_path / "cut.xml"
     source.write_text(text[: text.rindex("</text>") - 9])
     manifest = run(source, tmp_path / "out")
     note = "cut.xml ends after 4 pages without </mediawiki>: pages may be missing"
     assert manifest["notes"] == [note]
-    assert f"extract: {note}" in capsys.readouterr().out
     assert titles(tmp_path / "out") == [f"Article {n}" for n in range(1, 5)]
+    source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
+    manifest = run(source, tmp_path / "german")
+    assert manifest["counts"]["documents"] == 3
+    assert "has no <siteinfo>: taken as de.wikipedia.org" in manifest["notes"][0]
+    assert "https://de.wikipedia.org/wiki?curid=1" in tree(tmp_path / "german")["AA/wiki_00"]
 
 
 @pytest.mark.parametrize("pack", [bz2.compress, lzma.compress, gzip.compress])
 def test_a_damaged_archive_keeps_the_pages_before_the_damage(tmp_path, pack):
-    rows = "".join(page(n, f"Page {n}", str(os.urandom(6000))) for n in range(1, 201))
-    packed = pack((HEADER + rows + "</mediawiki>\n").encode())
+    pages = [page(n, f"Page {n}", str(os.urandom(6000))) for n in range(1, 201)]
+    packed = pack((HEADER + "".join(pages) + "</mediawiki>\n").encode())
     middle = len(packed) // 2
     for damaged in (packed[:middle], packed[:middle] + bytes(64) + packed[middle + 64 :]):
         (tmp_path / "dump.xml").write_bytes(damaged)
         reader = Dump(tmp_path / "dump.xml")
-        pages = list(reader.pages())
+        read = list(reader.pages())
         # Gzip and bzip2 find damage only where its block ends, so some of it may be read as text.
-        assert 20 < len(pages) <= 200
-        content = rows.split('preserve">')[11].split("</text>")[0]
-        assert pages[10].decode() == page(11, "Page 11", content).strip()
+        assert 20 < len(read) <= 200
+        assert read[10].decode() == pages[10].strip()
         assert "is damaged or cut off" in reader.notes[0]
 
 
@@ -177,7 +177,6 @@ def test_a_file_that_is_no_dump_is_rejected_without_manifest(tmp_path):
     redirect = HEADER + page(1, "A", "", redirect="B") + "</mediawiki>"
     for body, problem in (
         (b"", "is not a MediaWiki dump"),
-        (b"<html><body>404</body></html>", "is not a MediaWiki dump"),
         (b"BZh91AY&SY not really", "is not a MediaWiki dump .*damaged or cut off"),
         (b"7z\xbc\xaf\x27\x1c....", "is not a MediaWiki dump .*; give a pages-articles file"),
         (HEADER.encode() + b"</mediawiki>", "is not a MediaWiki dump"),
@@ -190,24 +189,15 @@ def test_a_file_that_is_no_dump_is_rejected_without_manifest(tmp_path):
 
 
 def test_a_folder_must_hold_exactly_one_dump(tmp_path):
-    with pytest.raises(DataError, match="holds 0 dumps"):
-        find_dump(tmp_path)
-    with pytest.raises(DataError, match="no such file"):
-        find_dump(tmp_path / "absent.xml")
+    for path, problem in ((tmp_path, "holds 0 dumps"), (tmp_path / "absent.xml", "no such file")):
+        with pytest.raises(DataError, match=problem):
+            find_dump(path)
     for name in ("a.xml.bz2.part", "manifest.json", "a.xml"):
         (tmp_path / name).touch()
     assert find_dump(tmp_path) == tmp_path / "a.xml"
     (tmp_path / "b.xml.bz2").touch()
     with pytest.raises(DataError, match=r"holds 2 dumps \(a.xml, b.xml.bz2\)"):
         find_dump(tmp_path)
-
-
-def test_without_siteinfo_the_pages_still_come_back(tmp_path):
-    source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
-    manifest = run(source, tmp_path / "out")
-    assert manifest["counts"]["documents"] == 3
-    assert "has no <siteinfo>: taken as de.wikipedia.org" in manifest["notes"][0]
-    assert "https://de.wikipedia.org/wiki?curid=1" in tree(tmp_path / "out")["AA/wiki_00"]
 
 
 def test_templates_are_expanded_when_asked_for_and_articles_named_like_them_are_kept(tmp_path):
@@ -234,9 +224,10 @@ def test_a_page_that_crashes_the_tool_is_left_out_by_name(tmp_path):
     assert text.index("Article 3") < text.index("Other 1")
 
 
-def test_a_tool_that_fails_on_every_page_ends_the_step(tmp_path):
+def test_a_tool_that_fails_on_every_page_ends_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "PAGES_FAILED", 2)
     with pytest.raises(DataError, match=r"page after page .*no space left on device"):
-        convert(tmp_path, articles(30), "sys.exit('no space left on device')")
+        convert(tmp_path, articles(4), "sys.exit('no space left on device')")
 
 
 def test_lost_pages_are_counted_and_named(tmp_path):
@@ -251,22 +242,19 @@ def test_lost_pages_are_counted_and_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "problem"),
+    ("end", "problem", "limits"),
     [
-        ("while True: pass", "no end after 1 s"),
-        ("print('Traceback', flush=True); time.sleep(60)", "a crash"),
-        ("if not os.fork(): os._exit(1)\ntime.sleep(60)", "stuck, all its processes asleep"),
+        ("while True: pass", "no end after 1 s", (1.0, 60.0)),
+        ("print('Traceback', flush=True); time.sleep(60)", "a crash", (60.0, 60.0)),
+        ("if not os.fork(): os._exit(1)\ntime.sleep(60)", "stuck, all its", (60.0, 1.0)),
     ],
 )
-def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, end, problem):
-    is_busy = end.startswith("while")
-    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0 if is_busy else 60.0)
-    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 1.0 if "fork" in end else 60.0)
+def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, end, problem, limits):
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", limits[0])
+    monkeypatch.setattr(extract, "SECONDS_ASLEEP", limits[1])
     child = 'child = subprocess.Popen(["sleep", "60"])\n'
     fake = f"{child}Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
-    started = time.monotonic()
     stats, text = convert(tmp_path, articles(1), fake + end)
-    assert time.monotonic() - started < 15
     assert (stats.documents, text) == (0, "")
     assert f"fails on page 1 'Article 1', left out: {problem}" in stats.notes[0]
     pid = int((tmp_path / "pid").read_text())
@@ -274,10 +262,10 @@ def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, end
 
 
 def test_a_tool_that_works_is_not_stuck(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "SECONDS_BETWEEN_CHECKS", 0.3)
-    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 0.5)
+    monkeypatch.setattr(extract, "SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 0.4)
     fake = """if not os.fork():
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.5
     while time.monotonic() < end: pass
     os._exit(0)
 os.wait()
