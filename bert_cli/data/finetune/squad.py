@@ -118,7 +118,13 @@ def read_squad(
         if fault := _fault(question, names, version_2=version_2, training=training):
             raise DataError(f"{path} (question '{question.id}')", *fault)
         names.add(question.id)
-        right = tuple(answer for answer in question.answers if _is_at_offset(answer, question))
+        right = tuple(
+            answer
+            for answer in question.answers
+            if answer.start >= 0
+            and answer.text.strip()
+            and question.context.startswith(answer.text, answer.start)
+        )
         for _ in range(len(question.answers) - len(right)):
             ids.setdefault(MISPLACED if training else MISPLACED_KEPT, []).append(question.id)
         if not training or len(right) == len(question.answers):
@@ -149,11 +155,6 @@ def _fault(
     if training and not question.is_impossible and not question.answers:
         return "has no answers", "give a training file"
     return None
-
-
-def _is_at_offset(answer: Answer, question: Question) -> bool:
-    is_inside = answer.start >= 0 and bool(answer.text.strip())
-    return is_inside and question.context.startswith(answer.text, answer.start)
 
 
 def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -295,7 +295,11 @@ def answers(
             # Last, so that it comes after answers of equal score.
             ranked = sorted([*entries.values(), null], key=_sum, reverse=True)
         result.predictions[name] = str(best["text"])
-        result.nbest[name] = _with_probabilities(ranked)
+        sums = np.array([_sum(entry) for entry in ranked])
+        powers = np.exp(sums - sums.max())
+        probabilities = (powers / powers.sum()).tolist()
+        pairs = zip(ranked, probabilities, strict=True)
+        result.nbest[name] = [entry | {"probability": value} for entry, value in pairs]
     return result
 
 
@@ -305,14 +309,6 @@ def _entry(text: str, start: float, end: float) -> Entry:
 
 def _sum(entry: Entry) -> float:
     return float(entry["start_logit"]) + float(entry["end_logit"])
-
-
-def _with_probabilities(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with their softmax probabilities."""
-    sums = np.array([_sum(entry) for entry in entries])
-    powers = np.exp(sums - sums.max())
-    values = (powers / powers.sum()).tolist()
-    return [entry | {"probability": value} for entry, value in zip(entries, values, strict=True)]
 
 
 def _best_spans(

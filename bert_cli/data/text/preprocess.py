@@ -74,7 +74,7 @@ def run(settings: PreprocessSettings) -> None:
     parameters: str = splitter
     if splitter == "punkt":
         begun_with = (recorded_settings(settings.out, "preprocess") or {}).get("parameters")
-        texts = partial(_body_lines, parts, reading)
+        texts = (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
         parameters, note = choose_punkt(language, settings.out, begun_with, texts)
         notes += [note] if note else []
     else:
@@ -206,10 +206,6 @@ def _all_lines(parts: Sequence[Part], reading: Reading) -> Iterator[tuple[Path, 
             yield part.path, kind, line
 
 
-def _body_lines(parts: Sequence[Part], reading: Reading) -> Iterator[str]:
-    yield from (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
-
-
 # --- splitters
 
 
@@ -264,12 +260,12 @@ def _load_punkt(language: str, parameters: Path | None) -> Split:
 
 
 def choose_punkt(
-    language: str, out: Path, begun_with: str | None, lines: Callable[[], Iterable[str]]
+    language: str, out: Path, begun_with: str | None, lines: Iterable[str]
 ) -> tuple[str, str]:
     """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
 
     `begun_with` is what an earlier run on this folder returned; DataError when its installed data are gone.
-    `lines` returns lines of the corpus.
+    `lines` are those of the corpus.
     """
     note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
     if (out / PARAMETERS).exists():
@@ -292,7 +288,7 @@ def choose_punkt(
         raise DataError(f"out ({out})", problem, "install them or choose another folder")
     text: list[str] = []
     characters = 0
-    for line in lines():
+    for line in lines:
         text.append(line)
         characters += len(line)
         if characters >= TRAINING_CHARACTERS:

@@ -262,7 +262,7 @@ def test_corpus_json_has_a_checksum_of_every_file(tmp_path, monkeypatch):
     assert entries["vocab.txt"]["crc32c"] == "e3069283"  # the check value of crc32c's definition
     data = (tmp_path / "0.tfrecord").read_bytes()
     size, checksum = len(data), f"{google_crc32c.value(data):08x}"
-    assert entries["0.tfrecord"] == {"bytes": size, "crc32c": checksum}
+    assert entries["0.tfrecord"] == {"records": 8, "bytes": size, "crc32c": checksum}
 
 
 def test_only_files_written_since_are_read_again(tmp_path, monkeypatch):

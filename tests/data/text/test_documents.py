@@ -346,7 +346,11 @@ print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak from")
 @pytest.mark.parametrize(
     ("kind", "times", "most"),
-    [("wikiextractor", (2, 10), 5_000), ("gzip", (10, 60), 40_000), ("parquet", (10, 60), 40_000)],
+    [
+        ("wikiextractor", (2, 10), 5_000),
+        pytest.param("gzip", (10, 60), 40_000, marks=pytest.mark.slow),
+        ("parquet", (10, 60), 40_000),
+    ],
 )
 def test_memory_does_not_grow_with_the_file(tmp_path, kind, times, most):
     """Of 8 MB more in one article, 50 in a gzip stream or row group; pyarrow itself takes up to 30 of 300 MB."""

@@ -105,6 +105,7 @@ def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
         assert "Григорианският календар" in text and "\ufffd" not in text
 
 
+@pytest.mark.slow
 def test_chunks_and_workers_do_not_change_the_text(shared_data, tmp_path):
     source = next((shared_data / "dumps").glob("enwiki-latest*"))
     run(source, tmp_path / "one", 1, megabytes=100)
