@@ -84,12 +84,7 @@ def find_duplicates(
 
 
 def sign_documents(
-    inputs: tuple[Path, ...],
-    output: Path,
-    *,
-    parts: Sequence[Part],
-    reading: Reading,
-    near: bool,
+    inputs: tuple[Path, ...], output: Path, *, parts: Sequence[Part], reading: Reading, near: bool
 ) -> Stats:
     """Write the hash of every document of a shard, and with `near` a file of signatures."""
     count = 0
