@@ -146,9 +146,6 @@ def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
     assert new.numpy()[0] == pytest.approx(-1.0, rel=3e-7)
 
 
-# --- rules
-
-
 NAMES = [
     "emb/word/embeddings", "emb/layer_norm/gamma", "hid_0/attention/query/kernel", "hid_1/feed_forward/inner/bias",
     "hid_10/feed_forward/inner/bias", "hid_11/attention/output/layer_norm/beta", "pool/dense/kernel",
@@ -200,9 +197,6 @@ def test_clipping_limits_the_norm_of_the_complete_step_and_leaves_smaller_ones()
     assert clip_factor(25.0, 1.0) == pytest.approx(0.2)
     assert [clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
     assert clip_factor(0.0, 1.0) == 1.0
-
-
-# --- random rounding
 
 
 ALL_FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)

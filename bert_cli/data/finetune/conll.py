@@ -198,9 +198,6 @@ def of_words(
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
 
 
-# --- entities
-
-
 @dataclass(frozen=True)
 class EntityScore:
     """Precision, recall and F1 of entities; a ratio with denominator 0 is 0."""

@@ -174,9 +174,6 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-# --- on a worker
-
-
 def run_on_worker(
     shard: Shard, folder: Path, function: bytes, command_folder: Path, versions: Mapping[str, str]
 ) -> tuple[Stats, Path]:

@@ -121,9 +121,6 @@ def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
     return to_write
 
 
-# --- where shards are made
-
-
 def _results(
     output: OutputFolder, shards: Iterable[Shard], convert: Convert, workers: Workers
 ) -> Results:
@@ -197,9 +194,6 @@ def run_in_threads(
             pool.shutdown(cancel_futures=True)
             raise
     return bar.bytes
-
-
-# --- what a step prints
 
 
 def plan_disk_space(

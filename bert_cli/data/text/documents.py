@@ -125,9 +125,6 @@ def text_blocks(part: Part, reading: Reading) -> Iterator[str]:
         yield "\n\n".join(texts) + "\n"
 
 
-# --- files of lines
-
-
 def _raw_lines(part: Part) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a part, each with its offset in the unpacked file."""
     with report_damage(part), open_part(part) as file:
@@ -170,9 +167,6 @@ def _decode(data: bytes, part: Part, offset: int) -> str:
         wrong = offset + error.start
         where = f"{part.path} (line {line_number(part, wrong)}, byte {wrong})"
         raise DataError(where, "not UTF-8", "write it as UTF-8") from error
-
-
-# --- texts in fields
 
 
 def _field_texts(part: Part, field: str) -> Iterator[str]:

@@ -80,9 +80,6 @@ def find_duplicates(
     ]
 
 
-# --- hashes and signatures
-
-
 def sign_documents(
     inputs: tuple[Path, ...], output: Path, *, parts: Sequence[Part], reading: Reading, near: bool
 ) -> Stats:
@@ -164,9 +161,6 @@ def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:
     if not path.stat().st_size:
         return np.zeros((0, SIGNATURE_SIZE), np.uint32)  # an empty file cannot be memory-mapped
     return np.memmap(path, "<u4", "r").reshape(-1, SIGNATURE_SIZE)
-
-
-# --- comparison over all shards
 
 
 def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:

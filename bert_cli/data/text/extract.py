@@ -104,9 +104,6 @@ def _header_without_templates(header: bytes) -> bytes:
     return TEMPLATE_NAMESPACE.sub(with_colon, header, count=1)
 
 
-# --- shards
-
-
 def _shards(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
     if templates is not None:
         count = _collect_templates(dump.path, templates)
@@ -136,9 +133,6 @@ def _collect_templates(path: Path, templates: Path) -> int:
                     file.write(page + b"\n")
     with open(templates, "rb") as file:
         return sum(b"</page>" in line for line in file)
-
-
-# --- text of a chunk
 
 
 def extract_chunk(
@@ -218,9 +212,6 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
             elif line.strip():
                 lines += 1
     return documents, empty
-
-
-# --- the program
 
 
 def _run_wikiextractor(

@@ -166,9 +166,6 @@ def test_running_text_is_split_into_words_like_those_of_conll_files():
         assert [text[begin:end] for begin, end in word_spans(text)] == words.split()
 
 
-# --- entities
-
-
 def test_chunks_are_those_of_conlleval():
     for labels, expected in (
         ("B-A I-A O B-B", [("A", 0, 1), ("B", 3, 3)]),

@@ -120,9 +120,6 @@ def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
     assert all({task.best} <= set(task.metrics) <= known for task in TASKS.values())
 
 
-# --- GLUE
-
-
 @pytest.mark.parametrize("task", GLUE_TASKS)
 def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task):
     own = tmp_path / TASKS[task].folders[0]
@@ -205,9 +202,6 @@ def test_the_real_files_are_read_completely_with_known_rows(shared_data):
     assert mrpc.labels[:2].tolist() == [1, 0] and int(mrpc.labels.sum()) == 279
 
 
-# --- CLUE
-
-
 @pytest.mark.parametrize("task", CLUE_TASKS)
 def test_the_published_fields_of_a_clue_task_are_read(tmp_path, task):
     row, first, second, label, name = CLUE_ROWS[task]
@@ -271,9 +265,6 @@ def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
         folder = put_rows(tmp_path, "dev.json", [good, row, good])
         with pytest.raises(DataError, match=rf"dev\.json \(line 2\): .*{message}"):
             read_split(folder, task, "validation")
-
-
-# --- the servers' files
 
 
 def two(task, ids=("0", "1"), names=None):

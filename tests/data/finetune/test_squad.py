@@ -36,9 +36,6 @@ def file_of(*rows, context="The cat sat."):
     return {"data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(rows)}]}]}
 
 
-# --- reading
-
-
 def test_questions_are_read_with_their_answers(write):
     path = write(file_of(row(), row("b", is_impossible=True) | {"answers": []}))
     first = Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False)
@@ -86,9 +83,6 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
     ):
         with pytest.raises(DataError, match=rf"squad\.json.*{message}"):
             read_squad(write(content), version_2=True, training=True)
-
-
-# --- scores
 
 
 def gold_of(texts):

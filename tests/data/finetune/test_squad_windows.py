@@ -54,9 +54,6 @@ def windows_for(questions, tokenizer, *, training=True, **sizes):
     return make_windows(questions, tokenizer, **(SIZES | sizes), training=training)
 
 
-# --- windows
-
-
 def test_a_window_is_question_and_context_with_their_segments_and_offsets(tokenizer):
     made = windows_for([question_about("The walking, cafe", answer=(4, 11))], tokenizer)
     pieces = " ".join(tokenizer.pieces[number] for number in made.features.tokens)
@@ -161,8 +158,6 @@ def test_every_real_answer_is_recovered_from_its_label_except_those_that_end_ins
     assert differ / len(labelled) < 0.007  # 67 of 10,660
 
 
-# --- answers
-
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DEFAULTS = {"n_best": 20, "max_answer_length": 30, "version_2": False}
 
@@ -236,9 +231,6 @@ def test_no_answer_is_given_when_it_is_better_by_more_than_the_threshold():
     assert texts == [("", 2.0), ("b", 2.0), ("a", 1.0)]
 
 
-# --- the threshold
-
-
 def test_the_threshold_that_scores_best_is_chosen():
     questions = [question("a", gold=["red"]), question("c", gold=["blue"])]
     questions += [question("b", impossible=True), question("d", impossible=True)]
@@ -255,9 +247,6 @@ def test_the_threshold_that_scores_best_is_chosen():
     # Questions of equal odds change together. none 2, all but c 1 (a, b, d together), all 2
     odds = {"a": 0.0, "b": 0.0, "d": 0.0, "c": 1.0}
     assert best_null_threshold(odds, given, questions) < 0.0
-
-
-# --- real data
 
 
 def test_perfect_logits_on_real_data_score_almost_100(real, shared_data):

@@ -34,9 +34,6 @@ def read(path, texts=("text",), label="label", names=None):
     return read_table(path, text_columns=texts, label_column=label, label_names=names)
 
 
-# --- files
-
-
 def test_only_a_line_feed_ends_a_line_also_of_a_compressed_file(tmp_path):
     text = "\ufeffa\u2028b\u0085\x0c\rc\r\n\r\n d \n\n".encode()
     for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
@@ -62,9 +59,6 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     assert (tmp_path / "new" / "a.txt").read_bytes() == "a\nß\n".encode()
     with pytest.raises(DataError, match="cannot be written"):
         write_lines(tmp_path / "new" / "a.txt" / "b.txt", ["a"])
-
-
-# --- tables
 
 
 def test_csv_texts_contain_quotes_commas_and_line_ends(tmp_path):
@@ -146,9 +140,6 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         read(tmp_path / "none.csv", ("a", "b", "c"))
 
 
-# --- held-out examples
-
-
 def examples(values, names=("a", "b", "c"), second=None):
     column = np.array(values, np.int32 if names else np.float32)
     texts, ids = zip(*((f"text {n}", str(n)) for n in range(len(values))), strict=True)
@@ -177,8 +168,6 @@ def test_each_label_keeps_an_example_and_gives_one_if_it_has_two():
     with pytest.raises(DataError, match="no label has two examples"):
         hold_out(examples([0, 1, 2]), 0.5, 1)
 
-
-# --- scores
 
 LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 PREDICTED = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0])

@@ -218,9 +218,6 @@ def test_workers_with_several_threads_are_rejected(tmp_path, empty_cluster):
         run(make_inputs(tmp_path, 9), tmp_path / "out", shout, empty_cluster.file)
 
 
-# --- without a cluster
-
-
 def test_a_scheduler_that_cannot_be_reached_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(dask_backend, "CONNECT_SECONDS", 0.5)
     monkeypatch.chdir(tmp_path)

@@ -216,9 +216,6 @@ def test_a_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch,
     assert f"{tmp_path / 'out'} cannot be locked" in line
 
 
-# --- what is printed
-
-
 def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setattr(runner, "SECONDS_BETWEEN_LINES", 0.0)
     with Progress("shout", 4_000_000) as bar:
@@ -245,9 +242,6 @@ def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, 
     free = 0  # nothing is left to write, however wrong the estimate was
     run(shards, out, expected_bytes=9_000)
     assert "3 shards, nothing to write (1.1 kB are there)" in capsys.readouterr().out
-
-
-# --- checksums
 
 
 def test_corpus_json_has_a_checksum_of_every_file(tmp_path, monkeypatch):

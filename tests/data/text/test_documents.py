@@ -99,9 +99,6 @@ def read_file(path, reading=READING):
     return read([recognise(path, reading)], reading)
 
 
-# --- formats
-
-
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "wikiextractor", "parquet"])
 def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, kind, monkeypatch):
     expected = write(tmp_path / "a", kind)
@@ -193,9 +190,6 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
         read_file(tmp_path / "a.parquet")
 
 
-# --- which files
-
-
 def test_folders_files_and_patterns_are_inputs(tmp_path):
     for name in ("b.txt", "a.txt", "deep/c.txt", "d.md", ".hidden", "odd[1].md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -233,9 +227,6 @@ def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path)
     refuse_without_effect(parts, {"documents", "text_field"})
 
 
-# --- parts
-
-
 def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     expected = write(tmp_path / "a", "plain")
     part = recognise(tmp_path / "a", READING)
@@ -263,9 +254,6 @@ def test_small_files_are_bundled_in_order():
     names = [[part.path.name for part in group] for group in bundle(parts, 100)]
     assert names == [["0", "1"], ["2", "3"], ["4", "5"], ["large"], ["6", "7"], ["8", "9"]]
     assert 40 < text_bytes(Part(Path("a.gz"), "plain", "gzip", 40)) < 320
-
-
-# --- lines and rows
 
 
 def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):

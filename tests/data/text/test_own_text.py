@@ -124,9 +124,6 @@ def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path, monkeypa
     assert (counts["documents"], counts["bytes_in"]) == (4000, source.stat().st_size)
 
 
-# --- single segments
-
-
 def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):
     expected = documents()
     source = write(tmp_path / "a", expected)
@@ -196,9 +193,6 @@ def test_a_setting_without_effect_is_rejected(tmp_path, pieces):
         with pytest.raises(ConfigError, match="--text-field: has no effect"):
             command(source, tmp_path / "out", text_field="body")
     assert not (tmp_path / "out").exists()
-
-
-# --- estimates
 
 
 @pytest.fixture
