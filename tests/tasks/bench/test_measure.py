@@ -38,33 +38,28 @@ def product_flops(graph) -> int:
     return found
 
 
-def step_flops(kind, values):
-    """Return the operations in the graph of a micro-batch, its settings and its shape."""
+@pytest.mark.parametrize("name", JOBS)
+def test_the_formula_counts_the_products_of_the_graph(name):
+    kind, values = JOBS[name]
     settings = kind.model_validate(values)
     mesh = build.open_mesh(settings, Processes(()))
     job = measure.spec_of(settings, mesh)
-    parts = build.build_run(settings, mesh, job.plan)
-    (stage,) = parts.engine.replicas[0]
+    engine = build.build_run(settings, mesh, job.plan).engine
+    (stage,) = engine.replicas[0]
     # Without the shared trace of the layers, whose products are inside of functions.
     stage.run_block = lambda block, *given: block(*given)
     micro = {column: values[0] for column, values in job.sample.items()}
-    counts = {name: tf.constant(1.0) for name in count(job.sample, parts.engine.head.COUNTS)}
+    counts = {name: tf.constant(1.0) for name in count(job.sample, engine.head.COUNTS)}
     given = None, stage.columns(micro), tf.constant([1, 0]), counts, tf.constant(1.0)
     traced = stage._forward_backward.get_concrete_function(*given, tf.constant(True))
-    return product_flops(traced.graph), settings, shape_of(job.sample)
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_the_formula_counts_the_products_of_the_graph(name):
-    counted, settings, shape = step_flops(*JOBS[name])
-    config = settings.bert_config
+    config, shape = settings.bert_config, shape_of(job.sample)
     # Exactly: look-ups are no products, and each product has two more in the backward pass.
     expected = model_flops(config, settings.LAST_BLOCKS, shape)
     if settings.parallel.recompute:
         # Recomputation of all blocks but the head is not in the formula.
         forward = products(config, ["enc_out", "pool"], shape)
         expected += attention(config, shape) + sum(one.flops for one in forward)
-    assert counted == expected
+    assert product_flops(traced.graph) == expected
 
 
 def test_the_rate_is_that_of_the_fastest_product_of_the_largest_matrices(monkeypatch):
