@@ -4,10 +4,10 @@ import json
 import signal
 import subprocess
 
-import numpy as np
 import pytest
 from support.bert import run_bert, start_bert
-from support.tiny_models import OTHERS, PIECES, write_model, write_questions
+from support.corpora import make_corpus
+from support.tiny_models import write_model, write_questions
 
 from bert_cli.cli import main
 
@@ -112,17 +112,13 @@ def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp
 
 @pytest.mark.slow
 def test_records_and_questions_that_a_flag_names_are_read(tmp_path):
-    write_model(tmp_path / "model")
-    rng = np.random.default_rng(1)
-    documents = ["\n".join(" ".join(rng.choice(OTHERS, 6)) for _ in range(9)) for _ in range(30)]
-    (tmp_path / "text").write_text("\n\n".join(documents) + "\n")
-    out, recipe = tmp_path / "records", ["--vocab", str(tmp_path / "model"), "--masking", "dynamic"]
-    shape = ["--sequence-length", "40", "--mask-tokens", "5"]
-    assert main(["tokenize", str(tmp_path / "text"), str(out), *recipe, *shape]) == 0
-    size = ["--bert-config.vocab-size", str(len(PIECES))]
-    metrics = measured(tmp_path, "pretrain", "--dataset-dir", str(out), "--no-checkpoint", *size)
+    out = make_corpus(tmp_path / "records", "dynamic", [40])
+    shape = ["--max-seq-length", "16", "--max-predictions-per-seq", "4"]
+    flags = [*shape, "--bert-config.vocab-size", "1000", "--no-checkpoint"]
+    metrics = measured(tmp_path, "pretrain", "--dataset-dir", str(out), *flags)
     assert metrics["input"] == {"dataset_dir": str(out)}
     assert 0.0 < metrics["tokens_per_second"] < metrics["places_per_second"]
+    write_model(tmp_path / "model")
     write_questions(tmp_path / "train-v1.1.json", 40, 1)
     flags = ["--dataset-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
     flags += ["--pretrained-ckpt-path", str(tmp_path / "model"), "--no-checkpoint"]
