@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.stand_in import JOBS, load_command
+from support.command_lines import JOBS, load_command
 
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.stand_in import ROOT, load_command
+from support.command_lines import ROOT, load_command
 
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 

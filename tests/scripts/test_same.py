@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from support.stand_in import ROOT
+from support.command_lines import ROOT
 
 LOADER = SourceFileLoader("same", str(ROOT / "scripts" / "same"))
 same = module_from_spec(spec_from_loader(LOADER.name, LOADER))

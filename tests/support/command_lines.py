@@ -1,0 +1,20 @@
+"""The command lines of pages, manifests and job files."""
+
+from pathlib import Path
+
+import bert_cli
+from bert_cli.cli import COMMANDS
+from bert_cli.config.load import load
+from bert_cli.config.options import split_log_level
+
+ROOT = Path(bert_cli.__file__).parents[1]
+JOBS = ROOT / "scripts" / "slurm"
+
+
+def load_command(words: list[str]) -> object:
+    """Return the settings of a command line; raises the errors of the tool."""
+    if words[0] == "launch":
+        load_command(words[words.index("--") + 1 :])
+        words = words[: words.index("--")]
+    settings = COMMANDS[words[0]].settings_class()
+    return load(settings, split_log_level(words[1:])[1], f"bert {words[0]}")[0]
