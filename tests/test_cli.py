@@ -16,12 +16,6 @@ from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
 from bert_cli.config.options import LOG_LEVELS
 
 
-def bert(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "bert_cli", *words], capture_output=True, text=True
-    )
-
-
 def test_a_signal_after_the_command_has_ended_does_not_change_the_exit_code():
     program = """
 import atexit, sys, time
@@ -108,13 +102,10 @@ def test_a_reader_that_hangs_up_is_no_error():
 
 
 def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
-    for words in (
-        ["--log-level", "warning", "index", "--help"],
-        ["index", "--log-level=warning", "--help"],
-    ):
+    for words in ("--log-level warning index --help", "index --log-level=warning --help"):
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         with pytest.raises(SystemExit):
-            main(words)
+            main(words.split())
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
         assert "usage: bert index" in capsys.readouterr().out
     for words in (["--log-level", "loud", "index"], ["index", "--log-level"]):
@@ -131,7 +122,6 @@ def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
 
 
 def test_the_longest_help_takes_less_than_a_second_of_work():
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert bert("squad", "--help").returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    subprocess.run([sys.executable, "-m", "bert_cli", "squad", "--help"], check=True)
+    assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 1.0

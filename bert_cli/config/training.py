@@ -302,17 +302,13 @@ class Plan:
     """The integers of a run."""
 
     total_steps: int
-    """Updates of the weights."""
     warmup_steps: int
-    """Steps in which the learning rate rises."""
     examples_per_step: int
     """Global batch: micro-batch x replicas x accumulation."""
     micro_batch_size: int
-    """Examples that a replica processes at once."""
     micro_batches_per_step: int
     """Micro-batches of all replicas together."""
     examples: int
-    """Examples that the run reads."""
     corpus_examples: int | None
     """Records in the corpus; None for synthetic examples."""
     peak_learning_rate: float

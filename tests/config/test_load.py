@@ -212,9 +212,6 @@ def test_a_contradiction_has_the_origin_of_the_last_value(tmp_path):
     assert f"parallel.recompute_by ({child}): has no effect" in rejection("--config", child)
     text = rejection("--config", base, "--parallel.recompute-by", "stage")
     assert "recompute_by (--parallel.recompute-by): has no" in text
-    stages = ["--parallel.pipeline-stages", '[["emb"]]']
-    text = rejection("--config", base, *stages, "--parallel.pipeline-device-mapping", "[0]")
-    assert text.startswith("parallel.pipeline_stages (--parallel.pipeline-stages): lists")
 
 
 def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):

@@ -22,8 +22,8 @@ def settings_of(name: str) -> type[BaseModel]:
     return COMMANDS[name].settings_class()
 
 
-def options(name: str, kind: type[BaseModel] | None = None) -> dict[str, Any]:
-    sections = sections_of(kind or settings_of(name), name)
+def options(name: str) -> dict[str, Any]:
+    sections = sections_of(settings_of(name), name)
     return {option.name: option for section in sections for option in section.options}
 
 
@@ -56,9 +56,7 @@ def test_an_option_describes_its_value_and_its_default():
     json, vocab = options("doctor")["json"], tokenize["vocab"]
     assert json.flags == ("--json",) and json.takes == "PATH" and json.is_path
     assert vocab.takes == "TEXT" and vocab.is_required and options("plot")["runs"].is_list
-    assert purpose_of(settings_of("plot")).endswith(
-        "a page with all of them that needs no network."
-    )
+    assert purpose_of(settings_of("plot")).endswith("all of them that needs no network.")
 
 
 def test_every_command_has_two_or_three_valid_examples():

@@ -4,16 +4,8 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 
 TORTURE = Path(__file__).parents[2] / "scripts" / "torture"
-
-
-@pytest.fixture(scope="module")
-def torture() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(TORTURE)))
 
 
 def test_killed_data_steps_write_the_same_files(tmp_path):
@@ -27,7 +19,8 @@ def test_killed_data_steps_write_the_same_files(tmp_path):
     assert all(sum(map(int, row.split()[1:3])) == 1 and row.endswith("equal") for row in rows)
 
 
-def test_bytes_and_files_are_compared_and_times_are_not(torture, tmp_path):
+def test_bytes_and_files_are_compared_and_times_are_not(tmp_path):
+    differences = runpy.run_path(str(TORTURE))["differences"]
     for name in ("a", "b"):
         folder = tmp_path / name
         folder.mkdir()
@@ -35,8 +28,8 @@ def test_bytes_and_files_are_compared_and_times_are_not(torture, tmp_path):
         (folder / "metrics.jsonl").write_text(f'{{"step": 1, "seconds_left": {ord(name)}}}\n')
         (folder / f".records.{ord(name):012x}.part").touch()
     a, b = tmp_path / "a", tmp_path / "b"
-    assert torture.differences(a, b) == []
+    assert differences(a, b) == []
     (b / "records").write_bytes(b"0124")
     (b / "more").touch()
     (b / "metrics.jsonl").write_text('{"step": 2}\n')
-    assert torture.differences(a, b) == ["metrics.jsonl", "more", "records"]
+    assert differences(a, b) == ["metrics.jsonl", "more", "records"]
