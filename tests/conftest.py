@@ -23,7 +23,6 @@ LONGEST_FIRST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that choose tests by their cost."""
     parser.addoption("--fast", action="store_true", help="only tests that import no TensorFlow")
     parser.addoption("--slow", action="store_true", help="the tests marked slow, too")
 
@@ -32,13 +31,11 @@ class SkipTensorFlow(MetaPathFinder):
     """With `--fast`, skip whatever imports TensorFlow, Keras or PyTorch: a test or a test file."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing; skip at the first heavy import."""
         if name in ("tensorflow", "keras", "torch"):
             pytest.skip(f"--fast: imports {name}", allow_module_level=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and keep TensorFlow out with `--fast`."""
     config.addinivalue_line("markers", "slow: takes more than half a minute; run by --slow")
     config.addinivalue_line("markers", "tensorflow: starts a process that imports TensorFlow")
     if config.getoption("--fast"):

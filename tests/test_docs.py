@@ -20,7 +20,7 @@ from support.command_lines import JOBS, load_command
 
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.options import LOG_LEVELS, Option, sections_of
+from bert_cli.config.options import LOG_LEVELS, Option, examples_of, sections_of
 from bert_cli.config.tools import expand_benchmark
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, work_of
 
@@ -32,7 +32,7 @@ FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 RUN = "<!-- run -->\n```bash\n"
 SHELL = ("bash", "console")
 # Words that end a command line.
-BREAKS = {"|", "&&", "||", ";", "&", ">", ">>", "<", "2>"}
+BREAKS = re.compile(r"\s(?:\|\|?|&&?|;|2?>>?|<)(?:\s|$)")
 # Flags of other programs.
 FOREIGN = {
     "--strict", "--scheduler-file", "--nthreads", "--nworkers", "--shm-size", "--ipc", "--ntasks-per-node",
@@ -127,16 +127,8 @@ def lines_of(block: str) -> Iterator[list[str]]:
     """Yield the words of each command of a shell block; without here-documents."""
     block = re.sub(r"<<\s*'?(\w+)'?([^\n]*)\n.*?^\1$", r"\2", block, flags=re.DOTALL | re.MULTILINE)
     for line in block.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        words: list[str] = []
-        for word in lexer:
-            if word in BREAKS:
-                yield words
-                words = []
-            else:
-                words.append(word)
-        yield words
+        for command in BREAKS.split(line.removeprefix("$ ")):
+            yield shlex.split(command, comments=True)
 
 
 @functools.cache
@@ -146,7 +138,6 @@ def flags_of(name: str) -> set[str]:
 
 
 def mistakes(words: list[str]) -> Iterator[str]:
-    """Yield the errors of a command line."""
     if "bert" not in words[:-1]:
         return
     words = words[words.index("bert") + 1 :]  # `srun --ntasks-per-node 8 bert ...`
@@ -187,8 +178,12 @@ def test_a_mistake_in_a_command_of_a_page_is_found():
     assert not wrong_in("`bert launch -- pretrain --precision float16` and `--precision`")
 
 
-def test_every_command_and_flag_of_a_page_exists():
+def test_every_command_and_flag_of_a_page_or_an_example_exists():
     wrong = {page.name: wrong_in(page.read_text(encoding="utf-8")) for page in TEXTS}
+    for name, command in COMMANDS.items():
+        examples = examples_of(command.settings_class())
+        assert 2 <= len(examples) <= 3, name
+        wrong[name] = [wrong for line in examples for wrong in mistakes(shlex.split(line))]
     assert {name: mistakes for name, mistakes in wrong.items() if mistakes} == {}
 
 

@@ -11,9 +11,9 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import field_paths, load
-from bert_cli.config.options import examples_of, help_text, parse_words, purpose_of, sections_of
+from bert_cli.config.options import help_text, parse_words, purpose_of, sections_of
 from bert_cli.config.settings import HIDDEN
-from bert_cli.config.tools import LaunchSettings, RunsSettings, expand_benchmark
+from bert_cli.config.tools import LaunchSettings, RunsSettings
 from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
@@ -57,22 +57,6 @@ def test_an_option_describes_its_value_and_its_default():
     assert json.flags == ("--json",) and json.takes == "PATH" and json.is_path
     assert vocab.takes == "TEXT" and vocab.is_required and options("plot")["runs"].is_list
     assert purpose_of(settings_of("plot")).endswith("all of them that needs no network.")
-
-
-def test_every_command_has_two_or_three_valid_examples():
-    for name in COMMANDS:
-        examples = examples_of(settings_of(name))
-        assert 2 <= len(examples) <= 3, name
-        for example in examples:
-            words = shlex.split(example.partition(" > ")[0])
-            command = name
-            if name == "bench":
-                words = ["bert", *expand_benchmark(words[1:])]
-                if words[2:] != ["--list"]:
-                    command = " ".join(words[1:3])
-            start = ["bert", *command.split()]
-            assert words[: len(start)] == start
-            parse_words(settings_of(command), words[len(start) :], f"bert {command}")
 
 
 def test_help_has_usage_headings_general_options_and_examples():

@@ -33,8 +33,6 @@ TINY = ["--config", "pretrain_tiny_128_phase1"]
 
 @pytest.fixture
 def config(tmp_path):
-    """Write a config and return the words that name it."""
-
     def write(values: dict) -> list[str]:
         path = tmp_path / "c.json"
         path.write_text(json.dumps(values))

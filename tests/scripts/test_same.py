@@ -31,7 +31,6 @@ def write_side(folder: Path, number: int) -> None:
 
 @pytest.fixture
 def sides(tmp_path):
-    """Two folders that differ in their times and versions only."""
     write_side(tmp_path / "before", 0)
     write_side(tmp_path / "after", 1)
     return tmp_path
@@ -79,7 +78,6 @@ def test_a_difference_is_found_and_named(sides, capsys):
 
 
 def replace(path: Path, data: bytes | None) -> None:
-    """Write a file, or remove it."""
     path.unlink() if data is None else path.write_bytes(data)
 
 

@@ -289,7 +289,6 @@ def test_only_a_run_that_was_stopped_before_its_end_is_requeued(tmp_path):
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory) -> Path:
-    """Six files of sentences, and a vocabulary with their words."""
     folder = tmp_path_factory.mktemp("sentences")
     (folder / "in").mkdir()
     words = [f"word{number}" for number in range(40)]

@@ -49,7 +49,6 @@ def the_finding(check, *arguments, **options) -> Finding:
 
 
 def built(folder: Path, **changes: object) -> list[Finding]:
-    """Return all findings, in seconds."""
     return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
 
 
@@ -59,18 +58,11 @@ def examined(folder: Path, **changes: object) -> list[Finding]:
 
 
 def of(what: str, results: list[Finding]) -> Finding:
-    """Return the last finding of a check."""
     return [finding for finding in results if finding.what == what][-1]
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("doctor") / "corpus", "dynamic", [64])
-
-
-@pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one step."""
     folder = tmp_path_factory.mktemp("trained")
     assert main(["pretrain", *flags_of(FLAGS, save_ckpt_path=folder / "run")]) == 0
     return folder
@@ -127,7 +119,8 @@ def test_first_losses_are_judged(tmp_path):
     assert one.level == "ok" and set(one.values) == {"mlm_loss", "equal_mlm_loss"}
 
 
-def test_the_records_are_read_and_their_epochs_counted(corpus, tmp_path):
+def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", "dynamic", [64])
     real = {"generated_dataset": False, "dataset_dir": corpus}
     results = built(tmp_path, **real, total_num_train_samples=160, bert_config__initializer_range=1)
     assert "64 readable records" in of("dataset_dir", results).found
@@ -137,14 +130,10 @@ def test_the_records_are_read_and_their_epochs_counted(corpus, tmp_path):
     results = examined(tmp_path, **real, total_num_train_samples=64 * 200)
     assert of("epochs", results).level == "warning"
     assert of("first loss", results).found == "not computed: --no-build"
-
-
-def test_records_that_do_not_fit_the_run_are_errors(corpus, tmp_path):
     damaged = make_corpus(tmp_path / "damaged", "dynamic", [8])
     data = bytearray((damaged / "wiki_000.tfrecord").read_bytes())
     data[40] ^= 1
     (damaged / "wiki_000.tfrecord").write_bytes(data)
-    real = {"generated_dataset": False, "dataset_dir": corpus}
     for change, kind, message in (
         ({"dataset_dir": damaged}, DataError, "checksum"),
         ({"dataset_dir": "nowhere"}, DataError, "no such folder"),

@@ -27,7 +27,6 @@ def levels(check, *arguments) -> list[str]:
 
 @pytest.fixture
 def files(monkeypatch) -> dict[str, str]:
-    """The files of the system, by path."""
     texts = {"/proc/cpuinfo": NEW}
     monkeypatch.setattr(machine, "_read", lambda path: texts.get(str(path), ""))
     monkeypatch.setattr(machine, "cpu_count", lambda: 8)

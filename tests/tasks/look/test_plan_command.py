@@ -20,7 +20,6 @@ SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of the table, one row per device."""
     lines = text.partition("\ndevice ")[2].partition("\n\n")[0].splitlines()[1:]
     return [line.split() for line in lines]
 
@@ -42,14 +41,11 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert any(f"update)\n{terms.format(*row)}" in text for row in rows(text))
 
 
-def test_a_layout_that_fits_is_confirmed_and_a_better_one_named(capsys):
+def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_the_table(capsys):
     assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
     text = capsys.readouterr().out
     assert "fits: device 1 needs" in text and "14.4 GB of 16.0 GB are usable" in text
     assert "--parallel.layout auto chooses 15 replicas of 1 device" in text
-
-
-def test_a_layout_that_does_not_fit_is_refused_after_the_table(capsys):
     for flags, message in (
         (["--memory", "3GB"], "--memory (3.0 GB): device 1 needs"),
         (["--devices", "15"], "--devices (15): the layout needs 16, 4 replicas of 4"),
@@ -110,7 +106,6 @@ LAYOUTS: dict[str, dict[str, object]] = {
 
 
 def peak(flags: dict[str, object]) -> int:
-    """Return the peak memory of a dry run in bytes."""
     command = [sys.executable, "-c", RUN, "pretrain", "--dry-run", *flags_of(flags)]
     # TensorFlow leaves oneDNN off where the processor has no AVX-512; its other products take up to 1.4 times as much.
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
@@ -121,7 +116,6 @@ def peak(flags: dict[str, object]) -> int:
 
 @pytest.fixture(scope="module")
 def without_a_model() -> int:
-    """Peak memory of TensorFlow, the tool and a tiny model."""
     return peak(TINY)
 
 

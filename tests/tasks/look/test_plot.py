@@ -108,7 +108,6 @@ def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
-    """Return the rows of the tables as text, by their first cell."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
     cells = [re.findall(r"<t[dh]>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
     return {row[0]: [html.unescape(cell) for cell in row[1:]] for row in cells}

@@ -30,8 +30,6 @@ def two(tmp_path, write_run):
 
 @pytest.fixture
 def bert(capsys):
-    """A function that runs a command line, and returns its exit code, output and errors."""
-
     def run(*words):
         code = main(list(map(str, words)))
         return code, *capsys.readouterr()
