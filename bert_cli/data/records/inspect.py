@@ -214,24 +214,20 @@ class SampleStatistics:
         }
         self.counts.update({name: int(counted.sum()) for name, counted in flags.items()})
         self.counts.update(examples=len(tokens_BS), positions=tokens_BS.size)
-        for row in range(len(tokens_BS)):
-            self._count_sequences(
-                {name: column[row] for name, column in batch.items()}, tokens_BS[row]
-            )
-
-    def _count_sequences(self, example: Batch, tokens_S: Ints) -> None:
-        is_predicted_S = np.zeros(len(tokens_S), np.bool_)
-        is_predicted_S[example["masked_lm_positions"][example["masked_lm_weights"] > 0]] = True
-        sequence_S = example["input_mask"]
-        for number in range(1, int(sequence_S.max(initial=0)) + 1):
-            at = np.flatnonzero(sequence_S == number)
-            self.counts["sequences"] += 1
-            self.lengths[len(at)] += 1
-            text = tokens_S[at].tobytes() + example["segment_ids"][at].astype(np.int8).tobytes()
-            masks = example["input_ids"][at].tobytes() + is_predicted_S[at].tobytes()
-            # 8 bytes: two of a million different texts have the same hash once in 37 million samples.
-            self._texts[hashlib.blake2b(text, digest_size=8).digest()] += 1
-            self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
+        is_masked_BS = np.zeros(tokens_BS.shape, np.bool_)
+        rows, slots = np.nonzero(is_predicted_BP)
+        is_masked_BS[rows, batch["masked_lm_positions"][rows, slots]] = True
+        segments_BS = batch["segment_ids"].astype(np.int8)
+        for row, sequence_S in enumerate(batch["input_mask"]):
+            for number in range(1, int(sequence_S.max(initial=0)) + 1):
+                at = row, np.flatnonzero(sequence_S == number)
+                self.counts["sequences"] += 1
+                self.lengths[len(at[1])] += 1
+                text = tokens_BS[at].tobytes() + segments_BS[at].tobytes()
+                masks = batch["input_ids"][at].tobytes() + is_masked_BS[at].tobytes()
+                # 8 bytes: two of a million different texts have the same hash once in 37 million samples.
+                self._texts[hashlib.blake2b(text, digest_size=8).digest()] += 1
+                self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
 
     def report(self, records: int) -> dict[str, Any]:
         """Return all statistics; `records` is the number of records in the folder, of which this is a sample."""

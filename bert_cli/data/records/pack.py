@@ -6,7 +6,6 @@ packs. Static records keep their masks. Dynamic ones keep the number of each seq
 drawn, so that packing changes no mask.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +112,7 @@ def convert(
     length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
     first, end = files.numbers_of(inputs[0])
     is_dynamic = corpus["format"] == "dynamic"
+    masked = corpus["mask_tokens"], corpus["masked_lm_prob"]
     lengths = files.lengths(first, end) if is_dynamic else _static_lengths(files, first, end)
     packs = Packs(lengths, length, most, seed)
     order = permute(np.arange(len(packs)), len(packs), seed, 0)
@@ -128,28 +128,19 @@ def convert(
                 block = DynamicPacks(sequences, numbers, counts.astype(np.int32))
                 writer.write_all(pack_payloads(block, corpus["token_bytes"]))
             else:
-                writer.write_all(_static_packs(files, numbers, counts, recipe))
+                packed = pack_columns(
+                    files.static(numbers),
+                    counts,
+                    sequence_length=length,
+                    most=most,
+                    predictions=packed_predictions(length, most, *masked),
+                    pad=corpus["special_ids"]["pad"],
+                )
+                writer.write_all(static_payloads(packed))
     return Stats(
         records=writer.records,
         extra={"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))},
     )
-
-
-def _static_packs(
-    files: RecordFiles, numbers: Numbers, counts: Numbers, recipe: dict[str, Any]
-) -> Iterator[bytes]:
-    corpus = files.corpus
-    length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
-    predictions = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
-    packed = pack_columns(
-        files.static(numbers),
-        counts,
-        sequence_length=length,
-        most=most,
-        predictions=predictions,
-        pad=corpus["special_ids"]["pad"],
-    )
-    return static_payloads(packed)
 
 
 def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:

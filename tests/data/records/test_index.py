@@ -199,14 +199,14 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
     fingerprints = {first}
     # Also what decides the masks of dynamic records, which their bytes do not show.
     changes = {"sequence_length": 9, "mask_tokens": 3, "masked_lm_prob": 0.3, "token_bytes": 4}
-    changes |= {"vocab_sha256": "cd" * 32, "whole_word_masking": True}
+    changes |= {"vocab_sha256": "cd" * 32, "whole_word_masking": True, "next_sentence": False}
     changes |= {"special_ids": {**DESCRIBED["special_ids"], "mask": 9}}
     for key, value in changes.items():
         fingerprints.add(write_corpus(tmp_path, DESCRIBED | {key: value})["fingerprint"])
     for seed in (0, 1):
         write_records(tmp_path / "b.tfrecord", 4, seed)
         fingerprints.add(write_corpus(tmp_path, DESCRIBED)["fingerprint"])
-    assert len(fingerprints) == 10
+    assert len(fingerprints) == 11
 
 
 def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):

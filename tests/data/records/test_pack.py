@@ -158,13 +158,13 @@ def test_a_corpus_without_pairs_or_of_unknown_masks_stays_one(tmp_path, kind):
     unknown = {"masked_lm_prob": None} if kind == "static" else {}
     folder = make_records(tmp_path / kind, kind, next_sentence=False, **unknown)
     pack.run(settings_of(folder, tmp_path / "packed"))
-    packs = open_reader(tmp_path / "packed")
-    assert read_corpus(tmp_path / "packed")["next_sentence"] is False
-    rows = epoch_of(packs, 0)
-    assert not rows["next_sentence_weights"].any()
-    assert_same_examples(packs, open_reader(folder), 0)
+    packs, plain = open_reader(tmp_path / "packed"), open_reader(folder)
+    for reader in (packs, plain):
+        assert not epoch_of(reader, 0)["next_sentence_weights"].any()
+        assert not reader.has_next_sentences
+    assert_same_examples(packs, plain, 0)
     if kind == "static":
-        assert rows["masked_lm_ids"].shape[1] == 3 * P
+        assert epoch_of(packs, 0)["masked_lm_ids"].shape[1] == 3 * P
 
 
 def test_records_that_cannot_be_packed_are_rejected(corpora, packed, tmp_path):

@@ -219,19 +219,6 @@ def test_an_impossible_offset_or_a_file_cut_during_the_run_is_an_error_and_no_cr
         reader[0]
 
 
-def test_examples_of_records_without_pairs_have_no_weight_in_the_next_sentence_loss(tmp_path):
-    for kind in ("static", "dynamic"):
-        with_pairs = make_corpus(tmp_path / kind, kind, [40])
-        without = make_corpus(tmp_path / f"{kind} without", kind, [40], next_sentence=False)
-        assert open_stream(with_pairs)[0]["next_sentence_weights"].all()
-        assert not open_stream(without)[0]["next_sentence_weights"].any()
-        assert not open_stream(without).has_next_sentences
-        assert open_stream(without).fingerprint != open_stream(with_pairs).fingerprint
-    packs = open_stream(without, max_sequences_per_pack=2).rows(np.arange(20))
-    assert packs["next_sentence_weights"].shape == (20, 2)
-    assert not packs["next_sentence_weights"].any()
-
-
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_million_records_give_their_first_batch_within_two_seconds(tmp_path, kind):
     """Forty files of 25,000 real records; they are names of one file, so as not to fill the disk."""
