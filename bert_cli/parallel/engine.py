@@ -1,4 +1,4 @@
-"""The interface of an engine: what a run needs from the framework that computes it.
+"""The interface of an engine, what a run needs from its framework, and a watchdog that names the ranks it waits for.
 
 `train/` and `tasks/` use an engine through the classes of this file, which imports no framework. A second engine is a
 folder next to `tensorflow/` with subclasses of `ProcessGroup` and `Engine` and two functions: `devices_here`, which

@@ -1,9 +1,9 @@
-"""The training loop: read the batch of a step, run it, call the hooks.
+"""The training loop (`train`): read the batch of a step, run it, call the hooks; and what the loop works with.
 
-The state of a run is four things; everything else is a function of the settings and the step. A step whose gradient is
-not finite updates nothing and is counted. A request to stop (SIGTERM, SIGHUP, Ctrl-C) is checked between
-micro-batches: the step is abandoned, and the state before it is saved. Training waits only for a copy of the state,
-which a thread writes.
+`State` is the four things of a run that change; everything else is a function of the settings and the step. `Step` runs
+one step; one whose gradient is not finite updates nothing and is counted. `StopRequest` turns signals into a request to
+stop between micro-batches: the step is abandoned, and the state before it is saved. `BackgroundWriter` writes a copy
+of the state in a thread, so that training waits only for the copy.
 """
 
 import math

@@ -5,14 +5,11 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from support.model_inputs import counts_of, gradients_of, make_examples
 
-from bert_cli.model.bert import build_block, build_blocks
-
-KEY = np.array([7, 3], np.int32)
+from bert_cli.model.bert import build_blocks
 
 # Runs in a process of its own, because Keras chooses its backend once, when it is imported.
 PROGRAM = """
@@ -60,16 +57,6 @@ def test_the_model_runs_on_another_backend_of_keras(tiny):
     assert plain == pytest.approx(float(loss), abs=2e-6)
     assert dropped == again
     assert len({plain, dropped, elsewhere}) == 3
-
-
-def test_xla_computes_what_eager_mode_computes(tiny):
-    """With dropout: another mask would show in the first digit."""
-    columns = {name: tf.constant(column) for name, column in make_examples(tiny.vocab_size).items()}
-    block = build_block("hid_1", tiny, seed=1, policy="float32")
-    hidden = tf.random.stateless_normal((4, 16, 32), [1, 2])
-    eager = block(hidden, columns, KEY)
-    compiled = tf.function(block, jit_compile=True)(hidden, columns, tf.constant(KEY))
-    np.testing.assert_allclose(eager, compiled, atol=1e-5)
 
 
 def test_no_float16_product_feeds_a_bias_directly(tiny):

@@ -3,36 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.model_inputs import hidden_of, make_examples
 
 from bert_cli.model.bert import (
-    block_names,
     build_block,
     build_blocks,
     initial_value,
     named_weights,
-    word_table,
 )
 
 
 @pytest.fixture(scope="module")
 def blocks(tiny):
     return build_blocks(tiny, seed=1984, policy="float32")
-
-
-def test_blocks_come_in_the_order_in_which_they_run(tiny, blocks):
-    assert [name for name, _ in blocks] == ["emb", "hid_0", "hid_1", "enc_out", "pool", "heads"]
-    assert [block.name for _, block in blocks] == block_names(tiny)
-
-
-def test_every_weight_exists_at_once_under_a_name_of_its_block(tiny, blocks):
-    named = named_weights(blocks)
-    assert len(named) == 5 + 2 * 16 + 2 + 7
-    assert len({id(weight) for weight in named.values()}) == len(named)
-    for block_name, block in blocks:
-        assert all(weight.path.startswith((block_name, "emb/word/")) for weight in block.weights)
-    hidden_of(blocks, make_examples(tiny.vocab_size))
-    assert list(named_weights(blocks)) == list(named)
 
 
 def test_first_values_depend_on_seed_and_name_alone_and_not_on_what_was_built_before(tiny, blocks):
@@ -43,13 +25,6 @@ def test_first_values_depend_on_seed_and_name_alone_and_not_on_what_was_built_be
         np.testing.assert_array_equal(weight, complete[name])
         # A block lies on the device that was current.
         assert weight.value.device.endswith("CPU:1")
-
-
-def test_the_heads_leave_the_word_table_as_it_is(tiny):
-    emb = build_block("emb", tiny, seed=1, policy="float32")
-    word_table(emb).assign(np.full((97, 32), 3.0))
-    build_block("heads", tiny, seed=1, policy="float32", word_table=word_table(emb))
-    assert (word_table(emb).numpy() == 3.0).all()
 
 
 def test_first_values_are_a_cut_off_normal_distribution():

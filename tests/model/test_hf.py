@@ -1,11 +1,7 @@
 """Names and layouts read both ways, with nothing left over; transformers opens what is written."""
 
-import json
-
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from support.model_inputs import hidden_of, make_examples
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
@@ -16,7 +12,6 @@ from bert_cli.model.hf import (
     fitting,
     from_hf,
     hf_config,
-    hf_name,
     to_hf,
 )
 
@@ -44,17 +39,6 @@ def values_of(config, last_blocks, labels=2):
 
 def encoder_only(tensors):
     return {n.removeprefix("bert."): value for n, value in tensors.items() if n.startswith("bert.")}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_exact_bytes_come_back(dtype, weights, tmp_path):
-    weights = {name: value.astype(dtype) for name, value in weights.items()}
-    save_file(to_hf(weights), tmp_path / "model.safetensors")
-    values, missing = from_hf(load_file(tmp_path / "model.safetensors"), shapes_of(weights))
-    assert missing == [] and list(values) == list(weights)
-    for name, value in weights.items():
-        assert values[name].dtype == dtype
-        assert values[name].tobytes() == value.tobytes()
 
 
 def test_an_encoder_without_prefix_or_heads_says_what_starts_new(weights):
@@ -126,12 +110,6 @@ def test_leftovers_missing_and_other_shapes_are_named_together(weights):
         from_hf(kept, fewer)
 
 
-def test_a_weight_without_a_row_in_the_table_is_a_defect():
-    for name in ("emb/word/bias_2", "tail/dense/kernel", "hid_0/attention/kernel"):
-        with pytest.raises(ValueError, match="has no Hugging Face name"):
-            hf_name(name)
-
-
 @pytest.mark.parametrize(
     ("there", "here", "left_out", "new"),
     [
@@ -173,16 +151,6 @@ def test_a_config_made_for_another_model_is_refused(tiny):
     assert "hidden_act is 'gelu_new' there and 'gelu' here" in str(refusal.value)
 
 
-def test_the_config_names_the_class_and_the_labels(tiny):
-    described = hf_config(tiny, head="glue_head", label_names=("no", "yes"))
-    assert described["architectures"] == ["BertForSequenceClassification"]
-    assert described["id2label"] == {"0": "no", "1": "yes"}
-    assert described["label2id"] == {"no": 0, "yes": 1}
-    number = hf_config(tiny, head="glue_head")
-    assert (number["problem_type"], len(number["id2label"])) == ("regression", 1)
-    assert "id2label" not in hf_config(tiny, head="qa_head")
-
-
 def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refused(tiny):
     assert config_of(hf_config(tiny)) == tiny
     assert config_of({"hidden_size": 384}) == BertConfig(hidden_size=384)
@@ -195,33 +163,3 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
     ):
         with pytest.raises(CheckpointError, match=message):
             config_of(described, where="c.json")
-
-
-def test_transformers_opens_what_is_written(tiny, tmp_path):
-    import torch
-    import transformers
-
-    blocks = build_blocks(tiny, seed=5, policy="float32")
-    written = to_hf({name: weight.numpy() for name, weight in named_weights(blocks).items()})
-    save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(hf_config(tiny)))
-    model, report = transformers.AutoModelForPreTraining.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
-    assert not any(report.values()), report
-    assert type(model).__name__ == "BertForPreTraining"
-    assert shapes_of(written) == {name: tuple(v.shape) for name, v in model.named_parameters()}
-    columns = make_examples(tiny.vocab_size)
-    inputs = {
-        "input_ids": "input_ids",
-        "attention_mask": "input_mask",
-        "token_type_ids": "segment_ids",
-    }
-    with torch.no_grad():
-        theirs = model.eval()(**{n: torch.tensor(columns[ours]) for n, ours in inputs.items()})
-    mlm, nsp = blocks[-1][1].logits(hidden_of(blocks, columns))
-    at = columns["masked_lm_positions"][..., None]
-    np.testing.assert_allclose(
-        mlm, np.take_along_axis(theirs.prediction_logits.numpy(), at, 1), atol=1e-6
-    )
-    np.testing.assert_allclose(nsp, theirs.seq_relationship_logits, atol=1e-6)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import alive, assert_gone, numbers, ready
+from support.processes import assert_gone, numbers, ready
 
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
 from bert_cli.parallel.launcher import (
@@ -175,14 +175,6 @@ def launcher(*codes: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def test_kill_9_of_the_launcher_ends_all_processes(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "ignores"]
-    with launcher(SAVES + ready(paths[0]) + SLEEP, IGNORES + ready(paths[1]) + SLEEP) as process:
-        assert all(map(alive, numbers(*paths)))
-        process.kill()
-    assert_gone(*paths)
 
 
 def test_a_closed_output_ends_all_without_a_traceback(tmp_path):

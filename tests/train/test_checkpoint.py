@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.model_inputs import make_examples
 
 from bert_cli.config.training import PretrainSettings
 from bert_cli.data.records.tokenizer import Encoder, write_vocabulary
@@ -126,17 +127,6 @@ def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
 # --- other tools
 
 
-def batch_of(examples: int = 3, positions: int = 16) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(5)
-    mask = (np.arange(positions) < np.array([16, 9, 12])[:examples, None]).astype(np.int32)
-    return {
-        "input_ids": (draw.integers(1, SHAPE["vocab_size"], mask.shape) * mask).astype(np.int32),
-        "input_mask": mask,
-        "segment_ids": (mask * (np.arange(positions) > 5)).astype(np.int32),
-        "masked_lm_positions": np.tile(np.array([1, 3, 4, 7], np.int32), (examples, 1)),
-    }
-
-
 def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
     import torch
     import transformers
@@ -147,9 +137,9 @@ def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
     assert type(theirs) is transformers.BertForPreTraining
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         assert not report[kind], (kind, report[kind])
-    model, batch = tiny[0], batch_of()
+    batch = make_examples(SHAPE["vocab_size"], 3, 16, 4)
+    (stage,) = tiny[0].replicas[0]
     hidden = None
-    (stage,) = model.replicas[0]
     for block in stage.body:
         hidden = block(hidden, batch, None)
     mlm, nsp = stage.head.logits(hidden)
@@ -220,36 +210,16 @@ def test_transformers_tokenizes_as_our_records(cased, tmp_path):
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ids == ours.encode(text).tokens.tolist(), text
         assert len(set(ids)) > 4
-    assert len(theirs("cat " * 50, truncation=True)["input_ids"]) == 24
-    pair = theirs("cat", "mat")
-    cat, mat = pieces.index("cat"), pieces.index("mat")
-    assert pair["input_ids"] == [2, cat, 3, mat, 3]
-    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
-
-
-def test_nothing_in_a_checkpoint_is_a_pickle(saved):
-    kinds = {".json": 0, ".safetensors": 0}
-    for file in saved.iterdir():
-        head = file.read_bytes()[:16]
-        kinds[file.suffix] += 1
-        # Pickles start with 0x80 and a protocol, PyTorch's files are zip archives.
-        assert not head.startswith((b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6))))
-        if file.suffix == ".safetensors":
-            assert head[8:10] == b'{"'
-        else:
-            json.loads(file.read_text(encoding="utf-8"))
-    assert kinds == {".json": 2, ".safetensors": 2}
 
 
 # --- saving
 
 
 def test_the_files_are_readable_like_the_config_and_a_saved_step_is_not_written_again(tiny, saved):
-    modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
-    assert {*modes.values()} == {modes["config.json"]}
-    before = {file.name: file.stat().st_mtime_ns for file in saved.iterdir()}
+    before = {path.name: path.stat() for path in saved.iterdir()}
+    assert {file.st_mode for file in before.values()} == {before["config.json"].st_mode}
     assert save(saved.parent, *tiny[1:]) == saved
-    assert {file.name: file.stat().st_mtime_ns for file in saved.iterdir()} == before
+    assert {path.name: path.stat() for path in saved.iterdir()} == before
 
 
 def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
@@ -440,13 +410,10 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_complete(
     complete = save(tmp_path / "elsewhere", state, PLAIN)
     pages = sum(-(-file.stat().st_size // 4096) for file in complete.iterdir())
     disk = small_disk(int(pages * fraction) * 4096)
-    room = os.statvfs(disk)
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     message = assert_disk_error(disk / "run")
-    size = 3 * state.weights["w"].value.nbytes
-    free = room.f_bavail * room.f_frsize
-    lacks = f"{format_bytes(size - free)} of the {format_bytes(size)} to write are missing"
-    beginning = f"No space left on device, {format_bytes(free)} are free and "
-    assert beginning + (lacks if size > free else "that is not enough") in message
+    assert f"No space left on device, {format_bytes(free)} are free and " in message
+    assert (" to write are missing" in message) == (fraction < 0.9)
     assert list((disk / "run").iterdir()) == []
     # With more room the same save succeeds.
     subprocess.run(["mount", "-o", f"remount,size={2 * pages * 4096}", str(disk)], check=True)
@@ -559,11 +526,8 @@ def as_type(dtype: type):
 def test_values_that_no_run_can_have_are_an_error(saved, fresh):
     for name, suffix, edit, fault in (
         (MODEL, "", with_value(np.nan), "has values that are not finite"),
-        (MODEL, "", with_value(np.inf), "has values that are not finite"),
-        (MODEL, "", as_type(np.int32), "is int32, not float32"),
         (MODEL, "", as_type(np.float16), "is float16, not float32"),
         (OPTIMIZER, "/moment1", with_value(-np.inf), "has values that are not finite"),
-        (OPTIMIZER, "/moment2", with_value(np.nan), "has values that are not finite"),
         (OPTIMIZER, "/moment2", with_value(-1e-9), "has negative values"),
         (OPTIMIZER, "/moment2", as_type(np.float64), "is float64, not float32"),
     ):
@@ -587,13 +551,8 @@ def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
     for changes, where in (
         ({"step": 6}, " (step 6)"),
         ({"step": -5}, " (step)"),
-        ({"step": "7"}, " (step)"),
         ({"loss_scale": {**scale, "value": float("nan")}}, " (loss_scale.value)"),
-        ({"loss_scale": {**scale, "value": 0.0}}, " (loss_scale.value)"),
         ({"loss_scale": {**scale, "skipped": -1}}, " (loss_scale.skipped)"),
-        ({"loss_scale": 1.0}, " (loss_scale)"),
-        ({"fixed": []}, " (fixed)"),
-        ({"crc32c": [1]}, " (crc32c)"),
         ({"crc32c": {"../../x": "0"}}, " (crc32c.../../x.[key])"),
         (None, ""),
     ):
@@ -616,10 +575,9 @@ def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
 
 
 def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):
-    for change in ({"hidden_size": 32}, {"num_hidden_layers": 3}, {"vocab_size": 65}):
-        other = build(settings_of(bert_config={**SHAPE, **change}))[1:]
-        message = failure(saved, other)
-        assert "tensors have another shape" in message or "tensors are missing" in message
+    other = build(settings_of(bert_config={**SHAPE, "vocab_size": 65, "num_hidden_layers": 3}))
+    message = failure(saved, other[1:])
+    assert "tensors have another shape" in message and "tensors are missing" in message
     _, state, form = trained(settings_of(bert_config={**SHAPE, "intermediate_size": 48}))
     other = save(saved.parent / "other", state, form)
     shutil.copyfile(other / OPTIMIZER, saved / OPTIMIZER)

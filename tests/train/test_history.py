@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -14,16 +13,11 @@ from bert_cli.config.load import load
 from bert_cli.errors import DataError
 from bert_cli.train.history import (
     Run,
-    differing_settings,
-    in_words,
-    metric_names,
     names_of,
     open_runs,
     runs_below,
-    series,
     smoothed,
     summary_of,
-    value_in_words,
     window_for,
 )
 from bert_cli.train.metrics import Pace, jsonl_reporter
@@ -143,16 +137,6 @@ def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and
     assert found == ["a", "b/seed_1"]
 
 
-def test_a_hundred_runs_are_found_within_a_second_of_work(tmp_path, write_run):
-    first = write_run(tmp_path / "run_0", 2000, total=5000, saved=(1000, 2000))
-    for number in range(1, 100):
-        shutil.copytree(first, tmp_path / f"run_{number}")
-    began = time.process_time()
-    found = [(run.state, run.step, run.total_steps) for run in runs_below(tmp_path)]
-    assert time.process_time() - began < 1.0
-    assert found == [("stopped", 2000, 5000)] * 100
-
-
 def test_a_folder_means_all_runs_below_it_each_once(tmp_path, write_run, monkeypatch):
     for seed in (1, 2):
         write_run(tmp_path / "mrpc" / f"seed_{seed}", 3)
@@ -161,16 +145,6 @@ def test_a_folder_means_all_runs_below_it_each_once(tmp_path, write_run, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="is given twice"):
         open_runs([tmp_path / "mrpc" / "seed_1", Path("mrpc/seed_1")], "runs")
-
-
-def test_names_are_the_shortest_ends_of_paths_that_tell_runs_apart():
-    for paths, names in (
-        (["/x/a", "/x/b"], ["a", "b"]),
-        (["/x/run", "/y/run"], ["x/run", "y/run"]),
-        (["/x/one/run", "/y/one/run", "/y/two/b"], ["x/one/run", "y/one/run", "y/two/b"]),
-        (["/x/a"], ["a"]),
-    ):
-        assert names_of([Run(Path(path)) for path in paths]) == names
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_run):
@@ -211,25 +185,6 @@ def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
     np.testing.assert_array_equal(found, [NAN, 2.0, 2.0, 4.0, 4.0, NAN])
 
 
-def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
-    for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
-        runs = [
-            a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)]),
-            a_run(tmp_path / "b", []),
-        ]
-        assert window_for(runs, None) == window
-        assert window_for(runs, 7) == 7
-
-
-def test_held_out_metrics_are_listed_apart_from_others(tmp_path):
-    first = {"mlm_loss": 1, "nsp_loss": 1, "loss_scale": 1}
-    run = a_run(tmp_path, [(1, first), (2, {"validation_mlm_loss": 2})])
-    assert metric_names([run], "loss") == ["mlm_loss", "nsp_loss"]
-    assert metric_names([run], held_out=True) == ["validation_mlm_loss"]
-    steps, values = series(run, "validation_mlm_loss")
-    assert (steps.tolist(), values.tolist()) == ([2.0], [2.0])
-
-
 def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     speed = {"seconds_per_step": 2.0, "skipped": 1}
     first = {"loss": 3.0, "accuracy": 0.1, "validation_f1": 0.5, "tokens_per_second": 1.0}
@@ -260,22 +215,11 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     assert summary_of(a_run(tmp_path / "c", []), 5) == {"steps": 0.0}
 
 
-def test_differing_settings_include_those_that_a_run_lacks(tmp_path):
-    first = {"seed": 1, "group": {"a": 1, "b": 2}, "save_ckpt_path": "x", "about": {"what": "x"}}
-    second = {"seed": 1, "group": {"a": 1, "b": 3}, "save_ckpt_path": "y", "new": None}
-    runs = [a_run(tmp_path / "a", [], first), a_run(tmp_path / "b", [], second)]
-    assert differing_settings(runs) == {"group.b": [2, 3], "new": ["not set", None]}
-    assert differing_settings(runs[:1]) == {}
-
-
-def test_values_are_formatted_with_their_units():
-    for name, value, text in (
-        ("loss, last", 1.23456, "1.2346"),
-        ("held-out accuracy, best", 0.5, "50.00 %"),
-        ("loss, step of the best", 1234.0, "1,234"),
-        ("tokens per second, median", 12345.67, "12,345.7"),
-        ("seconds in steps", 90.0, "1 min 30 s"),
-        ("loss, last", None, ""),
-    ):
-        assert in_words(name, value) == text
-    assert [value_in_words(value) for value in ("a", None, [1], 2.0)] == ["a", "null", "[1]", "2.0"]
+def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
+    for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
+        runs = [
+            a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)]),
+            a_run(tmp_path / "b", []),
+        ]
+        assert window_for(runs, None) == window
+        assert window_for(runs, 7) == 7

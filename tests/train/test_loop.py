@@ -195,15 +195,6 @@ def test_norm_and_update_do_not_depend_on_loss_scale_and_accumulation(micro_batc
         assert weight_of(clipped) == pytest.approx(2.0 - 0.5 * norm, rel=1e-5)
 
 
-def test_the_complete_gradient_is_clipped_and_a_second_step_starts_from_none():
-    step = make(0.0, 2, max_gradient_norm=1.5)
-    # The mean gradient is 2, clipped to 1.5. The clipped gradients of the micro-batches would cancel.
-    for number in (1, 2):
-        step(batch([8.0], [-4.0]))
-        assert weight_of(step) == pytest.approx(-0.5 * 1.5 * number)
-        assert step.state.step == number
-
-
 def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
     step = make(1.0, scaling="dynamic")
     scale = step.state.loss_scale.value

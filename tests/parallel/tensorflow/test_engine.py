@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from support.layouts import (
     NO_DROPOUT,
-    SHALLOW,
     P,
     S,
     V,
@@ -70,13 +69,6 @@ def test_micro_batches_have_the_gradient_of_one_large_batch(plain):
         their_sums, gradient = accumulate(plain, examples(8, micro_batches))
         assert_close(gradient, expected, 1e-6)
         assert their_sums["mlm_loss"] == pytest.approx(sums["mlm_loss"], rel=1e-6)
-
-
-def test_recomputation_in_16_bits_has_the_same_gradients():
-    batch, options = examples(4, 2), {"precision": "mixed_bfloat16", "model": SHALLOW}
-    _, saved = accumulate(engine_of(**options)[0], batch)
-    _, again = accumulate(engine_of(**options, parallel=RECOMPUTE)[0], batch)
-    assert_close(again, saved, 1e-6)
 
 
 def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(dropping):
@@ -185,7 +177,7 @@ def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient
     monkeypatch.setattr(engine_module, "AGREE_SECONDS", 0.05)
     engine, _ = engine_of("2x2")
     # Minutes of work.
-    batch = examples(2 * 40_000, 40_000)
+    batch = {name: np.repeat(column, 20_000, 0) for name, column in examples(4, 2).items()}
     requested = threading.Event()
     threading.Timer(0.2, requested.set).start()
     began = time.monotonic()

@@ -39,31 +39,6 @@ def test_every_stage_runs_every_micro_batch_forward_and_then_backward(name):
             assert all(index["forward", n] < index["backward", n] for n in every)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_no_two_stages_wait_for_each_other(name):
-    """Run the lists with counters for the tensors in each channel: every stage completes its list."""
-    for stages, micro_batches in SIZES:
-        rest = schedules(name, stages, micro_batches)
-        hidden = [micro_batches, *[0] * stages]
-        gradients = [0] * (stages + 1)
-        while any(rest):
-            progress = False
-            for stage, work in enumerate(rest):
-                if not work:
-                    continue
-                is_forward = work[0].kind != "backward"
-                available, at = (hidden, stage) if is_forward else (gradients, stage + 1)
-                if available[at]:
-                    available[at] -= 1
-                    if work.pop(0).kind == "forward":
-                        hidden[stage + 1] += 1
-                    else:
-                        gradients[stage] += 1
-                    progress = True
-            assert progress, (stages, micro_batches, rest)
-        assert gradients[0] == micro_batches
-
-
 def test_stage_k_of_p_saves_activations_of_p_minus_k_micro_batches_with_1f1b_and_of_all_with_gpipe():
     for stages, micro_batches in SIZES:
         saved = [max_in_flight(work) for work in schedules("1F1B", stages, micro_batches)]
