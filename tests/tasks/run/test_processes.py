@@ -38,14 +38,12 @@ STAGES = {
 }
 
 
-def words(
-    folder: Path, replicas: int, micro_batches: int, steps: int = STEPS, **flags
-) -> list[str]:
+def words(folder: Path, replicas: int, micro: int, steps: int = STEPS, **flags) -> list[str]:
     """The command line of a small run with so many micro-batches a step over all replicas."""
     batch = {
         "global-batch.replicas": replicas,
-        "global-batch.grad-acc-steps-per-replica": micro_batches // replicas,
-        "total-num-train-samples": 2 * micro_batches * steps,
+        "global-batch.grad-acc-steps-per-replica": micro // replicas,
+        "total-num-train-samples": 2 * micro * steps,
     }
     return ["pretrain", "--save-ckpt-path", str(folder), *flags_of({**FLAGS, **batch}, **flags)]
 
