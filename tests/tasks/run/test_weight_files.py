@@ -261,7 +261,6 @@ def test_of_several_checkpoints_the_newest_is_read(in_tensorflow):
     for text, name in (
         # As TensorFlow writes it, but in another folder, from which this one was moved.
         ('model_checkpoint_path: "/elsewhere/20.ckpt"\n', "20.ckpt"),
-        ("damaged", "1000.ckpt"),
         ('model_checkpoint_path: "30.ckpt"\n', "1000.ckpt"),
     ):
         state.write_text(text)
@@ -272,9 +271,7 @@ def test_of_several_checkpoints_the_newest_is_read(in_tensorflow):
     state.unlink()
     assert find_source(str(folder)).weights == folder / "1000.ckpt"
     copy("best.ckpt")
-    with pytest.raises(
-        CheckpointError, match=r"4 checkpoints \(1000\.ckpt, 170\.ckpt, 20\.ckpt, b"
-    ):
+    with pytest.raises(CheckpointError, match=r"4 checkpoints \(1000\.ckpt, 170\.ckpt, 20"):
         find_source(str(folder))
 
 
