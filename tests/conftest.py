@@ -23,7 +23,7 @@ LONGEST_FIRST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests that import no TensorFlow")
+    parser.addoption("--fast", action="store_true", help="no TensorFlow, no long files")
     parser.addoption("--slow", action="store_true", help="the tests marked slow, too")
 
 
@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
     for item in items:
+        if config.getoption("--fast") and item.path.name in order:
+            item.add_marker(pytest.mark.skip(reason="--fast: a long file"))
         for name in left_out:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"marked {name}"))

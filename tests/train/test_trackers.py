@@ -215,6 +215,7 @@ def hparams_tab(folder: Path) -> dict[str, tuple[dict, dict, int | None]]:
     return tab
 
 
+@pytest.mark.tensorflow
 def test_the_hparams_tab_compares_runs_by_their_settings_and_last_metrics(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.plugins.hparams import api_pb2
@@ -237,6 +238,7 @@ def test_the_hparams_tab_compares_runs_by_their_settings_and_last_metrics(tmp_pa
     assert tab["fast"][2] is None
 
 
+@pytest.mark.tensorflow
 def test_without_its_package_tensorboards_files_have_metrics_and_a_message_names_the_package(
     tmp_path, monkeypatch, capsys
 ):
@@ -247,6 +249,7 @@ def test_without_its_package_tensorboards_files_have_metrics_and_a_message_names
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
+@pytest.mark.tensorflow
 def test_a_run_continues_without_a_board_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with ExitStack() as closing:
