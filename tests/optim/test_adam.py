@@ -9,19 +9,12 @@ import tensorflow as tf
 
 from bert_cli.config.training import OptimizerOpts
 from bert_cli.errors import ConfigError
-from bert_cli.optim.adam import (
-    Hyperparameters,
-    Optimizer,
-    Rule,
-    clip_factor,
-    round_stochastically,
-    weight_rules,
-)
+from bert_cli.optim import adam
 from bert_cli.parallel.tensorflow.update import random_bits
 
 STEPS = 50
 SHAPES = [(), (1,), (3, 5), (2, 3, 4)]
-RULES = [Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
+RULES = [adam.Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
 DEFAULTS = OptimizerOpts.model_fields
 EXEMPT = {  # of a run without settings of its own
     name: DEFAULTS[name].get_default(call_default_factory=True)
@@ -30,7 +23,9 @@ EXEMPT = {  # of a run without settings of its own
 
 
 def optimizer_of(**values):
-    return Optimizer(**{"hyperparameters": Hyperparameters(), "rules": {}, "seed": 3, **values})
+    return adam.Optimizer(
+        **{"hyperparameters": adam.Hyperparameters(), "rules": {}, "seed": 3, **values}
+    )
 
 
 def update(weight, gradient, first, second, step, rate, *, numbers, rule):
@@ -92,8 +87,8 @@ RATES = [float(np.float32(0.01 * (1 - step / STEPS))) for step in range(STEPS)]
 @pytest.mark.parametrize(
     "numbers",
     [
-        Hyperparameters(weight_decay_rate=0.1),
-        Hyperparameters(beta_1=0.0, beta_2=0.98, epsilon=1e-3, weight_decay_rate=0.0),
+        adam.Hyperparameters(weight_decay_rate=0.1),
+        adam.Hyperparameters(beta_1=0.0, beta_2=0.98, epsilon=1e-3, weight_decay_rate=0.0),
     ],
 )
 def test_fifty_updates_equal_the_papers_formulas(numbers):
@@ -120,8 +115,8 @@ def test_adamw_equals_that_of_pytorch():
             optimizer.param_groups[0]["lr"] = rate
             theirs.grad = torch.tensor(g, dtype=torch.float32)
             optimizer.step()
-        numbers = Hyperparameters(weight_decay_rate=decay)
-        (ours,) = our_updates([weight], [gradients], RATES, numbers, [Rule(True, False)])
+        numbers = adam.Hyperparameters(weight_decay_rate=decay)
+        (ours,) = our_updates([weight], [gradients], RATES, numbers, [adam.Rule(True, False)])
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -129,7 +124,7 @@ def test_float16_weights_are_updated_in_float32():
     rng = np.random.default_rng(0)
     weight, gradient = (rng.normal(size=(4, 4)).astype(np.float16) for _ in range(2))
     zeros = tf.zeros((4, 4), tf.float32)
-    rule, numbers = Rule(True, True), Hyperparameters()
+    rule, numbers = adam.Rule(True, True), adam.Hyperparameters()
     inputs = tf.constant(weight), tf.constant(gradient), zeros, zeros, 0, 1e-5
     new, first, second = update(*inputs, numbers=numbers, rule=rule)
     assert new.dtype == first.dtype == second.dtype == tf.float32
@@ -140,7 +135,7 @@ def test_float16_weights_are_updated_in_float32():
 
 
 def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
-    zeros, numbers = tf.zeros((1,), tf.float32), Hyperparameters(epsilon=0.0)
+    zeros, numbers = tf.zeros((1,), tf.float32), adam.Hyperparameters(epsilon=0.0)
     inputs = zeros, tf.constant([3.0]), zeros, zeros, 0, 1.0
     new, _, _ = update(*inputs, numbers=numbers, rule=RULES[3])
     assert new.numpy()[0] == pytest.approx(-1.0, rel=3e-7)
@@ -156,31 +151,33 @@ NAMES = [
 def test_weights_are_exempt_from_decay_and_adaptation_as_in_the_original():
     # Graphcore's example: no decay of biases and LayerNorm's beta, no LAMB of these and gamma.
     expected = {
-        "kernel": Rule(True, True),
-        "embeddings": Rule(True, True),
-        "gamma": Rule(True, False),
-        "bias": Rule(False, False),
-        "beta": Rule(False, False),
+        "kernel": adam.Rule(True, True),
+        "embeddings": adam.Rule(True, True),
+        "gamma": adam.Rule(True, False),
+        "bias": adam.Rule(False, False),
+        "beta": adam.Rule(False, False),
     }
-    rules = weight_rules(NAMES, "LAMB", **EXEMPT)
+    rules = adam.weight_rules(NAMES, "LAMB", **EXEMPT)
     assert rules == {name: expected[name.rpartition("/")[2]] for name in NAMES}
-    adamw = weight_rules(NAMES, "AdamW", **EXEMPT | {"no_weight_decay": ["bias", "beta", "gamma"]})
+    adamw = adam.weight_rules(
+        NAMES, "AdamW", **EXEMPT | {"no_weight_decay": ["bias", "beta", "gamma"]}
+    )
     decaying = {name.rpartition("/")[2] for name, rule in adamw.items() if rule.decays}
     assert decaying == {"kernel", "embeddings"}
     assert not any(rule.adapts for rule in adamw.values())
 
 
 def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
-    rules = weight_rules(NAMES, "AdamW", **EXEMPT, layer_decay=0.5)
+    rules = adam.weight_rules(NAMES, "AdamW", **EXEMPT, layer_decay=0.5)
     powers = [int(np.log2(1 / rule.rate)) for rule in rules.values()]
     assert powers == [13, 13, 12, 11, 2, 1, 0, 0]
-    rules = weight_rules(["emb/a/bias", "pool/dense/bias"], "LAMB", **EXEMPT, layer_decay=0.5)
+    rules = adam.weight_rules(["emb/a/bias", "pool/dense/bias"], "LAMB", **EXEMPT, layer_decay=0.5)
     assert [rule.rate for rule in rules.values()] == [0.5, 1.0]
     weight, direction = np.float32([1.0, -2.0]), np.float32([0.5, 0.25])
     for adapts in (False, True):
         inputs = 0, weight, direction, (5.0, 0.3125), 0.1, None
         updates = [
-            optimizer_of().apply_update(Rule(False, adapts, rate), *inputs) - weight
+            optimizer_of().apply_update(adam.Rule(False, adapts, rate), *inputs) - weight
             for rate in (1.0, 0.25)
         ]
         # The update is the difference of two float32 numbers of up to 2: each is rounded.
@@ -190,18 +187,18 @@ def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
 
 def test_unknown_kinds_of_weights_are_refused():
     with pytest.raises(ConfigError, match=r"no_weight_decay \(gama\).*did you mean 'gamma'"):
-        weight_rules(NAMES, "LAMB", **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
+        adam.weight_rules(NAMES, "LAMB", **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
 
 
 def test_clipping_limits_the_norm_of_the_complete_step_and_leaves_smaller_ones():
-    assert clip_factor(25.0, 1.0) == pytest.approx(0.2)
-    assert [clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
-    assert clip_factor(0.0, 1.0) == 1.0
+    assert adam.clip_factor(25.0, 1.0) == pytest.approx(0.2)
+    assert [adam.clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
+    assert adam.clip_factor(0.0, 1.0) == 1.0
 
 
 ALL_FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 NUMBERS = ALL_FLOAT16[np.isfinite(ALL_FLOAT16)]
-COMPILED = tf.function(round_stochastically, jit_compile=True)
+COMPILED = tf.function(adam.round_stochastically, jit_compile=True)
 
 
 def uniform_bits(count, seed=0):
@@ -211,7 +208,7 @@ def uniform_bits(count, seed=0):
 def rounded(values, bits):
     """Round in a compiled function and without; back to float32."""
     values, bits = tf.constant(values, tf.float32), tf.constant(bits, tf.uint32)
-    compiled, plain = COMPILED(values, bits), round_stochastically(values, bits)
+    compiled, plain = COMPILED(values, bits), adam.round_stochastically(values, bits)
     assert compiled.dtype == plain.dtype == tf.float16
     np.testing.assert_array_equal(compiled, plain)
     return compiled.numpy().astype(np.float32)

@@ -125,18 +125,15 @@ def _results(
     output: OutputFolder, shards: Iterable[Shard], convert: Convert, workers: Workers
 ) -> Results:
     if workers.scheduler is not None:
-        return run_on_cluster(output, shards, convert, workers.scheduler)
-    if workers.processes > 1:
-        return _run_in_processes(output, shards, convert, workers.processes)
-    return _run_here(output, shards, convert)
-
-
-def _run_here(output: OutputFolder, shards: Iterable[Shard], convert: Convert) -> Results:
-    for shard in shards:
-        if output.is_complete(shard):
-            yield shard, None
-        else:
-            yield shard, make_shard(output.prepare(shard), output.work_folder(shard), convert)
+        yield from run_on_cluster(output, shards, convert, workers.scheduler)
+    elif workers.processes > 1:
+        yield from _run_in_processes(output, shards, convert, workers.processes)
+    else:
+        for shard in shards:
+            if output.is_complete(shard):
+                yield shard, None
+            else:
+                yield shard, make_shard(output.prepare(shard), output.work_folder(shard), convert)
 
 
 def _run_in_processes(

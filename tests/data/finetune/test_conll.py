@@ -5,21 +5,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from bert_cli.data.finetune.conll import (
-    COMMENTS,
-    CONVERTED,
-    CUT_SENTENCES,
-    CUT_WORDS,
-    DOCUMENTS,
-    NO_PIECES,
-    Sentences,
-    chunks,
-    entity_scores,
-    of_words,
-    read_conll,
-    word_features,
-    word_spans,
-)
+from bert_cli.data.finetune import conll
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 
@@ -48,11 +34,11 @@ def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
         "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\nYork  NNP I-NP  B-LOC\r\n. . O O"
     )
     for end in ("", "\n\n\n"):
-        result = read_conll(put(tmp_path, text + end))
+        result = conll.read_conll(put(tmp_path, text + end))
         assert result.words == [["Johann", "lives"], ["York", "."]]
         assert result.labels == [[3, 0], [1, 0]]
         assert result.label_names == NAMES and result.remarks == {}
-    given = read_conll(put(tmp_path, text), NAMES[::-1])
+    given = conll.read_conll(put(tmp_path, text), NAMES[::-1])
     assert given.label_names == NAMES[::-1] and given.labels == [[1, 4], [3, 4]]
 
 
@@ -60,24 +46,24 @@ def test_separators_document_marks_and_comments(tmp_path):
     for text, words, remarks in (
         ("New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n", [["New York", "10\u00a0000", "\u3000"]], {}),
         ("10\u00a0000 O\n\u2028 B-LOC\n", [["10\u00a0000", "\u2028"]], {}),
-        ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n", [["a"], ["b"]], {DOCUMENTS: 2}),
+        ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n", [["a"], ["b"]], {conll.DOCUMENTS: 2}),
         # A word that is a hash is no comment.
-        ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {COMMENTS: 1}),
-        ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {COMMENTS: 1}),
+        ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {conll.COMMENTS: 1}),
+        ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {conll.COMMENTS: 1}),
     ):  # fmt: skip
-        result = read_conll(put(tmp_path, text))
+        result = conll.read_conll(put(tmp_path, text))
         assert (result.words, result.remarks) == (words, remarks)
 
 
 def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
     # Two adjacent persons, a location after a person, a sentence that starts with I-.
     text = "a I-PER\nb I-PER\na B-PER\nb I-LOC\na O\nb I-LOC\n\na I-LOC\n"
-    result = read_conll(put(tmp_path, text))
+    result = conll.read_conll(put(tmp_path, text))
     assert result.names(result.labels) == [
         ["B-PER", "I-PER", "B-PER", "B-LOC", "O", "B-LOC"], ["B-LOC"],
     ]  # fmt: skip
-    assert result.remarks == {CONVERTED: 4}
-    result = read_conll(put(tmp_path, "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n"))
+    assert result.remarks == {conll.CONVERTED: 4}
+    result = conll.read_conll(put(tmp_path, "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n"))
     assert result.names(result.labels) == [["B-PER", "I-PER", "B-PER", "O", "B", "I"]]
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
 
@@ -93,18 +79,18 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("-DOCSTART- -X- O O\n", "contains no sentences"),
     ):
         with pytest.raises(DataError, match=rf"dev\.txt:? ?{message}"):
-            read_conll(put(tmp_path, text), NAMES)
+            conll.read_conll(put(tmp_path, text), NAMES)
 
 
 def sentences(*texts):
     words = [text.split(" ") for text in texts]
     numbers = count(1)
-    return Sentences(words, [[next(numbers) % 5 for _ in row] for row in words], NAMES)
+    return conll.Sentences(words, [[next(numbers) % 5 for _ in row] for row in words], NAMES)
 
 
 def labels_of(given, features, values=None):
     values = features.position_labels["labels"] if values is None else values
-    return [own.tolist() for own in of_words(given, features, values)]
+    return [own.tolist() for own in conll.of_words(given, features, values)]
 
 
 def shown(features):
@@ -114,7 +100,7 @@ def shown(features):
 
 def test_the_first_piece_of_a_word_carries_its_label(tokenizer):
     given = sentences("Johann lives", "New York.")
-    features, remarks = word_features(given, tokenizer, 16)
+    features, remarks = conll.word_features(given, tokenizer, 16)
     assert shown(features) == ["[CLS] jo ##han ##n lives [SEP]", "[CLS] new york . [SEP]"]
     labels = features.position_labels
     assert labels["label_weights"].tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0]
@@ -126,16 +112,16 @@ def test_the_first_piece_of_a_word_carries_its_label(tokenizer):
 
 def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unknown(tokenizer):
     given = sentences("a Johann b a b a", "a b a")
-    features, remarks = word_features(given, tokenizer, 5)
+    features, remarks = conll.word_features(given, tokenizer, 5)
     assert shown(features) == [
         "[CLS] a [SEP]", "[CLS] jo ##han ##n [SEP]", "[CLS] b a b [SEP]", "[CLS] a [SEP]", "[CLS] a b a [SEP]",
     ]  # fmt: skip
-    assert features.lengths.max() == 5 and remarks == {CUT_SENTENCES: 1}
+    assert features.lengths.max() == 5 and remarks == {conll.CUT_SENTENCES: 1}
     assert labels_of(given, features) == given.labels
     given = sentences("a \u200b\x07 b", "------- a")
-    features, remarks = word_features(given, tokenizer, 5)
+    features, remarks = conll.word_features(given, tokenizer, 5)
     assert shown(features) == ["[CLS] a [UNK] b [SEP]", "[CLS] - - - [SEP]", "[CLS] a [SEP]"]
-    assert remarks == {NO_PIECES: 1, CUT_WORDS: 1, CUT_SENTENCES: 1}
+    assert remarks == {conll.NO_PIECES: 1, conll.CUT_WORDS: 1, conll.CUT_SENTENCES: 1}
     assert labels_of(given, features) == given.labels
 
 
@@ -144,14 +130,14 @@ def test_words_keep_their_labels_at_every_length(tokenizer):
     words = ["Johann", "a", "York.", "--", "[SEP]"]
     given = sentences(*(" ".join(numbers.choice(words, n)) for n in range(1, 30)))
     for length in (3, 7, 64):
-        features, _ = word_features(given, tokenizer, length)
+        features, _ = conll.word_features(given, tokenizer, length)
         assert features.lengths.max() <= length
         assert labels_of(given, features) == given.labels
         # A special token in the text is text.
         seps = np.flatnonzero(features.tokens == tokenizer.special.sep)
         assert np.array_equal(seps, features.ends - 1)
     with pytest.raises(ConfigError, match=r"max_seq_length \(2\): has no room for a word"):
-        word_features(given, tokenizer, 2)
+        conll.word_features(given, tokenizer, 2)
 
 
 def test_running_text_is_split_into_words_like_those_of_conll_files():
@@ -163,7 +149,7 @@ def test_running_text_is_split_into_words_like_those_of_conll_files():
         ("हिन्दी भाषा।", "हिन्दी भाषा ।"),
         (" \t", ""),
     ):
-        assert [text[begin:end] for begin, end in word_spans(text)] == words.split()
+        assert [text[begin:end] for begin, end in conll.word_spans(text)] == words.split()
 
 
 def test_chunks_are_those_of_conlleval():
@@ -173,8 +159,8 @@ def test_chunks_are_those_of_conlleval():
         ("I-A I-B", [("A", 0, 0), ("B", 1, 1)]),
         ("B I O I", [("_", 0, 1), ("_", 3, 3)]),
     ):
-        assert chunks(labels.split()) == expected
-    total, types = entity_scores([["O", "O"]], [["O", "O"]])
+        assert conll.chunks(labels.split()) == expected
+    total, types = conll.entity_scores([["O", "O"]], [["O", "O"]])
     assert (total.precision, total.recall, total.f1, types) == (0.0, 0.0, 0.0, {})
 
 
@@ -188,7 +174,7 @@ def test_entity_scores_are_those_of_nervaluate_on_random_labels(seed):
     gold = [numbers.choice(names, n).tolist() for n in numbers.integers(1, 30, 60)]
     # Most labels are right, so that some entities are right.
     result = [[w if numbers.random() < 0.7 else numbers.choice(names) for w in row] for row in gold]
-    total, types = entity_scores(gold, result)
+    total, types = conll.entity_scores(gold, result)
     assert total.right > 20
     judged = Evaluator(gold, result, tags=kinds, loader="list").evaluate()
     assert list(types) == kinds

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from bert_cli.config.finetune import CLUE_TASKS, GLUE_TASKS
-from bert_cli.data.finetune.glue import (
-    LONG_ROW,
-    SHORT_ROW,
-    TASKS,
-    UNLABELLED,
-    read_split,
-    write_server_file,
-)
+from bert_cli.data.finetune import glue
 from bert_cli.data.finetune.tables import EMPTY_TEXT, TextExamples
 from bert_cli.errors import ConfigError, DataError
 
@@ -115,50 +108,50 @@ def afqmc(label, **changes):
 
 
 def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
-    assert tuple(TASKS) == (*GLUE_TASKS, *CLUE_TASKS)
+    assert tuple(glue.TASKS) == (*GLUE_TASKS, *CLUE_TASKS)
     known = {"accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman"}
-    assert all({task.best} <= set(task.metrics) <= known for task in TASKS.values())
+    assert all({task.best} <= set(task.metrics) <= known for task in glue.TASKS.values())
 
 
 @pytest.mark.parametrize("task", GLUE_TASKS)
 def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task):
-    own = tmp_path / TASKS[task].folders[0]
+    own = tmp_path / glue.TASKS[task].folders[0]
     labelled, test = FILES[task]
-    for split, name in TASKS[task].files.items():
+    for split, name in glue.TASKS[task].files.items():
         text = test if split.startswith("test") else labelled
         put(own, name, text.replace("One.", "Other.") if "mism" in split else text)
     first, second, labels, order = READ[task]
     for folder in (tmp_path, own):
-        result = read_split(folder, task, "train")
+        result = glue.read_split(folder, task, "train")
         assert (result.first, result.second, result.remarks) == (first, second, {})
         names = result.label_names
         assert (names and " ".join(names)) == order and result.labels.tolist() == labels
-        bare = read_split(folder, task, "test")
+        bare = glue.read_split(folder, task, "test")
         assert bare.labels is None and bare.ids == ["0"] and bare.label_names == names
         assert bare.first[0] == test.splitlines()[1].split("\t")[-1 if second is None else -2]
     assert result.ids == (["133273"] if task == "qqp" else [str(n) for n in range(len(first))])
     if task == "mnli":
-        assert read_split(own, task, "validation").first == ["One."]
-        assert read_split(own, task, "validation_mismatched").first == ["Other."]
+        assert glue.read_split(own, task, "validation").first == ["One."]
+        assert glue.read_split(own, task, "validation_mismatched").first == ["Other."]
 
 
 def test_quotes_and_other_line_breaks_are_text_and_more_columns_are_counted(tmp_path):
     rows = '0\t"One\u2028a\tTwo\x85"\tentailment\r\n1\t"\ttwo\tnot_entailment\tx\r\n'
     put(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
-    result = read_split(tmp_path, "rte", "validation")
+    result = glue.read_split(tmp_path, "rte", "validation")
     assert (result.first, result.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
-    assert result.remarks == {LONG_ROW: 1}
+    assert result.remarks == {glue.LONG_ROW: 1}
 
 
 def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tmp_path):
     head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     rows = "1\t1\t2\tHow\n?\t1\n3\t1\t2\t\tWhy?\t0\n4\t1\t2\tA?\tB?\t1\n"
-    result = read_split(put(tmp_path, "train.tsv", head + rows), "qqp", "train")
+    result = glue.read_split(put(tmp_path, "train.tsv", head + rows), "qqp", "train")
     assert (result.first, result.ids) == (["", "A?"], ["3", "4"])
-    assert result.labels.tolist() == [0, 1] and result.remarks == {SHORT_ROW: 2, EMPTY_TEXT: 1}
+    assert result.labels.tolist() == [0, 1] and result.remarks == {glue.SHORT_ROW: 2, EMPTY_TEXT: 1}
     put(tmp_path, "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tA?\n")
     with pytest.raises(DataError, match=r"test\.tsv \(line 3\): has 2 of 3 columns"):
-        read_split(tmp_path, "qqp", "test")
+        glue.read_split(tmp_path, "qqp", "test")
 
 
 def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
@@ -175,16 +168,16 @@ def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
     ):  # fmt: skip
         put(tmp_path, "dev.tsv", text)
         with pytest.raises(DataError, match=rf"dev\.tsv{message}"):
-            read_split(tmp_path, task, "validation")
+            glue.read_split(tmp_path, task, "validation")
     with pytest.raises(DataError, match="no such file; give the folder that contains RTE"):
-        read_split(tmp_path, "rte", "train")
+        glue.read_split(tmp_path, "rte", "train")
 
 
 def test_an_unknown_task_or_split_is_refused_with_the_known_ones(tmp_path):
     unknown = {"ax": "test", "rte": "test_mismatched", "chid": "test", "afqmc": "dev"}
     for task, split in unknown.items():
         with pytest.raises(ConfigError, match="choose one of"):
-            read_split(tmp_path, task, split)
+            glue.read_split(tmp_path, task, split)
 
 
 def test_the_real_files_are_read_completely_with_known_rows(shared_data):
@@ -192,12 +185,14 @@ def test_the_real_files_are_read_completely_with_known_rows(shared_data):
         # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
         "cola": (8551, 1043, 1063), "mrpc": (3667, 408, 1725), "rte": (2490, 277, 3000), "sst2": (67349, 872, 1821),
     }.items():  # fmt: skip
-        parts = [read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")]
+        parts = [
+            glue.read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")
+        ]
         assert tuple(len(part) for part in parts) == counts
         assert all(part.remarks == {} for part in parts)
         assert parts[2].ids == [str(number) for number in range(counts[2])]
     # 279 of 408 development pairs are paraphrases: the score of always saying so is 0.684.
-    mrpc = read_split(shared_data / "glue" / "MRPC", "mrpc", "validation")
+    mrpc = glue.read_split(shared_data / "glue" / "MRPC", "mrpc", "validation")
     assert mrpc.second[0].startswith('" The foodservice pie business')
     assert mrpc.labels[:2].tolist() == [1, 0] and int(mrpc.labels.sum()) == 279
 
@@ -205,14 +200,14 @@ def test_the_real_files_are_read_completely_with_known_rows(shared_data):
 @pytest.mark.parametrize("task", CLUE_TASKS)
 def test_the_published_fields_of_a_clue_task_are_read(tmp_path, task):
     row, first, second, label, name = CLUE_ROWS[task]
-    own = put_rows(tmp_path / TASKS[task].folders[-1], "train.json", [row])
+    own = put_rows(tmp_path / glue.TASKS[task].folders[-1], "train.json", [row])
     put_rows(own, "test.json", [{key: value for key, value in row.items() if key != "label"}])
     for folder in (tmp_path, own):
-        result = read_split(folder, task, "train")
+        result = glue.read_split(folder, task, "train")
         assert (result.first, result.ids) == ([first], [name])
         assert result.second == (None if second is None else [second])
         assert result.labels.tolist() == [label]
-        test = read_split(folder, task, "test")
+        test = glue.read_split(folder, task, "test")
         assert (test.first, test.second, test.labels) == (result.first, result.second, None)
         assert test.label_names == result.label_names and test.label_names is not None
 
@@ -220,35 +215,35 @@ def test_the_published_fields_of_a_clue_task_are_read(tmp_path, task):
 def test_labels_come_from_labels_json_and_without_it_from_the_training_file(tmp_path):
     put_rows(tmp_path, "train.json", [{"label": n, "sentence": "x"} for n in ("109", "12", "109")])
     put_rows(tmp_path, "dev.json", [{"label": "12", "sentence": "x"}])
-    assert read_split(tmp_path, "tnews", "validation").label_names == ("12", "109")
+    assert glue.read_split(tmp_path, "tnews", "validation").label_names == ("12", "109")
     put_rows(tmp_path, "labels.json", [{"label": n, "label_desc": "y"} for n in ("7", "109", "12")])
-    result = read_split(tmp_path, "tnews", "validation")
+    result = glue.read_split(tmp_path, "tnews", "validation")
     assert result.label_names == ("7", "12", "109") and result.labels.tolist() == [1]
 
 
 def test_other_labels_names_and_orders_are_read(tmp_path):
     folder = put_rows(tmp_path, "dev.json", [afqmc(1), afqmc(0)])
-    assert read_split(folder, "afqmc", "validation").labels.tolist() == [1, 0]
+    assert glue.read_split(folder, "afqmc", "validation").labels.tolist() == [1, 0]
     # The pronoun may precede the noun.
     target = {"span1_text": "cd", "span1_index": 3, "span2_text": "a", "span2_index": 0}
     put_rows(tmp_path, "dev.json", [{"text": "ab cd", "target": target, "label": True}])
-    wsc = read_split(folder, "wsc", "validation")
+    wsc = glue.read_split(folder, "wsc", "validation")
     assert wsc.labels.tolist() == [1] and wsc.first == ["[a]b _cd_"]
     # OCNLI's training set has its published name.
     for size, rows in (("1k", 1), ("50k", 3)):
         put_rows(tmp_path, f"train.{size}.json", [NLI] * rows)
-    assert len(read_split(tmp_path, "ocnli", "train")) == 3
-    assert len(read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
+    assert len(glue.read_split(tmp_path, "ocnli", "train")) == 3
+    assert len(glue.read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
 
 
 def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
     for task in ("cmnli", "ocnli"):
         put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}, NLI, NLI | {"sentence2": ""}])
-        result = read_split(tmp_path, task, "validation")
-        assert len(result) == 2 and result.remarks == {UNLABELLED: 1, EMPTY_TEXT: 1}
+        result = glue.read_split(tmp_path, task, "validation")
+        assert len(result) == 2 and result.remarks == {glue.UNLABELLED: 1, EMPTY_TEXT: 1}
     put_rows(tmp_path, "dev.json", [afqmc("-")])
     with pytest.raises(DataError, match=r"dev\.json \(line 1\): label '-' is unknown"):
-        read_split(tmp_path, "afqmc", "validation")
+        glue.read_split(tmp_path, "afqmc", "validation")
 
 
 def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
@@ -264,11 +259,11 @@ def test_a_broken_json_row_is_reported_with_its_line(tmp_path):
     ):  # fmt: skip
         folder = put_rows(tmp_path, "dev.json", [good, row, good])
         with pytest.raises(DataError, match=rf"dev\.json \(line 2\): .*{message}"):
-            read_split(folder, task, "validation")
+            glue.read_split(folder, task, "validation")
 
 
 def two(task, ids=("0", "1"), names=None):
-    return TextExamples(["a", "b"], None, None, list(ids), names or TASKS[task].label_names)
+    return TextExamples(["a", "b"], None, None, list(ids), names or glue.TASKS[task].label_names)
 
 
 def test_the_file_for_gluebenchmark_has_words_integers_or_scores(tmp_path):
@@ -278,16 +273,16 @@ def test_the_file_for_gluebenchmark_has_words_integers_or_scores(tmp_path):
         ("stsb", [-0.2, 5.3], "0\t0.000\n1\t5.000\n"),
         ("stsb", [1.23449, 4], "0\t1.234\n1\t4.000\n"),
     ):
-        path = tmp_path / TASKS[task].server_files["test"]
-        write_server_file(path, task, two(task), np.array(predictions))
+        path = tmp_path / glue.TASKS[task].server_files["test"]
+        glue.write_server_file(path, task, two(task), np.array(predictions))
         assert path.read_text() == "index\tprediction\n" + lines
 
 
 def test_the_file_for_clue_has_an_object_per_line_and_the_name_of_version_1_1(tmp_path):
-    files = {task: TASKS[task].server_files["test"] for task in CLUE_TASKS}
+    files = {task: glue.TASKS[task].server_files["test"] for task in CLUE_TASKS}
     others = {"tnews": "tnews11", "ocnli": "ocnli_50k", "wsc": "cluewsc11"}
     assert files == {task: f"{others.get(task, task)}_predict.json" for task in CLUE_TASKS}
     path = tmp_path / files["tnews"]
     examples = two("tnews", ("0", "a7"), ("100", "101"))
-    write_server_file(path, "tnews", examples, np.array([1, 0]))
+    glue.write_server_file(path, "tnews", examples, np.array([1, 0]))
     assert path.read_text() == '{"id": 0, "label": "101"}\n{"id": "a7", "label": "100"}\n'

@@ -5,15 +5,6 @@ import json
 import pytest
 
 from bert_cli.data.finetune import squad
-from bert_cli.data.finetune.squad import (
-    Answer,
-    Gold,
-    Question,
-    best_score,
-    normalize,
-    read_squad,
-    squad_scores,
-)
 from bert_cli.errors import DataError
 
 
@@ -38,32 +29,32 @@ def file_of(*rows, context="The cat sat."):
 
 def test_questions_are_read_with_their_answers(write):
     path = write(file_of(row(), row("b", is_impossible=True) | {"answers": []}))
-    first = Question("a", "Who?", "The cat sat.", (Answer("cat", 4),), False)
-    second = Question("b", "Who?", "The cat sat.", (), True)
-    assert read_squad(path, version_2=True, training=True) == ([first, second], ())
+    first = squad.Question("a", "Who?", "The cat sat.", (squad.Answer("cat", 4),), False)
+    second = squad.Question("b", "Who?", "The cat sat.", (), True)
+    assert squad.read_squad(path, version_2=True, training=True) == ([first, second], ())
     with pytest.raises(DataError, match=r"question 'b'\).*give --version-2"):
-        read_squad(path, version_2=False, training=False)
+        squad.read_squad(path, version_2=False, training=False)
     # A test file has no answers.
     path = write(file_of({"id": "a", "question": "Who?"}, row("b") | {"answers": []}))
-    assert len(read_squad(path, version_2=False, training=False)[0]) == 2
+    assert len(squad.read_squad(path, version_2=False, training=False)[0]) == 2
     with pytest.raises(DataError, match=r"question 'a'\): has no answers"):
-        read_squad(path, version_2=False, training=True)
+        squad.read_squad(path, version_2=False, training=True)
 
 
 def test_a_misplaced_answer_is_left_out_of_training_and_reported(write):
     both = row("b")
     both["answers"].append({"text": "sat", "answer_start": 7})
     rows = row("a", start=5), both, row("c", start=-8), row("d", text=" ", start=3)
-    (read,), remarks = read_squad(write(file_of(*rows)), version_2=False, training=True)
-    assert (read.id, read.answers) == ("b", (Answer("cat", 4),))
+    (read,), remarks = squad.read_squad(write(file_of(*rows)), version_2=False, training=True)
+    assert (read.id, read.answers) == ("b", (squad.Answer("cat", 4),))
     assert remarks == (f"4 {squad.MISPLACED} (a, b, c, ...)", f"3 {squad.UNUSABLE} (a, c, d)")
     # Where only its text is scored it is included.
     path = write(file_of(row("a", start=5)))
-    (read,), remarks = read_squad(path, version_2=False, training=False)
-    assert read.answers == (Answer("cat", 5),)
+    (read,), remarks = squad.read_squad(path, version_2=False, training=False)
+    assert read.answers == (squad.Answer("cat", 5),)
     assert remarks == (f"1 {squad.MISPLACED_KEPT} (a)",)
     with pytest.raises(DataError, match=r"nothing to read: 1 answers whose text"):
-        read_squad(path, version_2=False, training=True)
+        squad.read_squad(path, version_2=False, training=True)
 
 
 def test_bad_files_are_refused_with_the_field_or_the_question(write):
@@ -82,13 +73,13 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
         (file_of(row() | {"question": "\ud83d"}), ": Invalid JSON.* hex escape"),
     ):
         with pytest.raises(DataError, match=rf"squad\.json.*{message}"):
-            read_squad(write(content), version_2=True, training=True)
+            squad.read_squad(write(content), version_2=True, training=True)
 
 
 def gold_of(texts):
     """Return gold answers by id; None is an impossible question."""
     rows = [(name, tuple(answers or ())) for name, answers in texts.items()]
-    return Gold(rows, any(answers is None for answers in texts.values()))
+    return squad.Gold(rows, any(answers is None for answers in texts.values()))
 
 
 def test_texts_are_normalized_as_officially():
@@ -104,7 +95,7 @@ def test_texts_are_normalized_as_officially():
         ("ÉTÉ Straße", "été straße"),  # lower case, not case folding; accents remain
         ("under_score", "underscore"),
     ):
-        assert normalize(text) == normalized
+        assert squad.normalize(text) == normalized
 
 
 def test_f1_counts_common_words_and_exact_match_compares_normalized_texts():
@@ -120,39 +111,41 @@ def test_f1_counts_common_words_and_exact_match_compares_normalized_texts():
         (["blue", "green"], "The Green", (1, 1)),
         (["red"], "", (0, 0)),
     ):
-        f1, exact = best_score(golds, prediction, version_2=False)
+        f1, exact = squad.best_score(golds, prediction, version_2=False)
         assert (f1, exact) == (pytest.approx(expected[0], abs=1e-12), expected[1])
 
 
 def test_1_1_and_2_0_differ_where_nothing_remains_of_a_text():
     for golds in (["The"], ["The", "red"]):
-        assert best_score(golds, "a", version_2=False) == (0.0, 1.0)
+        assert squad.best_score(golds, "a", version_2=False) == (0.0, 1.0)
     for golds, prediction, score in (
         (["The"], "a", 1.0), (["The"], "", 1.0), (["red"], "", 0.0), (["The", "red"], "a", 0.0),
         ([], "", 1.0), ([], "the", 1.0), ([], "red", 0.0),
     ):  # fmt: skip
-        assert best_score(golds, prediction, version_2=True) == (score, score)
+        assert squad.best_score(golds, prediction, version_2=True) == (score, score)
 
 
 def test_squad_scores_are_per_cent_of_all_gold_questions_and_a_missing_answer_is_0():
     # F1: 1, 4/7 and 0 of 3; exact: 1 of 3
     gold = gold_of({"x": ["red"], "y": ["red green blue black"], "z": ["blue"]})
-    scores = squad_scores(gold, {"x": "Red", "y": "red green white", "foreign": "blue"})
+    scores = squad.squad_scores(gold, {"x": "Red", "y": "red green white", "foreign": "blue"})
     expected = {"f1": 100 * (1 + 4 / 7) / 3, "exact_match": 100 / 3}
     assert scores == pytest.approx(expected, abs=1e-10)
-    twice = Gold([("x", ("red",)), ("y", ("blue",)), ("x", ("red",))], version_2=False)
-    assert squad_scores(twice, {"x": "red", "y": "no"})["f1"] == pytest.approx(200 / 3, abs=1e-10)
+    twice = squad.Gold([("x", ("red",)), ("y", ("blue",)), ("x", ("red",))], version_2=False)
+    assert squad.squad_scores(twice, {"x": "red", "y": "no"})["f1"] == pytest.approx(
+        200 / 3, abs=1e-10
+    )
 
 
 def test_2_0_has_scores_of_questions_with_and_without_answers():
     # with: F1 1, 2/3 (precision 1, recall 1/2), 0 (missing); without: 1 and 0
     gold = gold_of({"a": ["red"], "b": ["red car"], "c": ["x"], "d": None, "e": None})
-    scores = squad_scores(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
+    scores = squad.squad_scores(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
     expected = {"exact": 40.0, "f1": 100 * (1 + 2 / 3 + 1) / 5, "total": 5}
     expected |= {"HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 2 / 3) / 3, "HasAns_total": 3}
     expected |= {"NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2}
     assert scores == pytest.approx(expected, abs=1e-10)
-    only_impossible = squad_scores(gold_of({"a": None}), {"a": ""})
+    only_impossible = squad.squad_scores(gold_of({"a": None}), {"a": ""})
     assert only_impossible["NoAns_total"] == 1 and "HasAns_total" not in only_impossible
 
 
@@ -161,7 +154,7 @@ def test_an_answer_is_empty_above_the_threshold_and_the_best_thresholds_are_repo
     given = {"a": "red", "b": "car", "c": "no", "d": "", "e": "car"}
     odds = {"a": 0.1, "b": 0.4, "c": 0.6, "d": 0.5, "e": 0.9}
     # At 0.3 all but a are empty: F1 and exact 1 of three with answers, and both of those without.
-    scores = squad_scores(gold, given, odds, 0.3)
+    scores = squad.squad_scores(gold, given, odds, 0.3)
     assert (scores["exact"], scores["f1"], scores["total"]) == (60.0, 60.0, 5)
     assert (scores["HasAns_f1"], scores["NoAns_exact"]) == (pytest.approx(100 / 3), 100.0)
     # With only a answered: 3 of 5 are right. With b as well F1 has 2/3 more, and nothing comes after it.
@@ -170,9 +163,9 @@ def test_an_answer_is_empty_above_the_threshold_and_the_best_thresholds_are_repo
     assert scores["best_f1"] == pytest.approx(100 * (3 + 2 / 3) / 5, abs=1e-10)
     assert scores["best_f1_thresh"] == 0.4
     # The default does not empty any answer, not even one whose probability is 1.
-    everything = squad_scores(gold, given, odds | {"a": 1.0})["exact"]
-    assert everything == squad_scores(gold, given)["exact"] == 40.0
+    everything = squad.squad_scores(gold, given, odds | {"a": 1.0})["exact"]
+    assert everything == squad.squad_scores(gold, given)["exact"] == 40.0
     # A missing answer is wrong whatever its probability.
-    other = squad_scores(gold, given | {"x": ""}, odds | {"e": 0.2}, 0.3)
+    other = squad.squad_scores(gold, given | {"x": ""}, odds | {"e": 0.2}, 0.3)
     del given["d"]
-    assert other["NoAns_exact"] == squad_scores(gold, given, odds, 0.3)["NoAns_exact"] == 50.0
+    assert other["NoAns_exact"] == squad.squad_scores(gold, given, odds, 0.3)["NoAns_exact"] == 50.0

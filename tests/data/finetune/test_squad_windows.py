@@ -6,26 +6,8 @@ import unicodedata
 import numpy as np
 import pytest
 
-from bert_cli.data.finetune import squad_windows
+from bert_cli.data.finetune import squad, squad_windows
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.finetune.squad import (
-    Answer,
-    Question,
-    gold_of,
-    normalize,
-    read_gold,
-    read_squad,
-    squad_scores,
-)
-from bert_cli.data.finetune.squad_windows import (
-    Windows,
-    answers,
-    arrays_of_windows,
-    best_null_threshold,
-    make_windows,
-    windows_of,
-    with_null_threshold,
-)
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError
 
@@ -46,12 +28,14 @@ def tokenizer(tmp_path_factory):
 
 def question_about(context, *, answer=None, question="who?", name="a"):
     """A question about a context; the answer is its characters."""
-    answers = () if answer is None else (Answer(context[slice(*answer)], answer[0]),)
-    return Question(name, question, context, answers, False)
+    squad_windows.answers = (
+        () if answer is None else (squad.Answer(context[slice(*answer)], answer[0]),)
+    )
+    return squad.Question(name, question, context, squad_windows.answers, False)
 
 
 def windows_for(questions, tokenizer, *, training=True, **sizes):
-    return make_windows(questions, tokenizer, **(SIZES | sizes), training=training)
+    return squad_windows.make_windows(questions, tokenizer, **(SIZES | sizes), training=training)
 
 
 def test_a_window_is_question_and_context_with_their_segments_and_offsets(tokenizer):
@@ -64,7 +48,7 @@ def test_a_window_is_question_and_context_with_their_segments_and_offsets(tokeni
     assert made.best_context.tolist() == [False] * 6 + [True] * 5 + [False]
     # "lki" is of walk and ##ing; an impossible question has its [CLS].
     inside = windows_for([question_about("The walking, cafe", answer=(6, 9))], tokenizer)
-    impossible = windows_for([Question("a", "who?", "the cafe", (), True)], tokenizer)
+    impossible = windows_for([squad.Question("a", "who?", "the cafe", (), True)], tokenizer)
     for windows, start, end in ((made, 7, 8), (inside, 7, 8), (impossible, 0, 0)):
         labels = windows.features.labels
         assert labels["start_positions"].tolist() == [start]
@@ -111,9 +95,9 @@ def test_questions_are_cut_and_odd_ones_reported(tokenizer, tmp_path):
     made = windows_for([odd, question_about("the cafe", answer=(0, 3), name="b")], tokenizer)
     assert made.question.tolist() == [1]
     assert list(made.remarks) == [f"1 {squad_windows.NO_PIECES} (a)"]
-    np.savez(tmp_path / "cache.npz", **arrays_of_windows(made))
+    np.savez(tmp_path / "cache.npz", **squad_windows.arrays_of_windows(made))
     with np.load(tmp_path / "cache.npz") as arrays:
-        again = windows_of(dict(arrays))
+        again = squad_windows.windows_of(dict(arrays))
     assert (made.features.fingerprint, made.remarks) == (again.features.fingerprint, again.remarks)
     for name in ("question", "offsets", "best_context"):
         assert (getattr(made, name) == getattr(again, name)).all()
@@ -129,7 +113,7 @@ def real(shared_data, tmp_path_factory):
     vocabulary = shared_data / "vocab" / "bert-base-uncased-vocab.txt"
     (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())
     path = shared_data / "squad" / "dev-v1.1.rebuilt.json"
-    questions, remarks = read_squad(path, version_2=False, training=True)
+    questions, remarks = squad.read_squad(path, version_2=False, training=True)
     assert remarks == ()
     sizes = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
     return questions, windows_for(questions, read_tokenizer(folder), **sizes)
@@ -147,7 +131,7 @@ def test_every_real_answer_is_recovered_from_its_label_except_those_that_end_ins
         first = made.offsets[starts[window] + labels["start_positions"][window], 0]
         last = made.offsets[starts[window] + labels["end_positions"][window], 1]
         seen.add(row.id)
-        if normalize(row.context[first:last]) != normalize(answer.text):
+        if squad.normalize(row.context[first:last]) != squad.normalize(answer.text):
             differ += 1
             # It starts or ends within a word: "Japan" of "Japanese".
             end = answer.start + len(answer.text)
@@ -163,7 +147,9 @@ DEFAULTS = {"n_best": 20, "max_answer_length": 30, "version_2": False}
 
 
 def question(name="a", context=LETTERS, gold=(), *, impossible=False):
-    return Question(name, "?", context, tuple(Answer(text, 0) for text in gold), impossible)
+    return squad.Question(
+        name, "?", context, tuple(squad.Answer(text, 0) for text in gold), impossible
+    )
 
 
 def windows_over(*parts):
@@ -179,12 +165,12 @@ def windows_over(*parts):
     zeros = np.zeros(len(offsets), np.int32)
     features = Features(zeros, zeros.astype(np.int8), np.array(ends, np.int64))
     numbers = np.array([part[0] for part in parts], np.int32)
-    return Windows(features, numbers, np.array(offsets, np.int32), np.array(best))
+    return squad_windows.Windows(features, numbers, np.array(offsets, np.int32), np.array(best))
 
 
 def answer_all(rows, windows, start, end, **settings):
     logits = np.array([start, end], np.float32).T
-    return answers(rows, windows, logits, **(DEFAULTS | settings))
+    return squad_windows.answers(rows, windows, logits, **(DEFAULTS | settings))
 
 
 def test_an_answer_starts_at_a_position_only_in_its_best_window():
@@ -226,7 +212,9 @@ def test_no_answer_is_given_when_it_is_better_by_more_than_the_threshold():
     result = answer_all([question()], made, start, end, version_2=True)
     assert (result.predictions, result.null_odds) == ({"a": "b"}, {"a": 1.0})
     for threshold, text in ((0.999, ""), (1.0, "b")):
-        assert with_null_threshold({"a": "b"}, result.null_odds, threshold) == {"a": text}
+        assert squad_windows.with_null_threshold({"a": "b"}, result.null_odds, threshold) == {
+            "a": text
+        }
     texts = [(entry["text"], entry["start_logit"]) for entry in result.nbest["a"]]
     assert texts == [("", 2.0), ("b", 2.0), ("a", 1.0)]
 
@@ -237,16 +225,16 @@ def test_the_threshold_that_scores_best_is_chosen():
     given = {"a": "red", "b": "x", "c": "blue", "d": "y"}  # F1 1, 0, 1 and 0
     # answered from below: none 2 of 4 right, a 3, a c 4, a c b 3, all 2
     odds = {"a": -3.0, "c": -1.0, "b": 0.5, "d": 2.0}
-    best = best_null_threshold(odds, given, questions)
-    chosen = with_null_threshold(given, odds, best)
+    best = squad_windows.best_null_threshold(odds, given, questions)
+    chosen = squad_windows.with_null_threshold(given, odds, best)
     assert best == -1.0 and chosen == {"a": "red", "c": "blue", "b": "", "d": ""}
-    assert squad_scores(gold_of(questions), chosen)["f1"] == 100.0
+    assert squad.squad_scores(squad.gold_of(questions), chosen)["f1"] == 100.0
     # answered from below: none 2, b 1, b d 0, b d a 1, all 2: the first of the best is none
     odds = {"b": -9.0, "d": -8.0, "a": -3.0, "c": -1.0}
-    assert best_null_threshold(odds, given, questions) < -9.0
+    assert squad_windows.best_null_threshold(odds, given, questions) < -9.0
     # Questions of equal odds change together. none 2, all but c 1 (a, b, d together), all 2
     odds = {"a": 0.0, "b": 0.0, "d": 0.0, "c": 1.0}
-    assert best_null_threshold(odds, given, questions) < 0.0
+    assert squad_windows.best_null_threshold(odds, given, questions) < 0.0
 
 
 def test_perfect_logits_on_real_data_score_almost_100(real, shared_data):
@@ -257,9 +245,9 @@ def test_perfect_logits_on_real_data_score_almost_100(real, shared_data):
         logits[row, (made.features.starts + positions)[positions > 0]] = 10.0
     # A little noise breaks ties: of a thousand equal runs any would do.
     logits += np.random.default_rng(0).normal(scale=0.01, size=logits.shape).astype(np.float32)
-    result = answers(questions, made, logits.T, **DEFAULTS)
+    result = squad_windows.answers(questions, made, logits.T, **DEFAULTS)
     path = shared_data / "squad" / "dev-v1.1.rebuilt.json"
-    scores = squad_scores(read_gold(path), result.predictions)
+    scores = squad.squad_scores(squad.read_gold(path), result.predictions)
     # What is missing are answers cut inside a word, and those longer than 30 pieces.
     assert scores["f1"] > 99.0 and scores["exact_match"] > 98.8
     assert set(map(len, result.nbest.values())) == {20}

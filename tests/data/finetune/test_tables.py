@@ -7,20 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_cli.data.finetune.tables import (
-    BLANK,
-    EMPTY_TEXT,
-    QUOTED,
-    TextExamples,
-    confusion,
-    hold_out,
-    read_lines,
-    read_table,
-    read_text,
-    score,
-    sorted_labels,
-    write_lines,
-)
+from bert_cli.data.finetune import tables
 from bert_cli.errors import ConfigError, DataError
 
 
@@ -31,13 +18,13 @@ def put(folder, name, text):
 
 
 def read(path, texts=("text",), label="label", names=None):
-    return read_table(path, text_columns=texts, label_column=label, label_names=names)
+    return tables.read_table(path, text_columns=texts, label_column=label, label_names=names)
 
 
 def test_only_a_line_feed_ends_a_line_also_of_a_compressed_file(tmp_path):
     text = "\ufeffa\u2028b\u0085\x0c\rc\r\n\r\n d \n\n".encode()
     for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
-        assert read_lines(put(tmp_path, name, data)) == ["a\u2028b\u0085\x0c\rc", "", " d "]
+        assert tables.read_lines(put(tmp_path, name, data)) == ["a\u2028b\u0085\x0c\rc", "", " d "]
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
@@ -48,17 +35,17 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
         ("a.txt.gz", b"not gzip", "cannot be read"),
     ):
         with pytest.raises(DataError, match=rf"{name}:? {message}"):
-            read_text(put(tmp_path, name, data))
+            tables.read_text(put(tmp_path, name, data))
     for name, remedy in (("b.txt", r"did you mean '.*/a\.txt'"), ("b/c.tsv", "check the")):
         with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
-            read_text(tmp_path / name)
+            tables.read_text(tmp_path / name)
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    write_lines(tmp_path / "new" / "a.txt", ["a", "ß"])
+    tables.write_lines(tmp_path / "new" / "a.txt", ["a", "ß"])
     assert (tmp_path / "new" / "a.txt").read_bytes() == "a\nß\n".encode()
     with pytest.raises(DataError, match="cannot be written"):
-        write_lines(tmp_path / "new" / "a.txt" / "b.txt", ["a"])
+        tables.write_lines(tmp_path / "new" / "a.txt" / "b.txt", ["a"])
 
 
 def test_csv_texts_contain_quotes_commas_and_line_ends(tmp_path):
@@ -75,9 +62,12 @@ def test_csv_texts_contain_quotes_commas_and_line_ends(tmp_path):
 def test_tsv_quotes_are_text_and_odd_rows_are_counted(tmp_path):
     path = put(tmp_path, "a.tsv", 'text\tlabel\n"open\t1\n"both"\t0\nplain\t1\n')
     result = read(path)
-    assert result.first == ['"open', '"both"', "plain"] and result.remarks == {QUOTED: 1}
+    assert result.first == ['"open', '"both"', "plain"] and result.remarks == {tables.QUOTED: 1}
     result = read(put(tmp_path, "a.csv", "text,label\n,1\n\n  ,0\nb,0\n\n"))
-    assert result.first == ["", "  ", "b"] and result.remarks == {EMPTY_TEXT: 2, BLANK: 2}
+    assert result.first == ["", "  ", "b"] and result.remarks == {
+        tables.EMPTY_TEXT: 2,
+        tables.BLANK: 2,
+    }
 
 
 def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp_path):
@@ -105,9 +95,9 @@ def test_json_lines_and_json_lists_are_read(tmp_path):
 
 
 def test_labels_are_sorted_by_value_if_all_are_integers_and_given_ones_keep_their_numbers(tmp_path):
-    assert sorted_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
-    assert sorted_labels(["10", "9", "b"]) == ("10", "9", "b")
-    assert sorted_labels(["1.5", "10", "9"]) == ("1.5", "10", "9")
+    assert tables.sorted_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    assert tables.sorted_labels(["10", "9", "b"]) == ("10", "9", "b")
+    assert tables.sorted_labels(["1.5", "10", "9"]) == ("1.5", "10", "9")
     path = put(tmp_path, "dev.csv", "text,label\na,pos\nb,pos\n")
     result = read(path, names=("pos", "neg"))
     assert result.label_names == ("pos", "neg") and result.labels.tolist() == [0, 0]
@@ -143,30 +133,30 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
 def examples(values, names=("a", "b", "c"), second=None):
     column = np.array(values, np.int32 if names else np.float32)
     texts, ids = zip(*((f"text {n}", str(n)) for n in range(len(values))), strict=True)
-    return TextExamples(list(texts), second, column, list(ids), names, {"odd": 1})
+    return tables.TextExamples(list(texts), second, column, list(ids), names, {"odd": 1})
 
 
 def test_the_same_fraction_of_each_label_is_held_out_by_the_seed():
     second = [f"second {n}" for n in range(100)]
     everything = examples([0] * 60 + [1] * 30 + [2] * 10, second=second)
-    train, held = hold_out(everything, 0.1, 7)
+    train, held = tables.hold_out(everything, 0.1, 7)
     assert np.bincount(held.labels).tolist() == [6, 3, 1] and held.remarks == {}
     assert sorted(train.ids + held.ids, key=int) == everything.ids
     assert held.ids == sorted(held.ids, key=int) and train.ids == sorted(train.ids, key=int)
     assert held.first == [f"text {n}" for n in held.ids]
     assert held.second == [f"second {n}" for n in held.ids]
-    again, other = (hold_out(everything, 0.1, seed)[1].ids for seed in (7, 8))
+    again, other = (tables.hold_out(everything, 0.1, seed)[1].ids for seed in (7, 8))
     assert held.ids == again != other
-    train, held = hold_out(examples(np.arange(10) / 3, None), 0.3, 1)
+    train, held = tables.hold_out(examples(np.arange(10) / 3, None), 0.3, 1)
     assert (len(train), len(held)) == (7, 3)  # regression: one stratum
 
 
 def test_each_label_keeps_an_example_and_gives_one_if_it_has_two():
     rows = examples([0, 0, 1, 1, 1, 2])
-    assert np.bincount(hold_out(rows, 0.01, 1)[1].labels, minlength=3).tolist() == [1, 1, 0]
-    assert np.bincount(hold_out(rows, 0.99, 1)[0].labels).tolist() == [1, 1, 1]
+    assert np.bincount(tables.hold_out(rows, 0.01, 1)[1].labels, minlength=3).tolist() == [1, 1, 0]
+    assert np.bincount(tables.hold_out(rows, 0.99, 1)[0].labels).tolist() == [1, 1, 1]
     with pytest.raises(DataError, match="no label has two examples"):
-        hold_out(examples([0, 1, 2]), 0.5, 1)
+        tables.hold_out(examples([0, 1, 2]), 0.5, 1)
 
 
 LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
@@ -178,22 +168,22 @@ def test_scores_are_those_of_their_formulas():
     expected = {"accuracy": 8 / 10, "f1": 2 * 3 / (2 * 3 + 1 + 1)}
     expected |= {"macro_f1": (6 / 8 + 10 / 12) / 2}
     expected |= {"matthews": (3 * 5 - 1 * 1) / np.sqrt(4 * 4 * 6 * 6)}
-    scores = score(list(expected), LABELS, PREDICTED)
+    scores = tables.score(list(expected), LABELS, PREDICTED)
     assert scores == pytest.approx(expected) and list(scores) == list(expected)
     assert all(type(value) is float for value in scores.values())
     labels, result = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0], np.float32)
     # Deviations -1.5 -.5 .5 1.5 and -1.75 .25 -.75 2.25; ranks 1 3 2 4.
     expected = {"pearson": 5.5 / np.sqrt(5 * 8.75), "spearman": 1 - 6 * 2 / (4 * 15)}
-    assert score(list(expected), labels, result) == pytest.approx(expected)
+    assert tables.score(list(expected), labels, result) == pytest.approx(expected)
 
 
 def test_confusion_has_the_labels_as_rows_and_the_predictions_as_columns():
-    table = confusion(np.array([0, 0, 1, 3]), np.array([0, 1, 1, 0]), 4)
+    table = tables.confusion(np.array([0, 0, 1, 3]), np.array([0, 1, 1, 0]), 4)
     assert table == [[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
 
 
 def test_an_undefined_metric_is_zero_and_gives_no_warning():
     zeros, names = np.zeros(10, int), ["matthews", "pearson", "spearman", "f1"]
-    assert score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
-    assert score(["f1"], zeros, zeros) == {"f1": 0.0}
-    assert score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)
+    assert tables.score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
+    assert tables.score(["f1"], zeros, zeros) == {"f1": 0.0}
+    assert tables.score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)

@@ -14,24 +14,13 @@ from pathlib import Path
 import pytest
 from support.bert import ROOT
 
-from bert_cli.data.text import documents
+from bert_cli.data.text import documents, files
 from bert_cli.data.text.documents import marked_lines, text_blocks
-from bert_cli.data.text.files import (
-    Part,
-    Reading,
-    bundle,
-    find_files,
-    recognise,
-    recognise_all,
-    refuse_without_effect,
-    split_part,
-    text_bytes,
-)
 from bert_cli.errors import ConfigError, DataError
 
 pyarrow = pytest.importorskip("pyarrow")
 zstandard = pytest.importorskip("zstandard")
-READING = Reading()
+READING = files.Reading()
 ARTICLE = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
 
 
@@ -96,7 +85,7 @@ def read_blocks(parts, reading=READING):
 
 
 def read_file(path, reading=READING):
-    return read([recognise(path, reading)], reading)
+    return read([files.recognise(path, reading)], reading)
 
 
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "wikiextractor", "parquet"])
@@ -106,13 +95,13 @@ def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, k
     for packing, pack in PACKERS.items():
         path = tmp_path / packing
         path.write_bytes(pack((tmp_path / "a").read_bytes()))
-        part = recognise(path, READING)
-        assert part == Part(path, kind, packing, path.stat().st_size)
+        part = files.recognise(path, READING)
+        assert part == files.Part(path, kind, packing, path.stat().st_size)
         assert read([part]) == expected
-        assert split_part(part, 100, READING) == [part]
-    whole = recognise(tmp_path / "a", READING)
+        assert files.split_part(part, 100, READING) == [part]
+    whole = files.recognise(tmp_path / "a", READING)
     for size in (500, 5_000, 60_000):
-        parts = split_part(whole, size, READING)
+        parts = files.split_part(whole, size, READING)
         assert len(parts) > min(42, whole.size / size / 6)  # there are 43 row groups
         assert read(parts) == expected
         if kind != "parquet":
@@ -145,8 +134,8 @@ def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
     ):
         path = tmp_path / name
         path.write_bytes(gzip.compress(text.encode()))
-        assert recognise(path, READING).format == kind
-        assert recognise(path, Reading(format="plain")).format == "plain"
+        assert files.recognise(path, READING).format == kind
+        assert files.recognise(path, files.Reading(format="plain")).format == "plain"
 
 
 def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
@@ -159,7 +148,7 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=rf"{name} \(.*\): .*{problem}"):
-            recognise(tmp_path / name, READING)
+            files.recognise(tmp_path / name, READING)
 
 
 @pytest.mark.parametrize("packing", PACKERS)
@@ -185,7 +174,7 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"b.zst: .* needs the extra 'zstandard'; pip install"):
-        recognise(tmp_path / "b.zst", READING)
+        files.recognise(tmp_path / "b.zst", READING)
     with pytest.raises(ConfigError, match=r"a.parquet: .* needs the extra 'parquet'; pip install"):
         read_file(tmp_path / "a.parquet")
 
@@ -201,59 +190,59 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         ("**/*.txt", "a.txt b.txt deep/c.txt"),
         ("odd[1].md", "odd[1].md"),
     ):
-        assert find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
+        assert files.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
-            find_files(tmp_path / name)
+            files.find_files(tmp_path / name)
 
 
 def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
     (tmp_path / "a").touch()
     (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; give"):
-        recognise_all(tmp_path, READING)
+        files.recognise_all(tmp_path, READING)
     (tmp_path / "c").write_text("Text.")
-    parts, _ = recognise_all(tmp_path, READING)
-    refuse_without_effect(parts, {"documents", "input"})
+    parts, _ = files.recognise_all(tmp_path, READING)
+    files.refuse_without_effect(parts, {"documents", "input"})
     with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
-        refuse_without_effect(parts, {"text_field"})
+        files.refuse_without_effect(parts, {"text_field"})
     (tmp_path / "d").write_text('{"text": "Text."}')
-    parts, notes = recognise_all(tmp_path, READING)
+    parts, notes = files.recognise_all(tmp_path, READING)
     assert [part.path.name for part in parts] == ["c", "d"]
     assert notes == [
         f"{tmp_path / 'a'}: is empty and left out; empty files: 2",
         f"{tmp_path}: holds files of several formats: 1 plain, 1 json-lines",
     ]
-    refuse_without_effect(parts, {"documents", "text_field"})
+    files.refuse_without_effect(parts, {"documents", "text_field"})
 
 
 def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     expected = write(tmp_path / "a", "plain")
-    part = recognise(tmp_path / "a", READING)
-    assert split_part(part, part.size // 2 + 1, READING) == [part]
-    assert len(split_part(part, part.size // 2, READING)) == 2
-    reading = Reading(documents="files")
-    assert split_part(part, 100, reading) == [part]
+    part = files.recognise(tmp_path / "a", READING)
+    assert files.split_part(part, part.size // 2 + 1, READING) == [part]
+    assert len(files.split_part(part, part.size // 2, READING)) == 2
+    reading = files.Reading(documents="files")
+    assert files.split_part(part, 100, reading) == [part]
     lines = [line for document in expected for line in document]
     assert read([part], reading) == [lines]
     assert read_blocks([part], reading) == lines
     # Where a document ends near, the range ends there, else at a line.
-    parts = split_part(part, 40_000, READING, anywhere=True)
+    parts = files.split_part(part, 40_000, READING, anywhere=True)
     assert len(parts) > 1 and read(parts) == expected
     (tmp_path / "b").write_text("No blank line in here.\n" * 1000)
-    long = recognise(tmp_path / "b", READING)
-    assert read(split_part(long, 100, READING)) == read([long])
-    parts = split_part(long, 1000, READING, anywhere=True)
+    long = files.recognise(tmp_path / "b", READING)
+    assert read(files.split_part(long, 100, READING)) == read([long])
+    parts = files.split_part(long, 1000, READING, anywhere=True)
     assert 20 <= len(parts) <= 24
     assert [line for document in read(parts) for line in document] == read([long])[0]
 
 
 def test_small_files_are_bundled_in_order():
-    parts = [Part(Path(str(n)), "plain", "", 40) for n in range(10)]
-    parts[6:6] = [Part(Path("large"), "plain", "", 500)]
-    names = [[part.path.name for part in group] for group in bundle(parts, 100)]
+    parts = [files.Part(Path(str(n)), "plain", "", 40) for n in range(10)]
+    parts[6:6] = [files.Part(Path("large"), "plain", "", 500)]
+    names = [[part.path.name for part in group] for group in files.bundle(parts, 100)]
     assert names == [["0", "1"], ["2", "3"], ["4", "5"], ["large"], ["6", "7"], ["8", "9"]]
-    assert 40 < text_bytes(Part(Path("a.gz"), "plain", "gzip", 40)) < 320
+    assert 40 < files.text_bytes(files.Part(Path("a.gz"), "plain", "gzip", 40)) < 320
 
 
 def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
@@ -285,14 +274,14 @@ def test_an_error_in_json_has_its_line(tmp_path):
         path.write_bytes(gzip.compress(text))
         for reader in (marked_lines, text_blocks):
             with pytest.raises(DataError, match=rf"rows.jsonl \(line 3\)?{problem}"):
-                list(reader(recognise(path, READING), READING))
+                list(reader(files.recognise(path, READING), READING))
 
 
 def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path):
     rows = [json.dumps({"text": f"Row {n}."}) for n in range(1000)]
     rows[777] = "{broken"
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
-    parts = split_part(recognise(tmp_path / "a.jsonl", READING), 1000, READING)
+    parts = files.split_part(files.recognise(tmp_path / "a.jsonl", READING), 1000, READING)
     wrong = next(p for p in parts if "broken" in p.path.read_text()[p.start : p.stop])
     assert wrong.start > 0
     with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is no JSON"):
@@ -300,7 +289,7 @@ def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path)
     (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
     for reader in (marked_lines, text_blocks):
         with pytest.raises(DataError, match=r"b \(line 3, byte 13\): not UTF-8"):
-            list(reader(recognise(tmp_path / "b", READING), READING))
+            list(reader(files.recognise(tmp_path / "b", READING), READING))
 
 
 def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
@@ -312,7 +301,7 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
     ):
         write_parquet(tmp_path / "a", texts)
         with pytest.raises(DataError, match=problem):
-            read_file(tmp_path / "a", Reading(text_field=field))
+            read_file(tmp_path / "a", files.Reading(text_field=field))
 
 
 PEAK = """
