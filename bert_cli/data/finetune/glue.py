@@ -16,21 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.tables import (
-    EMPTY_TEXT,
-    Labels,
-    Row,
-    Rows,
-    TextExamples,
-    check_columns,
-    json_lines,
-    label_numbers,
-    label_of,
-    read_lines,
-    sorted_labels,
-    text_of,
-    write_lines,
-)
+from bert_cli.data.finetune import tables
 from bert_cli.errors import ConfigError, DataError
 
 SHORT_ROW = "rows with too few columns, left out"
@@ -70,29 +56,29 @@ class Task:
     files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)  # split -> file
     ids: tuple[str, ...] = ("index",)  # columns of the ids, where there is one
     headless: tuple[str, ...] = ()  # columns of labelled files without a header
-    make_texts: Callable[[Row, str], tuple[str, ...]] | None = None
+    make_texts: Callable[[tables.Row, str], tuple[str, ...]] | None = None
     """Makes one text or two of a row and where it is, if they are more than columns."""
     may_lack_columns: bool = False  # labelled rows that are too short are left out
     may_lack_label: bool = False  # labelled rows whose label is "-" are left out
     is_regression: bool = False
 
 
-def _keywords(row: Row, where: str) -> tuple[str, str]:
+def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords, and the abstract second: of a pair the longer text is cut."""
     words = row.get("keyword")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(where, "'keyword' is not a list of strings", "get the file again")
-    return " ".join(words), text_of(row, "abst", where)
+    return " ".join(words), tables.text_of(row, "abst", where)
 
 
-def _marked(row: Row, where: str) -> tuple[str]:
+def _marked(row: tables.Row, where: str) -> tuple[str]:
     """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
-    text, target = text_of(row, "text", where), row.get("target")
+    text, target = tables.text_of(row, "text", where), row.get("target")
     if not isinstance(target, dict):
         raise DataError(where, "'target' is not an object", "get the file again")
     spans = []
     for name, marks in (("span1", "__"), ("span2", "[]")):
-        span, begin = text_of(target, f"{name}_text", where), target.get(f"{name}_index")
+        span, begin = tables.text_of(target, f"{name}_text", where), target.get(f"{name}_index")
         if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
             problem = f"{name} '{span}' is not at character {begin} of the text"
             raise DataError(where, problem, "get the file again")
@@ -167,7 +153,7 @@ TASKS: Mapping[str, Task] = {
 }  # fmt: skip
 
 
-def read_split(folder: Path, name: str, split: str) -> TextExamples:
+def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
     """Return a split of a task: train, validation, test; of MNLI also validation_ and test_mismatched.
 
     `folder` contains the tasks' folders, or is the task's own. Labels of a test file are not read. ConfigError
@@ -187,7 +173,7 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
     ids: list[str] = []
     for number, (where, row) in enumerate(_rows(path, task, remarks, is_labelled)):
         if is_labelled:
-            word = label_of(row, task.label, where)
+            word = tables.label_of(row, task.label, where)
             if word == "-" and task.may_lack_label:
                 remarks[UNLABELLED] += 1
                 continue
@@ -195,15 +181,15 @@ def read_split(folder: Path, name: str, split: str) -> TextExamples:
         if task.make_texts is not None:
             texts.append(task.make_texts(row, where))
         else:
-            texts.append(tuple(text_of(row, column, where) for column in task.columns))
+            texts.append(tuple(tables.text_of(row, column, where) for column in task.columns))
         ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
     if not texts:
         raise DataError(str(path), "contains no labelled rows", "get the file again")
-    remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
+    remarks[tables.EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
     names = task.label_names
     if names is None and not task.is_regression:
         names = _label_names(path.parent, task)
-    return TextExamples(
+    return tables.TextExamples(
         first=[row[0] for row in texts],
         second=[row[1] for row in texts] if len(texts[0]) == 2 else None,
         labels=_labels(task, words, names) if is_labelled else None,
@@ -223,16 +209,16 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
     raise DataError(str(own / names[0]), "no such file", remedy)
 
 
-def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> Rows:
+def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
     """Yield where each row of a TSV or a JSON-lines file is, and its columns."""
     if path.suffix == ".json":
-        yield from json_lines(read_lines(path), str(path))
+        yield from tables.json_lines(tables.read_lines(path), str(path))
         return
-    lines = read_lines(path)
+    lines = tables.read_lines(path)
     headless = task.headless if is_labelled else ()
     columns = headless or tuple(lines[0].split("\t"))
     wanted = [*task.columns, *([task.label] if is_labelled else [])]
-    check_columns(f"{path} (line 1)", wanted, columns)
+    tables.check_columns(f"{path} (line 1)", wanted, columns)
     first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
         cells, where = line.split("\t"), f"{path} (line {number})"
@@ -246,10 +232,12 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> R
             raise DataError(where, problem, "get the file again")
 
 
-def _labels(task: Task, words: Sequence[tuple[str, str]], names: Sequence[str] | None) -> Labels:
+def _labels(
+    task: Task, words: Sequence[tuple[str, str]], names: Sequence[str] | None
+) -> tables.Labels:
     """Return the label numbers, or for regression the scores [n], of labels with where they are."""
     if not task.is_regression:
-        return label_numbers(words, task.labels or names or ())
+        return tables.label_numbers(words, task.labels or names or ())
     scores = np.zeros(len(words), np.float32)
     for row, (where, word) in enumerate(words):
         with suppress(ValueError):
@@ -264,12 +252,12 @@ def _label_names(own: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, those of the training file, sorted."""
     path = own / LABELS_FILE
     path = path if path.is_file() else _find_file(own, task, "train")
-    rows = json_lines(read_lines(path), str(path))
-    return sorted_labels(label_of(row, task.label, where) for where, row in rows)
+    rows = tables.json_lines(tables.read_lines(path), str(path))
+    return tables.sorted_labels(tables.label_of(row, task.label, where) for where, row in rows)
 
 
 def write_server_file(
-    path: Path, name: str, examples: TextExamples, predictions: npt.NDArray[Any]
+    path: Path, name: str, examples: tables.TextExamples, predictions: npt.NDArray[Any]
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 
@@ -284,8 +272,8 @@ def write_server_file(
         words = [labels[int(number)] for number in predictions]
     pairs = zip(examples.ids, words, strict=True)
     if path.suffix == ".tsv":
-        write_lines(path, ["index\tprediction", *(f"{own}\t{word}" for own, word in pairs)])
+        tables.write_lines(path, ["index\tprediction", *(f"{own}\t{word}" for own, word in pairs)])
         return
     # Ids are numbers in the files.
     rows = ({"id": int(own) if own.isdecimal() else own, "label": word} for own, word in pairs)
-    write_lines(path, (json.dumps(row) for row in rows))
+    tables.write_lines(path, (json.dumps(row) for row in rows))

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from bert_cli.data.shards.manifest import (
-    Convert,
-    OutputFolder,
-    Shard,
-    Stats,
-    make_shard,
-    package_versions,
-)
+from bert_cli.data.shards import manifest
 from bert_cli.errors import ConfigError, DataError, install_command
 from bert_cli.files import read_json
 
@@ -40,8 +33,11 @@ SHARED_FOLDERS = "use a file system that all machines share under the same path"
 
 
 def run_on_cluster(
-    output: OutputFolder, shards: Iterable[Shard], convert: Convert, scheduler: str
-) -> Generator[tuple[Shard, Stats | None], None, None]:
+    output: manifest.OutputFolder,
+    shards: Iterable[manifest.Shard],
+    convert: manifest.Convert,
+    scheduler: str,
+) -> Generator[tuple[manifest.Shard, manifest.Stats | None], None, None]:
     """Yield each shard when it is finished, with its counts; None where it was complete before.
 
     Raises ConfigError without dask, and DataError when the scheduler does not answer or is lost, when
@@ -81,12 +77,12 @@ def run_on_cluster(
 class _Cluster:
     """A client of the scheduler, and the shards that are in progress."""
 
-    def __init__(self, client: "Client", output: OutputFolder) -> None:
+    def __init__(self, client: "Client", output: manifest.OutputFolder) -> None:
         self.client, self.output = client, output
-        self.running: dict[Any, Shard] = {}
+        self.running: dict[Any, manifest.Shard] = {}
         self.is_waiting = False
 
-    def submit(self, shard: Shard, function: bytes) -> "Future":
+    def submit(self, shard: manifest.Shard, function: bytes) -> "Future":
         """Start a shard on a worker."""
         prepared, folder = self.output.prepare(shard), self.output.work_folder(shard).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +107,7 @@ class _Cluster:
             print(f"{name}: the scheduler has no workers; waiting for some", file=sys.stderr)
         return len(threads)
 
-    def result(self, future: "Future") -> tuple[Shard, Stats]:
+    def result(self, future: "Future") -> tuple[manifest.Shard, manifest.Stats]:
         """Move the files of a finished shard to its folder; return its counts."""
         from distributed import KilledWorker
 
@@ -175,8 +171,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_on_worker(
-    shard: Shard, folder: Path, function: bytes, command_folder: Path, versions: Mapping[str, str]
-) -> tuple[Stats, Path]:
+    shard: manifest.Shard,
+    folder: Path,
+    function: bytes,
+    command_folder: Path,
+    versions: Mapping[str, str],
+) -> tuple[manifest.Stats, Path]:
     """Make a shard; return its counts and the folder with its files.
 
     Relative paths, such as a vocabulary's, start in `command_folder`, where the command was called.
@@ -187,7 +187,7 @@ def run_on_worker(
     worker = f"worker on {socket.gethostname()}"
     # Another Python of the same line writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
-    here = package_versions(names) | {"python": versions["python"]}
+    here = manifest.package_versions(names) | {"python": versions["python"]}
     others = [
         f"{n} {here[n]}, not {version}" for n, version in versions.items() if here[n] != version
     ]
@@ -198,7 +198,7 @@ def run_on_worker(
         _wait_for(path, worker)
     attempt = folder / uuid4().hex
     with chdir(command_folder) if command_folder.is_dir() else nullcontext():
-        stats = make_shard(shard, attempt, cloudpickle.loads(function))
+        stats = manifest.make_shard(shard, attempt, cloudpickle.loads(function))
     return stats, attempt / "out"
 
 

@@ -9,16 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from bert_cli.data.text.files import (
-    CLOSE,
-    OPEN,
-    Part,
-    Reading,
-    line_number,
-    open_parquet,
-    open_part,
-    report_damage,
-)
+from bert_cli.data.text import files
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
@@ -37,7 +28,7 @@ Kind = Literal["document", "body", "outside"]
 """Kind of a line: the start of a document, text in a document, text outside documents."""
 
 
-def marked_lines(part: Part, reading: Reading) -> Iterator[tuple[Kind, str]]:
+def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
     """Yield each line that is not blank, with its kind. The start of a document is a line, too.
 
     Raises DataError with file and line for text that is not UTF-8, broken JSON, a missing field and
@@ -55,13 +46,13 @@ def marked_lines(part: Part, reading: Reading) -> Iterator[tuple[Kind, str]]:
                     yield "body", stripped
 
 
-def _marked_articles(part: Part) -> Iterator[tuple[Kind, str]]:
+def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
     is_inside = title_is_next = False
     for line in _lines(part):
-        if OPEN.fullmatch(line):
+        if files.OPEN.fullmatch(line):
             is_inside = title_is_next = True
             yield "document", line
-        elif line == CLOSE:
+        elif line == files.CLOSE:
             is_inside = False
         elif not line:
             continue
@@ -73,7 +64,7 @@ def _marked_articles(part: Part) -> Iterator[tuple[Kind, str]]:
             yield "body", clean(line)
 
 
-def _marked_plain(part: Part, *, one_document: bool) -> Iterator[tuple[Kind, str]]:
+def _marked_plain(part: files.Part, *, one_document: bool) -> Iterator[tuple[Kind, str]]:
     is_new = True
     for line in _lines(part):
         if not line:
@@ -94,7 +85,7 @@ def clean(line: str) -> str:
     return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
 
 
-def text_blocks(part: Part, reading: Reading) -> Iterator[str]:
+def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
     """Yield text of one sentence per line in blocks of full lines, a blank line between documents.
 
     Blank lines within a document of JSON, Parquet or a file that is one document are removed. Raises
@@ -125,9 +116,9 @@ def text_blocks(part: Part, reading: Reading) -> Iterator[str]:
         yield "\n\n".join(texts) + "\n"
 
 
-def _raw_lines(part: Part) -> Iterator[tuple[bytes, int]]:
+def _raw_lines(part: files.Part) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a part, each with its offset in the unpacked file."""
-    with report_damage(part), open_part(part) as file:
+    with files.report_damage(part), files.open_part(part) as file:
         if part.start:
             file.seek(part.start)
         offset = part.start
@@ -138,14 +129,14 @@ def _raw_lines(part: Part) -> Iterator[tuple[bytes, int]]:
             offset += len(line)
 
 
-def _lines(part: Part) -> Iterator[str]:
+def _lines(part: files.Part) -> Iterator[str]:
     for line, offset in _raw_lines(part):
         yield _decode(line, part, offset).strip()
 
 
-def _plain_blocks(part: Part) -> Iterator[str]:
+def _plain_blocks(part: files.Part) -> Iterator[str]:
     """Yield text in blocks of full lines, without the end of the last line."""
-    with report_damage(part), open_part(part) as file:
+    with files.report_damage(part), files.open_part(part) as file:
         offset = part.start
         if offset:
             file.seek(offset)
@@ -160,22 +151,22 @@ def _plain_blocks(part: Part) -> Iterator[str]:
             offset += len(data)
 
 
-def _decode(data: bytes, part: Part, offset: int) -> str:
+def _decode(data: bytes, part: files.Part, offset: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         wrong = offset + error.start
-        where = f"{part.path} (line {line_number(part, wrong)}, byte {wrong})"
+        where = f"{part.path} (line {files.line_number(part, wrong)}, byte {wrong})"
         raise DataError(where, "not UTF-8", "write it as UTF-8") from error
 
 
-def _field_texts(part: Part, field: str) -> Iterator[str]:
+def _field_texts(part: files.Part, field: str) -> Iterator[str]:
     """Yield the texts of JSON lines or of Parquet rows; a null is a document without text."""
     for text in (_json_texts if part.format == "json-lines" else _parquet_texts)(part, field):
         yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
-def _json_texts(part: Part, field: str) -> Iterator[str]:
+def _json_texts(part: files.Part, field: str) -> Iterator[str]:
     for data, offset in _raw_lines(part):
         line = _decode(data, part, offset)
         if not line.strip():
@@ -183,7 +174,7 @@ def _json_texts(part: Part, field: str) -> Iterator[str]:
         try:
             text = _json_text(line, field)
         except (ValueError, RecursionError) as error:
-            where = f"{part.path} (line {line_number(part, offset)})"
+            where = f"{part.path} (line {files.line_number(part, offset)})"
             problem = f"is no JSON object with a text in {field!r} ({error})"
             raise DataError(where, problem, f"fix that line, or {FIELD_REMEDY}") from None
         yield text
@@ -202,8 +193,8 @@ def _json_text(line: str, field: str) -> str:
     return text or ""
 
 
-def _parquet_texts(part: Part, field: str) -> Iterator[str]:
-    with open_parquet(part) as file:
+def _parquet_texts(part: files.Part, field: str) -> Iterator[str]:
+    with files.open_parquet(part) as file:
         names = file.schema_arrow.names
         if field not in names:
             problem = f"has no column {field!r}, only {', '.join(map(repr, names))[:200]}"

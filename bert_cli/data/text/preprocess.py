@@ -19,21 +19,9 @@ from pydantic import BaseModel
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.shards.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.text import files
 from bert_cli.data.text.documents import Kind, marked_lines
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
-from bert_cli.data.text.files import (
-    CLOSE,
-    Outputs,
-    Part,
-    Reading,
-    bundle,
-    find_root,
-    recognise_all,
-    refuse_without_effect,
-    shard_of,
-    split_part,
-    text_bytes,
-)
 from bert_cli.errors import ConfigError, DataError, install_command
 from bert_cli.files import JSON, read_json, write_json_atomically
 
@@ -63,9 +51,9 @@ LANGUAGES = {
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
-    reading = Reading(settings.input_format, settings.text_field, settings.documents)
-    parts, notes = recognise_all(settings.input, reading)
-    refuse_without_effect(parts, settings.model_fields_set)
+    reading = files.Reading(settings.input_format, settings.text_field, settings.documents)
+    parts, notes = files.recognise_all(settings.input, reading)
+    files.refuse_without_effect(parts, settings.model_fields_set)
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
@@ -92,7 +80,7 @@ def run(settings: PreprocessSettings) -> None:
             settings=recorded | settings.model_dump(include=later, exclude_defaults=True),
             packages={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
             counted="sentences",
-            expected_bytes=round(BYTES_WRITTEN * sum(map(text_bytes, parts))),
+            expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
         ),
         shards,
         partial(split_shard, reading=reading, splitter=(splitter, language, learned)),
@@ -102,25 +90,25 @@ def run(settings: PreprocessSettings) -> None:
 
 
 def _shards(
-    settings: PreprocessSettings, outputs: Outputs, reading: Reading, workers: Workers
+    settings: PreprocessSettings, outputs: files.Outputs, reading: files.Reading, workers: Workers
 ) -> tuple[list[Shard], list[str]]:
     """Return a shard for each output, with its duplicates, and a note on these."""
     threshold = settings.near_duplicates
     if not settings.deduplicate and threshold is None:
-        return [shard_of(path, parts) for path, parts in outputs], []
+        return [files.shard_of(path, parts) for path, parts in outputs], []
     duplicates = find_duplicates(outputs, reading, settings.out, workers, threshold)
     exact, near = (sum(map(len, numbers)) for numbers in zip(*duplicates, strict=True))
     note = f"dropped are {exact:,} documents that an earlier one equals"
     if threshold is not None:
         note += f", and {near:,} that an earlier one nearly equals"
     shards = [
-        shard_of(path, parts, duplicates=numbers)
+        files.shard_of(path, parts, duplicates=numbers)
         for (path, parts), numbers in zip(outputs, duplicates, strict=True)
     ]
     return shards, [note]
 
 
-def _suggest_files_as_documents(parts: Sequence[Part], reading: Reading) -> None:
+def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Reading) -> None:
     """Print a line where the paragraphs of plain files may be taken for documents."""
     is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if not is_plain or len(parts) < 2:
@@ -137,17 +125,19 @@ def _suggest_files_as_documents(parts: Sequence[Part], reading: Reading) -> None
         )
 
 
-def plan_outputs(source: Path, parts: Sequence[Part], reading: Reading) -> Outputs:
+def plan_outputs(
+    source: Path, parts: Sequence[files.Part], reading: files.Reading
+) -> files.Outputs:
     """Return the outputs, each with its parts.
 
     The files of `bert extract` keep their names, one output each. Any other text becomes
     text_00000.txt, ...: ranges of large files, and small files together.
     """
-    ranges = [piece for part in parts for piece in split_part(part, SHARD_BYTES, reading)]
+    ranges = [piece for part in parts for piece in files.split_part(part, SHARD_BYTES, reading)]
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
-        root = find_root(source)
+        root = files.find_root(source)
         return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
-    bundles = bundle(ranges, SHARD_BYTES)
+    bundles = files.bundle(ranges, SHARD_BYTES)
     return [(Path(f"text_{number:05}.txt"), parts) for number, parts in enumerate(bundles)]
 
 
@@ -155,8 +145,8 @@ def split_shard(
     inputs: tuple[Path, ...],
     output: Path,
     *,
-    parts: Sequence[Part],
-    reading: Reading,
+    parts: Sequence[files.Part],
+    reading: files.Reading,
     splitter: tuple[str, str, Path | None],
     duplicates: tuple[list[int], list[int]] | None = None,
 ) -> Stats:
@@ -192,7 +182,7 @@ def split_shard(
     if duplicates is not None:
         extra |= {"duplicates": len(exact), "near_duplicates": len(near)}
     notes = tuple(
-        f"{path}: left out is text outside <doc ...> ... {CLOSE}, lines: {lines}"
+        f"{path}: left out is text outside <doc ...> ... {files.CLOSE}, lines: {lines}"
         for path, lines in outside.items()
         if lines
     )
@@ -200,7 +190,9 @@ def split_shard(
     return Stats(documents, sentences, bytes_in=size, extra=extra, notes=notes)
 
 
-def _all_lines(parts: Sequence[Part], reading: Reading) -> Iterator[tuple[Path, Kind, str]]:
+def _all_lines(
+    parts: Sequence[files.Part], reading: files.Reading
+) -> Iterator[tuple[Path, Kind, str]]:
     for part in parts:
         for kind, line in marked_lines(part, reading):
             yield part.path, kind, line
