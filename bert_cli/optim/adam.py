@@ -19,8 +19,7 @@ from bert_cli.errors import ConfigError, nearest
 
 Array = Any  # a tensor of the Keras backend or anything that it converts
 
-KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")
-"""Last parts of the names of weights; gamma and beta are LayerNorm's scale and shift."""
+KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")  # last parts of names of weights
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ class Optimizer:
     ) -> Array:
         """Return the new weight, or the part of it that starts at element `start`, in its format.
 
-        `squared_norms` are those of the complete weight and of its complete update direction, None
-        under a rule that does not adapt. `key` is that of the weight and step.
+        `squared_norms` are those of the complete weight and direction, None if not adapted; `key` is of weight
+        and step.
         """
         scale = ops.cast(learning_rate, "float32")
         if rule.rate != 1.0:

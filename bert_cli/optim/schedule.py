@@ -63,8 +63,7 @@ class LossScale:
     value: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     dynamic: bool
     good_steps: NonNegativeInt = 0  # steps since the scale last changed
-    skipped: NonNegativeInt = 0
-    """Updates skipped since the start of the run because a gradient was not finite."""
+    skipped: NonNegativeInt = 0  # updates without a finite gradient since the start
     skipped_in_a_row: NonNegativeInt = 0  # updates skipped since the last good one
 
     def after(self, finite: bool) -> "LossScale":

@@ -40,8 +40,7 @@ class Sentences:
     words: list[list[str]]
     labels: list[list[int]]
     label_names: tuple[str, ...]  # by number
-    remarks: Mapping[str, int] = field(default_factory=dict)
-    """What was left out or changed -> how often."""
+    remarks: Mapping[str, int] = field(default_factory=dict)  # what was changed -> how often
 
     def __len__(self) -> int:
         """Return the number of sentences."""
@@ -172,8 +171,8 @@ def word_features(
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Return the first character of each word of a text and the one after its last, as in CoNLL files.
 
-    White space separates words. Punctuation at either end of a word is a word itself, and so is each Han
-    character, since Chinese files label characters.
+    Punctuation at either end of a word is a word itself, and so is each Han character: Chinese files label
+    characters.
     """
     spans: list[tuple[int, int]] = []
     for chunk in _CHUNK.finditer(text):

@@ -22,8 +22,7 @@ from bert_cli.data.stream.reader import Batching, Stream
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
-LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)
-"""Sequence lengths of batches, up to max_seq_length: more would pad less and trace longer."""
+LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more would trace longer
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
@@ -108,8 +107,8 @@ class FeatureReader(Stream):
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...].
 
-        Its length is that of the longest example of the complete step, so that the length, and with it the
-        dropout, does not depend on the number of processes.
+        It is as long as the longest example of the complete step: dropout does not depend on the number of
+        processes.
         """
         size = len(self.features)
         _, complete = record_at(self.batching.step_indices(step), size, self.seed)
@@ -198,8 +197,7 @@ def cached(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays that `build` returns, from the cache where it was built from the same before.
 
-    `made_from` has everything the arrays depend on: hashes of files, the tokenizer's fingerprint, settings.
-    DataError when the folder cannot be written.
+    `made_from` has everything the arrays depend on. DataError when the folder cannot be written.
     """
     if folder is None:
         return dict(build())

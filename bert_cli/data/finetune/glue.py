@@ -31,8 +31,7 @@ MNLI_FILES = {
     "test_mismatched": "test_mismatched.tsv",
 }
 CLUE_FILES = {"train": "train.json", "validation": "dev.json", "test": "test.json"}
-LARGEST_TRAIN_FILE = "train.50k.json"
-"""OCNLI is published with training sets of five sizes, and without a train.json."""
+LARGEST_TRAIN_FILE = "train.50k.json"  # of OCNLI, which has no train.json
 LABELS_FILE = "labels.json"
 HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
 
@@ -43,16 +42,12 @@ class Task:
 
     folders: tuple[str, ...]  # names of its folder
     columns: tuple[str, ...]  # of the texts
-    label_names: tuple[str, ...] | None
-    """By number, in Hugging Face's order; None: those of the files, or regression."""
-    server_files: Mapping[str, str]
-    """Split -> name of the file of predictions that the benchmark's server accepts."""
+    label_names: tuple[str, ...] | None  # None: those of the files, or regression
+    server_files: Mapping[str, str]  # split -> file that the benchmark's server accepts
     label: str = "label"  # column of the labels
-    labels: tuple[str, ...] | None = None
-    """The labels in the files by number, where they differ from the names."""
+    labels: tuple[str, ...] | None = None  # those in the files, if not the names
     metrics: tuple[str, ...] = ("accuracy",)
-    best: str = "accuracy"
-    """The metric that chooses the checkpoint; in GLUE the one that Devlin et al. 2019, table 1, report."""
+    best: str = "accuracy"  # in GLUE the metric of Devlin et al. 2019, table 1
     files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)  # split -> file
     ids: tuple[str, ...] = ("index",)  # columns of the ids, where there is one
     headless: tuple[str, ...] = ()  # columns of labelled files without a header
@@ -261,8 +256,7 @@ def write_server_file(
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 
-    Predictions are label numbers or, for STS-B, similarities, which are clipped to 0 to 5. DataError when the
-    file cannot be written.
+    Predictions are label numbers or, for STS-B, similarities, which are clipped to 0 to 5.
     """
     task = TASKS[name]
     if task.is_regression:

@@ -52,13 +52,8 @@ class Question:
 class Gold:
     """The gold answers of questions."""
 
-    answers: Sequence[tuple[str, tuple[str, ...]]]
-    """Id and gold texts of each question; no text: it cannot be answered."""
-    version_2: bool
-    """Whether the rules of SQuAD 2.0 apply, as they do when any question is impossible."""
-
-
-# --- files
+    answers: Sequence[tuple[str, tuple[str, ...]]]  # id, texts; none: without an answer
+    version_2: bool  # whether any question is impossible: the rules of 2.0
 
 
 class _Answer(BaseModel, strict=True):
@@ -167,9 +162,6 @@ def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-# --- scores
-
-
 def read_gold(path: Path) -> Gold:
     """Return the gold answers of a SQuAD file. DataError for any other structure, or without answers."""
     questions = _read(path)
@@ -203,9 +195,8 @@ def squad_scores(
 ) -> dict[str, float | int]:
     """Return F1 and exact match in per cent under the official names of 1.1 or 2.0.
 
-    With `no_answer`, the probability by question id that there is no answer, an answer counts as empty where that
-    is above `threshold`, and the thresholds that would score best follow, as `best_exact_thresh` and
-    `best_f1_thresh`.
+    With `no_answer`, its probability by question id, an answer counts as empty above `threshold`, and the
+    thresholds that would score best follow.
     """
     # The script of 1.1 counts an id that comes twice each time, that of 2.0 its last.
     rows = list(dict(gold.answers).items()) if gold.version_2 else list(gold.answers)
@@ -259,8 +250,7 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """Return the best score in per cent and its threshold, as `find_best_thresh` of `evaluate-v2.0.py`.
 
-    At first no question is answered; they get their answers in the order of their probabilities, equal ones
-    in that of the file.
+    Questions get their answers in the order of their probabilities, equal ones in that of the file.
     """
     number = {name: index for index, (name, _) in enumerate(rows)}
     total = float(sum(not texts and name in predictions for name, texts in rows))

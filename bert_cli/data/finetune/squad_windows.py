@@ -40,8 +40,7 @@ COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
 NULL_THRESHOLD = "null_threshold.json"
-SPANS_PER_ANSWER = 4
-"""Spans taken from a window for each wanted answer, as several may be the same text."""
+SPANS_PER_ANSWER = 4  # several may be the same text
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,9 @@ class Windows:
     features: Features
     """For training with the labels `start_positions` and `end_positions` int32 [n], positions in the window;
     0 where the answer is not completely inside, or impossible."""
-    question: npt.NDArray[np.int32]
-    """[n] number of the question; a question's windows are consecutive, the first part first."""
-    offsets: npt.NDArray[np.int32]
-    """[T, 2] first character in the context and the one after the last; -1 outside the context."""
-    best_context: npt.NDArray[np.bool_]
-    """[T] whether, of all windows, this one has the most context around the token."""
+    question: npt.NDArray[np.int32]  # [n] its number; its windows are consecutive
+    offsets: npt.NDArray[np.int32]  # [T, 2] characters in the context; -1 outside of it
+    best_context: npt.NDArray[np.bool_]  # [T] whether no window has more context
     remarks: tuple[str, ...] = ()
 
 
@@ -103,8 +99,8 @@ def make_windows(
 ) -> Windows:
     """Return the windows of all questions; for training labelled with each question's first answer.
 
-    `doc_stride` is the step from a window's start to the next one's (transformers calls the overlap so).
-    ConfigError where the longest question leaves fewer positions: text between two windows would be in none.
+    `doc_stride` is the step from a window's start to the next one's. ConfigError where a question leaves fewer
+    positions.
     """
     if error := window_error(max_seq_length, doc_stride, max_query_length):
         raise ConfigError("max_seq_length", *error)
@@ -212,10 +208,10 @@ def _features(
 def _best_context(
     offsets: npt.NDArray[np.int32], text_starts: Numbers, layout: _Layout
 ) -> npt.NDArray[np.bool_]:
-    """Return whether, of all windows, this one has the most context around a token [T].
+    """Return whether, of all windows, this one has the most context around a token [T], of equal ones the first.
 
-    As in Google's code: the smaller number of the pieces left and right of it, plus a hundredth of the
-    window's length; of equal windows the first.
+    As in Google's code: the smaller number of pieces left and right of it, plus a hundredth of the window's
+    length.
     """
     best = offsets[:, 0] >= 0
     # Most questions have one window, which is the best for all its pieces.
@@ -236,9 +232,6 @@ def _best_context(
     wins[order[changes]] = True
     best[runs(text_starts[several], length)] = wins
     return best
-
-
-# --- answers
 
 
 @dataclass(frozen=True)
@@ -358,9 +351,6 @@ def _top_spans(
     row, column = np.nonzero(np.take_along_axis(flat, best, axis=1) > -np.inf)
     first, more = np.divmod(best[row, column], reach)
     return row, first, first + more
-
-
-# --- no answer
 
 
 class _Threshold(BaseModel):

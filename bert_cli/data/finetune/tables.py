@@ -24,8 +24,7 @@ from bert_cli.files import write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Row = Mapping[str, Any]
-Rows = Iterator[tuple[str, Mapping[str, Any]]]
-"""Where each row is, such as "FILE (line 3)", and its columns."""
+Rows = Iterator[tuple[str, Mapping[str, Any]]]  # "FILE (line 3)", columns
 Cells = Iterator[tuple[str, list[str]]]
 Column = npt.NDArray[Any]
 
@@ -46,8 +45,7 @@ class TextExamples:
     labels: Labels | None  # [n] int32, float32 for regression; None: a test file
     ids: list[str]  # as in the file, or the row's number from 0
     label_names: tuple[str, ...] | None  # by number; None: regression, or a file without labels
-    remarks: Mapping[str, int] = field(default_factory=dict)
-    """What was left out or is odd -> how often."""
+    remarks: Mapping[str, int] = field(default_factory=dict)  # what is odd -> how often
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -64,9 +62,6 @@ class TextExamples:
             ids=[self.ids[row] for row in chosen],
             remarks={},
         )
-
-
-# --- files
 
 
 def read_text(path: Path) -> str:
@@ -138,9 +133,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         raise DataError(str(path), problem, "choose another folder") from error
 
 
-# --- rows
-
-
 def text_of(row: Row, name: str, where: str) -> str:
     """Return a row's text in a column; null is an empty text. DataError for any other kind."""
     check_columns(where, [name], row)
@@ -200,9 +192,6 @@ def sorted_labels(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(once))
 
 
-# --- a table of one's own
-
-
 def read_table(
     path: Path,
     *,
@@ -210,10 +199,9 @@ def read_table(
     label_column: str | None,
     label_names: Sequence[str] | None = None,
 ) -> TextExamples:
-    """Return the texts, or pairs, of one or two columns with the labels of another.
+    """Return the texts, or pairs, of one or two columns with the labels of another, or without labels.
 
-    Without a label column there are no labels: a file to predict. Without label names they are those of the file,
-    sorted. ConfigError for no text column or more than two; DataError, with file and line, for the rest.
+    Without label names they are those of the file, sorted. DataError, with file and line, for anything odd.
     """
     if len(text_columns) not in (1, 2):
         raise ConfigError(
@@ -305,8 +293,8 @@ def hold_out(
 ) -> tuple[TextExamples, TextExamples]:
     """Return the examples to train on and those held out for validation, both in file order.
 
-    Of each label the same fraction is held out, at least one example and never all; the seed decides which.
-    DataError when no label has two examples.
+    Of each label the same fraction is held out, at least one and never all. DataError when no label has two
+    examples.
     """
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
@@ -323,14 +311,11 @@ def hold_out(
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 
 
-# --- scores
-
-
 def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:
-    """Return the metrics of these names; each is a number, never NaN, so that the best checkpoint is well defined.
+    """Return the metrics of these names; each is a number, never NaN, so that the best checkpoint is well
+    defined.
 
-    `f1` is of label 1 against label 0, `macro_f1` the mean of the labels that occur, `matthews`, `pearson` and
-    `spearman` are correlations. Where one is undefined, as with constant predictions, it is 0.
+    `f1` is of label 1 against label 0, `macro_f1` the mean of the labels that occur. An undefined metric is 0.
     """
     # Late, since they take a second to import.
     from scipy import stats

@@ -40,8 +40,7 @@ def run_on_cluster(
 ) -> Generator[tuple[manifest.Shard, manifest.Stats | None], None, None]:
     """Yield each shard when it is finished, with its counts; None where it was complete before.
 
-    Raises ConfigError without dask, and DataError when the scheduler does not answer or is lost, when
-    workers do not see the folders, or when one shard kills worker after worker.
+    Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
     """
     # Ctrl-C during a call of the client makes tornado log a NameError in distributed's `sync`.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
@@ -179,8 +178,8 @@ def run_on_worker(
 ) -> tuple[manifest.Stats, Path]:
     """Make a shard; return its counts and the folder with its files.
 
-    Relative paths, such as a vocabulary's, start in `command_folder`, where the command was called.
-    Raises DataError where this machine does not see the folders or has other versions.
+    Relative paths start in `command_folder`. DataError where this machine does not see the folders or has other
+    versions.
     """
     import cloudpickle
 

@@ -103,21 +103,16 @@ def _size_of(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-# --- the output folder
-
-
 @dataclass(frozen=True)
 class Step:
     """A step, its output folder, and what changes the bytes that it writes."""
 
     name: str
     out: Path
-    settings: Mapping[str, JSON] = field(default_factory=dict)
-    """The settings that change the bytes written."""
+    settings: Mapping[str, JSON] = field(default_factory=dict)  # that change the bytes written
     packages: Sequence[str] = ()  # the packages whose versions change the bytes written
     counted: str = "documents"  # the count that must not be 0 at the end
-    expected_bytes: int | None = None
-    """Estimated size of all outputs; the step is rejected when the disk has less space."""
+    expected_bytes: int | None = None  # estimated, of all outputs; compared with the free space
 
 
 class Marker(BaseModel):
@@ -395,9 +390,6 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
-
-
-# --- CRC32C of files, by which copies of a corpus are verified
 
 
 class _File(BaseModel):

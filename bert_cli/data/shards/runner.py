@@ -36,8 +36,7 @@ from bert_cli.errors import DataError
 from bert_cli.files import format_bytes, free_bytes, name_path
 from bert_cli.processes import die_with_parent
 
-Results = Generator[tuple[Shard, Stats | None], None, None]
-"""Shards in the order in which they end; without Stats a shard that was complete before."""
+Results = Generator[tuple[Shard, Stats | None], None, None]  # None: complete before
 Item = TypeVar("Item")
 NOTES_SHOWN = 5  # the manifest has all of them
 SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
@@ -196,10 +195,9 @@ def run_in_threads(
 def plan_disk_space(
     step: str, count: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
 ) -> str:
-    """Return the plan of a step in one line: shards, bytes to write, bytes free in OUT.
+    """Return the plan of a step in one line. Raises DataError when the disk has less space than `to_write`.
 
-    `to_write` is an estimate; `written` are the bytes of complete shards; `count` is None where the
-    number of shards is not known. Raises DataError when the disk has less space than `to_write`.
+    `written` are the bytes of complete shards; `count` is None where the number of shards is not known.
     """
     free = free_bytes(out)
     if to_write > free:
@@ -228,10 +226,9 @@ def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: s
 
 
 class Progress:
-    """A progress bar on a terminal, a line every ten seconds elsewhere; on standard error.
+    """A progress bar on a terminal, a line every ten seconds elsewhere; on standard error. Use it with `with`.
 
-    Use it with `with`. `total` in bytes may be None, and may be set later. `done` bytes are complete
-    at the start.
+    `total` in bytes may be None, and may be set later. `done` bytes are complete at the start.
     """
 
     def __init__(self, step: str, total: int | None, done: int = 0) -> None:

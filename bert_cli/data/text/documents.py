@@ -24,15 +24,13 @@ BLANK_LINES = re.compile(r"\n\s*\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_REMEDY = "give the field with the text as --text-field"
 
-Kind = Literal["document", "body", "outside"]
-"""Kind of a line: the start of a document, text in a document, text outside documents."""
+Kind = Literal["document", "body", "outside"]  # of a line
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
-    """Yield each line that is not blank, with its kind. The start of a document is a line, too.
+    """Yield each line that is not blank, with its kind; the start of a document is a line, too.
 
-    Raises DataError with file and line for text that is not UTF-8, broken JSON, a missing field and
-    truncated files.
+    Raises DataError with file and line for what cannot be read.
     """
     if part.format == "wikiextractor":
         yield from _marked_articles(part)
@@ -86,10 +84,10 @@ def clean(line: str) -> str:
 
 
 def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
-    """Yield text of one sentence per line in blocks of full lines, a blank line between documents.
+    """Yield text of one sentence per line in blocks of full lines, a blank line between documents and none
+    within.
 
-    Blank lines within a document of JSON, Parquet or a file that is one document are removed. Raises
-    DataError as `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
+    Raises DataError as `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
     """
     if part.format == "wikiextractor":
         raise DataError(

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 # The dump server answers 403 to the default names of HTTP libraries.
 AGENT = f"bert-cli/{__version__} (command line tool for pre-training BERT; one dump per user)"
 KIND = "pages-articles-multistream.xml.bz2"
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)
-"""Seconds between attempts; they start again after PROGRESS_BYTES are received."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between attempts
 PROGRESS_BYTES = 10_000_000
 READ_SECONDS, CONNECT_SECONDS = 60.0, 30.0
 HASH_BLOCK = 1 << 22

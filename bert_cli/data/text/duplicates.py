@@ -29,22 +29,17 @@ NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a
 
 # rensa, not datasketch: signatures of the same quality (both within 0.03 of the true similarity on an
 # English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
-SIGNATURE_SIZE = 128
-"""Numbers in a signature; the standard error of the estimated similarity is at most 0.045."""
+SIGNATURE_SIZE = 128  # numbers; the standard error of the similarity is at most 0.045
 SEED = 1
 WORDS_PER_RUN = 5
-RECALL = 0.99
-"""Fraction of the pairs just at the threshold that agree in a band; it decides the width of a band."""
+RECALL = 0.99  # of the pairs at the threshold, which decides the width of a band
 # A letter of a script without spaces between words counts as a word.
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
-NO_WORDS = np.iinfo(np.uint32).max
-"""Every number in the signature of a document without words, which is never a near-duplicate."""
+NO_WORDS = np.iinfo(np.uint32).max  # in the signature of a document without words
 
 Flags = npt.NDArray[np.bool_]
-Signatures = Sequence[npt.NDArray[np.uint32]]
-"""[documents, SIGNATURE_SIZE] of each shard, memory-mapped."""
-Duplicates = tuple[list[int], list[int]]
-"""Numbers of the exact and of the near-duplicates in a shard, from 0."""
+Signatures = Sequence[npt.NDArray[np.uint32]]  # [documents, SIGNATURE_SIZE] by shard
+Duplicates = tuple[list[int], list[int]]  # exact and near ones of a shard
 
 
 def find_duplicates(

@@ -31,13 +31,10 @@ from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 from bert_cli.processes import kill_program, start_program
 
-SECONDS_BETWEEN_CHECKS = 1.0
-"""Between two checks of WikiExtractor's processes, each of which reads all of /proc."""
-SECONDS_ASLEEP = 5.0
-"""Time without work after which WikiExtractor is stuck: its processes wait for one that has died."""
+SECONDS_BETWEEN_CHECKS = 1.0  # a check reads all of /proc
+SECONDS_ASLEEP = 5.0  # after which WikiExtractor waits for a process that has died
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
-TEXT_PER_BYTE = 0.21
-"""Bytes of text for a byte of XML: 20 GB for a packed dump of 24 GB, as docs/wikipedia.md estimates."""
+TEXT_PER_BYTE = 0.21  # bytes of text for a byte of XML, as in docs/wikipedia.md
 SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # 8 MB/s is usual, 2 with templates
 PAGES_NAMED = 3  # in a note about lost pages
 PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages

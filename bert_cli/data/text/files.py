@@ -38,14 +38,12 @@ DECODERS: dict[str, Callable[[], Any]] = {
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
-JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')
-"""The begin of a JSON object, of which the first line may be longer than the head."""
+JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
-PARQUET_EXPANSION = 1.75
-"""The same for Parquet with its default compression, snappy; 2.5 with zstandard."""
+PARQUET_EXPANSION = 1.75  # with snappy, its default; 2.5 with zstandard
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
@@ -62,8 +60,7 @@ class Reading:
 
     format: str = "auto"
     text_field: str = "text"
-    documents: str = "blank-lines"
-    """What separates the documents of plain text: `blank-lines`, or `files`, each of which is one."""
+    documents: str = "blank-lines"  # or `files`, each of which is one document
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,7 @@ class Part:
     stop: int | None = None  # end of the range; None is the end of the file
 
 
-Outputs = list[tuple[Path, list[Part]]]
-"""The outputs of a step, each with the parts that it is made of."""
+Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
 
 
 # --- which files

@@ -27,14 +27,11 @@ from bert_cli.files import JSON, read_json, write_json_atomically
 
 Split = Callable[[str], list[str]]
 
-SHARD_BYTES = 16_000_000
-"""A range of a large file, and at most so much of small files together: some seconds of work."""
-BYTES_WRITTEN = 1.0
-"""Per byte of text: 0.995 for 10 MB of English articles, 1.000 for text without <doc> lines."""
+SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work
+BYTES_WRITTEN = 1.0  # per byte of text: 0.995 for 10 MB of English articles
 SAMPLED_FILES, SAMPLED_BYTES = 16, 1 << 18
 """Read before the work to estimate the documents per file."""
-MANY_DOCUMENTS = 4
-"""Documents per file of plain text that may be paragraphs, which --documents files keeps together."""
+MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
 
 PARAMETERS = "punkt.json"
@@ -196,9 +193,6 @@ def _all_lines(
     for part in parts:
         for kind, line in marked_lines(part, reading):
             yield part.path, kind, line
-
-
-# --- splitters
 
 
 @lru_cache(maxsize=2)

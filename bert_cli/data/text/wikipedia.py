@@ -45,10 +45,9 @@ class Chunk:
 
 
 class Dump:
-    """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass.
+    """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass; `notes` describes its faults.
 
-    `notes` describes its faults. The pages before damage are kept: a file that ends in the middle of a
-    page loses that page alone.
+    A file that ends in the middle of a page loses that page alone.
     """
 
     def __init__(self, path: Path) -> None:
