@@ -28,10 +28,8 @@ def tokenizer(tmp_path_factory):
 
 def question_about(context, *, answer=None, question="who?", name="a"):
     """A question about a context; the answer is its characters."""
-    squad_windows.answers = (
-        () if answer is None else (squad.Answer(context[slice(*answer)], answer[0]),)
-    )
-    return squad.Question(name, question, context, squad_windows.answers, False)
+    spans = [] if answer is None else [squad.Answer(context[slice(*answer)], answer[0])]
+    return squad.Question(name, question, context, tuple(spans), False)
 
 
 def windows_for(questions, tokenizer, *, training=True, **sizes):

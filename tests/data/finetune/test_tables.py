@@ -36,7 +36,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     ):
         with pytest.raises(DataError, match=rf"{name}:? {message}"):
             tables.read_text(put(tmp_path, name, data))
-    for name, remedy in (("b.txt", r"did you mean '.*/a\.txt'"), ("b/c.tsv", "check the")):
+    put(tmp_path, "reviews.csv", "")
+    for name, remedy in (("revews.csv", r"did you mean '.*/reviews\.csv'"), ("b/c", "check the")):
         with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
             tables.read_text(tmp_path / name)
 
