@@ -24,6 +24,7 @@ SHAPE = {
 }
 BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 LABELS = {"id2label": dict(enumerate(BIO)), "label2id": {n: i for i, n in enumerate(BIO)}}
+Columns = dict[str, np.ndarray]
 CLASSIFIER = "BertForSequenceClassification"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {}),
@@ -63,12 +64,11 @@ class Models(dict[str, Path]):
 
         architecture, more = MODELS[name]
         torch.manual_seed(5)
-        folder = self.folder / name
+        folder = self[name] = self.folder / name
         config = transformers.BertConfig(**SHAPE, **more)
         getattr(transformers, architecture)(config).save_pretrained(folder)
         (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
         (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-        self[name] = folder
         return folder
 
 
@@ -80,9 +80,7 @@ def opened(folder: Path, architecture: str) -> Any:
     return getattr(transformers, architecture).from_pretrained(folder).eval()
 
 
-def in_torch(
-    folder: Path, architecture: str, columns: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def in_torch(folder: Path, architecture: str, columns: Columns) -> Columns:
     """Return the outputs of a folder's model."""
     import torch
 
@@ -94,16 +92,14 @@ def in_torch(
 
 def one_in_torch(
     folder: Path, architecture: str, ids: list[int], segments: list[int] | None = None
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """Return the outputs for one example without padding."""
-    mask = np.ones((1, len(ids)), np.int64)
-    types = np.array([segments or [0] * len(ids)])
-    columns = {"input_ids": np.array([ids]), "attention_mask": mask, "token_type_ids": types}
+    columns = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+    columns["token_type_ids"] = np.array([segments or [0] * len(ids)])
     return {name: value[0] for name, value in in_torch(folder, architecture, columns).items()}
 
 
 def ids_of(*pieces: str) -> list[int]:
-    """Return the ids of pieces separated by spaces."""
     return [PIECES.index(piece) for piece in " ".join(pieces).split()]
 
 

@@ -99,9 +99,8 @@ def write_questions(path: Path, articles: int, seed: int, impossible: bool = Fal
         answer, at = str(draw.choice(["good", "fine"])), int(draw.integers(2, 16))
         words[at] = words[at] if none else answer
         found = {"text": answer, "answer_start": len(" ".join(words[:at])) + 1}
-        question = {"id": f"{seed}-{number}", "question": "who was it?"}
-        question |= {"answers": [] if none else [found]}
-        question |= {"is_impossible": none} if impossible else {}
+        question = {"id": f"{seed}-{number}", "question": "who was it?", "is_impossible": none}
+        question["answers"] = [] if none else [found]
         paragraphs.append({"context": " ".join(words), "qas": [question]})
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     return path

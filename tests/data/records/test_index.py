@@ -2,10 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from support.processes import index_of_tfrecord_package
 
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.records.corpus import read_corpus
@@ -33,6 +34,18 @@ DESCRIBED = {
     "tokenizer": {"do_lower_case": True},
 }
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "wiki", "##pedia", "and", "so", "on"]
+
+
+def index_of_tfrecord_package(path):
+    """Return the tfrecord package's index of a record file; it cannot be imported together with TensorFlow."""
+    index = path.with_suffix(".reference")
+    # Its protobuf classes are older than protobuf 7, which supports them in Python only.
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", str(path), str(index)]
+    subprocess.run(command, check=True, timeout=60, env=environment)
+    text = index.read_text()
+    index.unlink()
+    return text
 
 
 def write_records(path, count, seed=0):
