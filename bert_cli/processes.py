@@ -1,8 +1,7 @@
 """The process that runs a command: its cores, imports and terminal, and its child processes.
 
-A process that is killed by signal 9 cannot end its children. So a child watches the read end of a pipe
-whose only write end the parent holds: when the parent ends, however it ends, the read returns. Colours and
-widths are for a terminal, and no colour with NO_COLOR; files and pipes get plain text, which is not wrapped.
+A process that is killed by signal 9 cannot end its children. So a child watches the read end of a pipe whose only
+write end the parent holds: when the parent ends, however it ends, the read returns.
 """
 
 import os
@@ -34,9 +33,7 @@ status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
 os._exit(status if status >= 0 else 128 - status)
 """
 KERAS_WRAPS = ("sklearn", "matplotlib")
-NO_LOGS = "3"
-"""The TF_CPP_MIN_LOG_LEVEL that hides all of TensorFlow's messages below a fatal error."""
-ENDLESS = 10_000
+NO_LOGS = "3"  # the TF_CPP_MIN_LOG_LEVEL that hides all messages below a fatal error
 
 
 def cpu_count() -> int:
@@ -47,11 +44,7 @@ def cpu_count() -> int:
 
 
 def start_program(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a program that is killed, with all that it starts, when this process ends.
-
-    It runs in a new process group, whose number is the `pid` of the returned process, so
-    Ctrl-C in the terminal does not reach it. `options` are those of `subprocess.Popen`.
-    """
+    """Start a program in a new process group, which is killed with all that it starts when this process ends."""
     guarded = [sys.executable, "-I", "-S", "-c", GUARD, *command]
     return subprocess.Popen(guarded, stdin=subprocess.PIPE, process_group=0, **options)
 
@@ -66,11 +59,7 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
 
 
 def die_with_parent(pipe: "Connection") -> None:
-    """Kill this process and its process group when the write end of `pipe` closes.
-
-    Call it first in a child process; its parent must be the only holder of the write end. The child
-    gets a new process group, which also keeps Ctrl-C in the terminal from it.
-    """
+    """Give this process a new group, and kill that when the write end of `pipe`, which its parent holds, closes."""
     os.setpgid(0, 0)
 
     def watch() -> None:
@@ -85,9 +74,8 @@ def die_with_parent(pipe: "Connection") -> None:
 def quiet_imports() -> Iterator[None]:
     """Import Keras without scikit-learn and matplotlib, and hide standard error unless an import fails.
 
-    Keras imports both packages for wrappers and image galleries, which takes a third of the time that
-    TensorFlow and Keras need to load. TensorFlow logs ten lines during its import, before any log level
-    applies; `--log-level` and TF_CPP_MIN_LOG_LEVEL=0 show them.
+    Without them TensorFlow and Keras load in two thirds of the time. TensorFlow logs ten lines during its import,
+    before any log level applies; `--log-level` and TF_CPP_MIN_LOG_LEVEL=0 show them.
     """
     hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
     sys.modules.update(hidden)
@@ -111,10 +99,7 @@ def quiet_imports() -> Iterator[None]:
 
 
 def console(width: int = 100) -> "Console":
-    """Return a console on standard output; `width` is that of lines where there is no terminal.
-
-    Texts are not parsed as markup, since paths and records may contain brackets.
-    """
+    """Return a console on standard output, without markup; `width` is that of lines where there is no terminal."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
@@ -156,7 +141,7 @@ def print_table(
         table.add_column(head, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    out = console(ENDLESS)
+    out = console(width=10_000)
     if out.is_terminal:
         out.print(table)
         return

@@ -74,6 +74,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
     """Return the step and the reader of a run on these records, with one micro-batch per step."""
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import Processes
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
 
     source = Records(folder, seed=args.seed)
@@ -90,7 +91,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
             **TRAINING_METHODS[method],
         }
     )
-    mesh = build.open_mesh(settings, Processes(()))
+    mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     engine, _, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)

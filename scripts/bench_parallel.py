@@ -81,12 +81,13 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.settings import Cluster
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
 
     run = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)
-    mesh = build.open_mesh(run, processes)
+    mesh = open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
     plan = make_plan(run, None)

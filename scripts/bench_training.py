@@ -64,6 +64,7 @@ def build_ours(options: argparse.Namespace) -> Any:
     from bert_cli.config.settings import Cluster
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
+    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
 
     settings = PretrainSettings.model_validate(
@@ -83,7 +84,7 @@ def build_ours(options: argparse.Namespace) -> Any:
             "total_num_train_samples": 10**6,
         }
     )
-    mesh = build.open_mesh(settings, find_processes(Cluster(), os.environ))
+    mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
     plan = make_plan(settings, None)
     parts = build.build_run(settings, mesh, plan)
     return parts.engine, corpora.open_stream(settings, plan.examples_per_step, 0, 1)[0]

@@ -25,13 +25,11 @@ from bert_cli.errors import ConfigError, DeviceError
 
 # Below those that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
-# The ports of a SLURM step follow from its number, so that two steps on a host have different ones: for
-# so many tasks of a step on a host, and so many steps of a job.
+# A step has ports of its own, for so many tasks of a step on a host, and so many steps of a job.
 PORTS_OF_STEP, STEPS_OF_JOB = 64, 8
 REGISTER_SECONDS = 300  # until all processes must have started
 RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
-LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
 
 
 class StoppedWhileJoiningError(Exception):
@@ -40,13 +38,11 @@ class StoppedWhileJoiningError(Exception):
 
 @dataclass(frozen=True)
 class Processes:
-    """The addresses of a run's processes in the order of their ranks, and the rank of this one."""
+    """The host:port of each process in the order of ranks (none for a single one), this rank, and who gave them."""
 
     workers: tuple[str, ...]
-    """host:port of each; empty for a single process."""
     rank: int = 0
     source: str = "this process alone"
-    """The flag or environment variable that described them."""
 
     @property
     def count(self) -> int:
@@ -59,21 +55,11 @@ class Processes:
         hosts = [worker.rpartition(":")[0] for worker in self.workers] or [""]
         return [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
 
-    @property
-    def local_processes(self) -> int:
-        """Return the number of processes on this host."""
-        return len(self.local_ranks)
-
-    @property
-    def local_rank(self) -> int:
-        """Return the number of this process among those on its host."""
-        return self.local_ranks.index(self.rank)
-
 
 def find_processes(cluster: Cluster, environment: Mapping[str, str]) -> Processes:
-    """Return the processes as flags, TF_CONFIG or SLURM describe them.
+    """Return the processes as flags, TF_CONFIG or SLURM describe them, without connecting to any.
 
-    Nothing connects to another process. Raises ConfigError for a description that is incomplete or contradicts itself.
+    Raises ConfigError for a description that is incomplete or contradicts itself.
     """
     if cluster.workers:
         assert cluster.rank is not None
@@ -111,7 +97,7 @@ class _Task(BaseModel):
 
 class _TFConfig(BaseModel):
     cluster: _Jobs = _Jobs()
-    task: _Task = _Task(type="worker", index=0)
+    task: _Task | None = None
 
 
 def _from_tf_config(text: str) -> Processes:
@@ -124,16 +110,14 @@ def _from_tf_config(text: str) -> Processes:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or text[:60]
         raise ConfigError(f"TF_CONFIG ({where})", first["msg"], remedy) from error
-    chiefs, workers = config.cluster.chief, config.cluster.worker
-    if not chiefs and not workers:
+    jobs, task = config.cluster, config.task
+    workers = [*jobs.chief, *jobs.worker]
+    if not workers:
         return Processes(())
-    kind, index = config.task.type, config.task.index
-    same = chiefs if kind == "chief" else workers
-    if index >= len(same) or "task" not in config.model_fields_set:
-        problem = f"is not one of the {len(same)} of that kind"
-        raise ConfigError(f"TF_CONFIG (task {kind} {index})", problem, remedy)
-    rank = index if kind == "chief" else len(chiefs) + index
-    return _checked([*chiefs, *workers], rank, "TF_CONFIG")
+    if task is None or task.index >= len(getattr(jobs, task.type)):
+        raise ConfigError(f"TF_CONFIG (task: {task})", "is no task of this cluster", remedy)
+    rank = task.index if task.type == "chief" else len(jobs.chief) + task.index
+    return _checked(workers, rank, "TF_CONFIG")
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Processes:
@@ -142,7 +126,6 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
     TensorFlow's SlurmClusterResolver would import TensorFlow before mistakes are reported, sorts hosts by
     name (n10 before n2), takes the block distribution without a check and one port for all steps.
     """
-    nodes = environment["SLURM_STEP_NODELIST"]
     try:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"])
         if tasks == 1:
@@ -151,33 +134,26 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         per_node = environment.get("SLURM_STEP_TASKS_PER_NODE")
         counts = _expand_counts(per_node or environment["SLURM_TASKS_PER_NODE"])
         job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", "0"))
-        hosts = _expand_hosts(nodes)
+        hosts = _expand_hosts(environment["SLURM_STEP_NODELIST"])
+        if len(hosts) != len(counts) or sum(counts) != tasks:
+            raise ValueError(f"{len(hosts)} hosts and {counts} on each for {tasks} tasks")
+        # The host of each rank, and the number of the rank on that host.
+        ranks = [(host, number) for host, count in enumerate(counts) for number in range(count)]
+        distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
+        if distribution == "cyclic":
+            ranks.sort(key=lambda pair: pair[::-1])
+        is_known = distribution in ("block", "*", "cyclic") or 1 in (len(counts), max(counts))
+        slurm = [environment.get(name) for name in ("SLURM_NODEID", "SLURM_LOCALID")]
+        differs = rank < tasks and None not in slurm and slurm != [*map(str, ranks[rank])]
+        if not is_known or differs:
+            number = f"task {rank} is number {slurm[1]} on host {slurm[0]}"
+            raise ValueError(f"in distribution {distribution} {number}")
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"SLURM ({type(error).__name__}: {error})",
-            "does not describe the tasks of the step",
-            "start the run with `srun bert ...`, or set TF_CONFIG",
+            "does not describe which task of the step is on which host",
+            "start the run with `srun --distribution=block bert ...`, or set TF_CONFIG",
         ) from error
-    if len(hosts) != len(counts) or sum(counts) != tasks:
-        raise ConfigError(
-            f"SLURM_STEP_NODELIST ({nodes})",
-            f"names {len(hosts)} hosts, of which {len(counts)} run {sum(counts)} of the step's {tasks} tasks",
-            "set TF_CONFIG instead",
-        )
-    # The host of each rank, and the number of the rank on that host.
-    ranks = [(host, number) for host, count in enumerate(counts) for number in range(count)]
-    distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
-    if distribution == "cyclic":
-        ranks.sort(key=lambda pair: pair[::-1])
-    is_known = distribution in ("block", "*", "cyclic") or 1 in (len(counts), max(counts))
-    slurm = [environment.get(name) for name in ("SLURM_NODEID", "SLURM_LOCALID")]
-    differs = rank < tasks and None not in slurm and slurm != [*map(str, ranks[rank])]
-    if not is_known or differs:
-        raise ConfigError(
-            f"SLURM_DISTRIBUTION ({distribution})",
-            f"does not say which task is on which host (task {rank} is number {slurm[1]} on host {slurm[0]})",
-            "use `srun --distribution=block`",
-        )
     offset = (job * STEPS_OF_JOB + step) * PORTS_OF_STEP
     first = PORTS[offset % (len(PORTS) - max(counts))]
     return _checked([f"{hosts[host]}:{first + number}" for host, number in ranks], rank, "SLURM")
@@ -274,51 +250,19 @@ def _is_listening(worker: str) -> bool:
 def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
     """Return the processes with the addresses to use, and the interface, None for every interface.
 
-    Processes on one host use its loopback. Raises ConfigError for a `bind_address` that is neither the name nor the
-    IPv4 address of an interface here, or on whose interface the others do not find this process.
+    Processes on one host use its loopback. Raises ConfigError when no interface here has this name or address.
     """
     if bind_address is not None:
-        addresses = [
-            (name, address)
-            for name, entries in psutil.net_if_addrs().items()
-            # An interface without an IPv4 address is known by its name alone.
-            for address in [e.address for e in entries if e.family == socket.AF_INET] or [""]
-        ]
-        for name, address in addresses:
-            if bind_address in (name, address):
-                _check_own_address(processes, name, dict(addresses))
+        interfaces = psutil.net_if_addrs()
+        for name, entries in interfaces.items():
+            if bind_address in (name, *(entry.address for entry in entries)):
                 return processes, name
-        known = ", ".join(f"{name} ({address})" for name, address in addresses if address)
-        where = f"cluster.bind_address ({bind_address})"
-        raise ConfigError(where, "is no interface of this host", f"give one of {known}")
-    if processes.local_processes < processes.count:
+        where, remedy = f"cluster.bind_address ({bind_address})", ", ".join(interfaces)
+        raise ConfigError(where, "is no interface of this host", f"give one of {remedy}")
+    if len(processes.local_ranks) < processes.count:
         return processes, None
     ports = [worker.rpartition(":")[2] for worker in processes.workers]
-    workers = tuple(f"{LOOPBACK_ADDRESS}:{port}" for port in ports)
-    return replace(processes, workers=workers), LOOPBACK
-
-
-def _check_own_address(processes: Processes, name: str, addresses: Mapping[str, str]) -> None:
-    """Raise ConfigError when this process' own address is on another interface of this host.
-
-    An address of no interface here may be translated on its way (NAT), and a name that cannot be resolved here may be
-    known to the others.
-    """
-    host = processes.workers[processes.rank].rpartition(":")[0]
-    others = {address for other, address in addresses.items() if other != name}
-
-    def is_elsewhere(address: str) -> bool:
-        is_loopback = address.startswith("127.")
-        return not is_loopback if name == LOOPBACK else is_loopback or address in others
-
-    with suppress(OSError):
-        resolved = {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)}
-        if all(map(is_elsewhere, resolved)):
-            raise ConfigError(
-                f"{processes.source} ({host})",
-                f"is {', '.join(sorted(resolved))} here, where nothing listens with cluster.bind_address {name}",
-                f"name this process by {addresses[name]}, or give another bind_address",
-            )
+    return replace(processes, workers=tuple(f"127.0.0.1:{port}" for port in ports)), "lo"
 
 
 def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:

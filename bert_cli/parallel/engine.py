@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from bert_cli.parallel.cluster import Processes
 
-POLL_SECONDS = 1.0
-"""How often the watchdog looks."""
+POLL_SECONDS = 1.0  # of the watchdog
 Batch = Mapping[str, npt.NDArray[Any]]
 """Columns of examples, arrays [M, B, ...] of M micro-batches."""
 
@@ -48,27 +47,27 @@ class Value(Protocol):
 
 
 class Head(Protocol):
-    """The last block of a model: the loss, and the sums that metrics are computed from."""
+    """The last block of a model: the loss, and the sums that metrics are computed from.
+
+    COUNTS has the column whose sum a loss is divided by, MEANS the sum and the count whose ratio a metric is.
+    """
 
     COUNTS: Mapping[str, str]
-    """Name of a count that a loss is divided by -> the column that it is the sum of."""
     MEANS: Mapping[str, tuple[str, str]]
-    """Name of a metric -> the sum and the count whose ratio it is."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The devices of this process, and its rank among the processes of the run."""
+    """The replicas of a run, the devices of each of this process' replicas, and the device of the host's memory.
+
+    Meshes of a process have different numbers, and so different keys of their collectives.
+    """
 
     replicas: int
-    """Copies of the model in the run, over all processes."""
     devices: tuple[tuple[str, ...], ...]
-    """For each replica of this process, the devices that its stages are mapped to."""
     host: str
-    """The device whose memory is the host's."""
     processes: Processes
     number: int = 0
-    """Number of this mesh in the process. Collectives of two meshes have different keys."""
 
     @property
     def first_replica(self) -> int:
@@ -91,10 +90,8 @@ class ProcessGroup(ABC):
         self.rank, self.world_size = rank, world_size
         self.activity = "starting"
         """What this process is doing. The watchdog publishes it."""
-        self.collectives = 0
-        """How many collectives this process has entered."""
-        self.is_waiting = threading.Event()
-        """Set while this process is in a collective."""
+        self.collectives = 0  # entered by this process
+        self.is_waiting = threading.Event()  # set while it is in one
 
     def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the sum over all processes. Raises DeviceError when a process is lost."""
@@ -108,13 +105,12 @@ class ProcessGroup(ABC):
         """Return the number of every process, ordered by rank."""
         numbers = np.zeros(self.world_size)
         numbers[self.rank] = number
-        return [float(value) for value in self.all_reduce(numbers)]
+        return self.all_reduce(numbers).tolist()
 
     def broadcast(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that rank 0 passes, bit for bit."""
         array = np.asarray(numbers, np.float64)
-        array = array if self.rank == 0 else np.zeros_like(array)
-        return [float(value) for value in self.all_reduce(array)]
+        return self.all_reduce(array if self.rank == 0 else np.zeros_like(array)).tolist()
 
     def barrier(self) -> None:
         """Wait until every process has called this."""
@@ -185,8 +181,7 @@ class Watchdog:
                 if group.is_waiting.is_set() and waited - reported >= self.report_after_seconds:
                     reported = waited
                     missing = " and ".join(self._late_ranks()) or "the network"
-                    text = f"rank {group.rank} has waited {waited:.0f} s for {missing}"
-                    print(text, flush=True)
+                    print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
 
     def _late_ranks(self) -> Iterator[str]:
         """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
@@ -198,31 +193,30 @@ class Watchdog:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRequest:
-    """The arguments of an update besides its batch."""
+    """The arguments of an update besides its batch.
+
+    `step` counts the completed steps, and with the sample index of a micro-batch decides dropout and rounding;
+    `updates` lacks those that were skipped. `micro_batches` are those of the step over all processes.
+    """
 
     step: int
-    """Steps completed. With the sample index of a micro-batch it decides dropout and rounding."""
     updates: int
-    """Updates applied: the steps without those that were skipped."""
     micro_batches: int
-    """Micro-batches of the step, over all processes."""
     learning_rate: float
     loss_scale: float
     max_gradient_norm: float | None
-    """The gradient is clipped to this norm; None does not clip."""
 
 
 class UpdateResult(NamedTuple):
-    """The result of an update: values of the complete step, over all processes."""
+    """The head's sums, what they are divided by (see `count`), and norms, of the complete step over all processes.
+
+    The norm of the gradient is that before clipping and without loss scale. If not finite, the update was skipped.
+    """
 
     sums: dict[str, float]
-    """The head's sums."""
     counts: dict[str, float]
-    """What they are divided by; see `count`."""
     gradient_norm: float
-    """Norm of the complete gradient, without loss scale and before clipping. If not finite, the update was skipped."""
     weight_norm: float
-    """Norm of all weights after the update."""
 
 
 class Engine(ABC):
@@ -231,7 +225,6 @@ class Engine(ABC):
     group: ProcessGroup
     head: Head
     weights: Mapping[str, Value]
-    """By name, for checkpoints."""
     traced_steps = 0
     """Steps that are still to be recorded by the trace, if there is one."""
 
@@ -262,9 +255,8 @@ class Engine(ABC):
     ) -> UpdateResult:
         """Update the weights with the gradient of a step, of which `batch` is this process' part.
 
-        All processes skip the update when the gradient is not finite. Raises
-        StoppedBetweenMicroBatchesError when `stop_requested` returns true on any process, DeviceError when a
-        micro-batch does not fit the memory or a process is lost.
+        All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError when a
+        stop is requested on any, DeviceError when a micro-batch does not fit the memory or a process is lost.
         """
 
     @abstractmethod
@@ -298,9 +290,8 @@ def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
 def scaled_for_accumulation(loss_scale: float, micro_batches: int) -> float:
     """Return the factor of a micro-batch's loss in a step of `micro_batches` micro-batches.
 
-    The loss is divided by the counts of the complete step, so the more micro-batches, the smaller the gradients of
-    each. Multiplied by their number (the power of two below it, so that nothing rounds), float16 gradients are as
-    large as in a step of one micro-batch. Measured at 2,040 micro-batches and a loss scale of 4096: a gradient in
-    float16 is off by 13 % without the factor and by 0.1 % with it.
+    The loss is divided by the counts of the complete step. Multiplied by the number of micro-batches (the power of two
+    below it, so that nothing rounds), float16 gradients are as large as in a step of one. Measured at 2,040
+    micro-batches and a loss scale of 4096: a gradient is off by 13 % without the factor and by 0.1 % with it.
     """
     return loss_scale * 2 ** (micro_batches.bit_length() - 1)

@@ -6,9 +6,9 @@ input means that the launcher or the connection is gone. The first process that 
 and signals arrive in one queue in their order.
 """
 
-import argparse
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +28,6 @@ POLL_SECONDS = 0.2
 LAST_LINES = 12  # of a failed process' standard error that are shown again
 KILL_SECONDS = 5.0  # until a remote shell that does not end is killed
 DRAIN_SECONDS = 2.0  # until the last lines of a process that ended have been read
-NVIDIA_SMI_SECONDS = 60
 KINDS = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DeviceError)}
 
 
@@ -39,9 +38,7 @@ class Process(NamedTuple):
     host: str
     words: Sequence[str]
 
-    @property
-    def name(self) -> str:
-        """Return its name in messages."""
+    def __str__(self) -> str:
         return f"rank {self.rank} ({self.host})"
 
 
@@ -49,8 +46,8 @@ def command_on_host(
     program: Sequence[str], local_rank: int, count: int, grace_seconds: float
 ) -> list[str]:
     """Return the command that runs a program as one of `count` processes of its host, by `main`."""
-    options = f"--local-rank {local_rank} --count {count} --grace {grace_seconds:g} --"
-    return [sys.executable, "-m", "bert_cli.parallel.launcher", *options.split(), *program]
+    words = ["-m", "bert_cli.parallel.launcher", str(local_rank), str(count), f"{grace_seconds:g}"]
+    return [sys.executable, *words, *program]
 
 
 def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
@@ -79,11 +76,8 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
             signal.signal(number, handler)
     if failed is not None:
         remedy = "when that is fixed the same command continues"
-        hung = [child for child in children if child.was_killed]
-        if failed.code == DeviceError.exit_code and hung:  # the others notice one that hangs
-            remedy += f". The cause may be {_ranks(hung)}, which hung and had to be killed"
         kind = KINDS.get(failed.code or 0, DeviceError)
-        raise kind(failed.process.name, _how_it_ended(failed.code), remedy)
+        raise kind(str(failed.process), _how_it_ended(failed.code), remedy)
 
 
 class _Child:
@@ -94,7 +88,6 @@ class _Child:
     def __init__(self, process: Process, events: "Events") -> None:
         self.process, self.events = process, events
         self.code: int | None = None  # 128 + N for signal N; None while it runs
-        self.was_killed = False
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         try:
             # In a session of its own: Ctrl-C in the terminal reaches the launcher alone.
@@ -102,11 +95,8 @@ class _Child:
                 process.words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
             )
         except OSError as error:
-            raise ConfigError(
-                f"{process.words[0]} (for {process.name})",
-                f"cannot be started ({error.strerror})",
-                "check the name of the program",
-            ) from error
+            where, problem = f"{process.words[0]} (for {process})", "cannot be started"
+            raise ConfigError(where, f"{problem} ({error.strerror})", "check its name") from error
         self.send(signal.SIGCONT)  # no request, but the process knows that a launcher is there
         self.printers = [
             threading.Thread(target=self._print, args=streams, daemon=True)
@@ -178,13 +168,13 @@ def _wait_for_all(
             was_stopped = request is not None and event.code == 128 + signal.SIGTERM
             if event.code and failed is None and not was_stopped:
                 failed = event
-                _request_stop(running)
+                _send(running, signal.SIGTERM)
                 _report(failed, running)
                 until = time.monotonic() + grace_seconds
         elif request is None and failed is None:
             request = event
             _print_line(f"{request.name}: all processes save and stop; once more kills them")
-            _request_stop(running)
+            _send(running, signal.SIGTERM)
         elif event != signal.SIGPIPE:
             _kill(running)
             raise KeyboardInterrupt
@@ -195,15 +185,13 @@ def _wait_for_all(
     return failed
 
 
-def _request_stop(children: Sequence[_Child]) -> None:
+def _send(children: Sequence[_Child], number: signal.Signals) -> None:
     for child in children:
-        child.send(signal.SIGTERM)
+        child.send(number)
 
 
 def _kill(children: Sequence[_Child]) -> None:
-    for child in children:
-        child.was_killed = True
-        child.send(signal.SIGKILL)
+    _send(children, signal.SIGKILL)
     until = time.monotonic() + KILL_SECONDS
     for child in children:
         child.waiter.join(max(0.0, until - time.monotonic()))
@@ -215,7 +203,7 @@ def _report(failed: _Child, others: Sequence[_Child]) -> None:
     failed.drain()
     stopped = f"; {_ranks(others)} asked to stop" if others else ""
     last = "its last lines:" if failed.last_lines else "it wrote nothing to standard error"
-    head = f"{failed.process.name} {_how_it_ended(failed.code)}{stopped}; {last}"
+    head = f"{failed.process} {_how_it_ended(failed.code)}{stopped}; {last}"
     _print_line("\n  ".join([head, *failed.last_lines]))
 
 
@@ -238,32 +226,25 @@ def _print_line(text: str) -> None:
         print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[str]) -> int:
     """Run a program on this host with its part of the devices, and return its exit code.
 
     Standard input has names of signals, a line each; at its end the program is asked to stop, and killed after the
     grace period.
     """
-    parser = argparse.ArgumentParser(prog="python -m bert_cli.parallel.launcher")
-    parser.add_argument("--local-rank", type=int, required=True, help="number of the process here")
-    parser.add_argument("--count", type=int, required=True, help="processes on this host")
-    parser.add_argument("--grace", type=float, required=True, help="seconds from stop to kill")
-    parser.add_argument("program", nargs="+", help="after --")
-    options = parser.parse_args(arguments)
-    environment = dict(os.environ)
     try:
-        gpus = gpus_of(options.local_rank, options.count, os.environ)
+        gpus = gpus_of(local_rank, count, os.environ)
     except BertError as error:
         print(f"bert: {error}", file=sys.stderr)
         return error.exit_code
     if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    elif cores := cores_of(options.local_rank, options.count):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    elif cores := cores_of(local_rank, count):
         os.sched_setaffinity(0, cores)
-    child = subprocess.Popen(options.program, env=environment, stdin=DEVNULL, process_group=0)
+    child = subprocess.Popen(program, stdin=DEVNULL, process_group=0)
     for number in SIGNALS:
         signal.signal(number, lambda received, _: child.send_signal(received))
-    threading.Thread(target=_obey, args=(child, options.grace), daemon=True).start()
+    threading.Thread(target=_obey, args=(child, grace_seconds), daemon=True).start()
     code = child.wait()
     _kill_group(child)
     return code if code >= 0 else 128 - code
@@ -287,10 +268,7 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process.
-
-    Raises DeviceError when they cannot be divided evenly.
-    """
+    """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
     gpus = _visible_gpus(environment) if count > 1 else []
     if len(gpus) % count:
         raise DeviceError(
@@ -309,15 +287,13 @@ def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
         names = [name.strip() for name in chosen.split(",")]
         # As CUDA reads it: what follows a -1 is hidden.
         return [name for name in names[: [*names, "-1"].index("-1")] if name]
-    command = ["nvidia-smi", "-L"]
     try:
         listed = subprocess.check_output(
-            command, text=True, stderr=DEVNULL, timeout=NVIDIA_SMI_SECONDS, env=dict(environment)
+            ["nvidia-smi", "-L"], text=True, stderr=DEVNULL, timeout=60, env=dict(environment)
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(lines))]
+    return [str(number) for number in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
 
 
 def cores_of(local_rank: int, count: int) -> list[int]:
@@ -331,8 +307,7 @@ def cores_of(local_rank: int, count: int) -> list[int]:
     # Those of a socket and the threads of a core are adjacent.
     cores = sorted(os.sched_getaffinity(0), key=_socket_and_core)
     if len(cores) < count and local_rank == 0:
-        message = f"launch: {count} processes use the same {len(cores)} cores"
-        print(message, file=sys.stderr, flush=True)
+        _print_line(f"{count} processes use the same {len(cores)} cores")
     each = len(cores) // count
     return cores[local_rank * each : (local_rank + 1) * each]
 
@@ -345,7 +320,8 @@ def _socket_and_core(core: int) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    exit_code = main()
+    rank_here, processes_here, grace, *command = sys.argv[1:]
+    exit_code = main(int(rank_here), int(processes_here), float(grace), command)
     # Without Python's shutdown: the launcher blames the process whose end it sees first.
     sys.stderr.flush()
     os._exit(exit_code)

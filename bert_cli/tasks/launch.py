@@ -50,8 +50,7 @@ def _check_command(settings: LaunchSettings) -> None:
     # Here and once, not in every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     if name not in SEVERAL:
-        form = "`bert launch --processes 2 -- pretrain --config ...`"
-        remedy = f"give one of them and its options after --, as {form}"
+        remedy = "give one after --, as `bert launch --processes 2 -- pretrain --config ...`"
         raise ConfigError(f"bert launch ({name})", f"starts {', '.join(SEVERAL)}", remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
@@ -59,15 +58,12 @@ def _check_command(settings: LaunchSettings) -> None:
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
     if inner.exit_code_when_stopped:
-        where = f"exit_code_when_stopped ({inner.exit_code_when_stopped})"
-        remedy = "leave it out, or have a scheduler start the processes"
-        raise ConfigError(where, "would be a failure to bert launch, as every code but 0", remedy)
+        problem = "would be a failure to bert launch, as every code but 0"
+        raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")
     group = find_processes(Cluster(), os.environ)
     if group.count > 1:
-        where, remedy = f"{group.source} (rank {group.rank} of {group.count})", f"run `bert {name}`"
-        raise ConfigError(
-            where, "this process is one of several already", f"{remedy} without launch"
-        )
+        where, problem = f"{group.source} (rank {group.rank} of {group.count})", "this process is"
+        raise ConfigError(where, f"{problem} one of several already", f"run `bert {name}` itself")
 
 
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
@@ -79,8 +75,8 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         names = [host.rpartition("@")[2] for host in hosts]
         first = REMOTE_PORT if settings.port is None else settings.port
         ports = list(range(first, first + count))
-        if absent := [name for name in settings.pass_variables if name not in environment]:
-            where = f"pass_variables ({absent[0]})"
+        if absent := sorted({*settings.pass_variables} - {*environment}):
+            where = f"pass_variables ({', '.join(absent)})"
             raise ConfigError(where, "is not set here", "export it or leave it out")
         passed = (*PASSED, *settings.pass_variables)
         variables |= {name: environment[name] for name in passed if name in environment}
@@ -110,10 +106,9 @@ def _free_ports(count: int, first: int | None) -> list[int]:
         # In random order, so that two launches at the same time find different ones.
         return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
     ports = list(range(first, first + count))
-    for port in ports:
-        if not _is_free(port):
-            where, remedy = f"--port ({port})", "give another, or none for free ones"
-            raise ConfigError(where, "is in use on this host", remedy)
+    if used := list(itertools.filterfalse(_is_free, ports)):
+        remedy = "give another, or none for free ones"
+        raise ConfigError(f"--port ({used[0]})", "is in use on this host", remedy)
     return ports
 
 

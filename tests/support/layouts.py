@@ -12,6 +12,7 @@ from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train.loop import State, Step
 
@@ -76,7 +77,7 @@ def built(
     settings: PretrainSettings, updates: bool = True
 ) -> tuple[TensorFlowEngine, State, Step, Any]:
     """Return engine, state, step and stream of a run, traced; without `updates` only the stages are traced."""
-    mesh = build.open_mesh(settings, Processes(()))
+    mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     engine, state, step = build.build_run(settings, mesh, plan)
     reader = corpora.open_stream(settings, plan.examples_per_step)

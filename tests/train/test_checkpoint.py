@@ -25,6 +25,7 @@ from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start
 from bert_cli.train import checkpoint
@@ -70,7 +71,7 @@ def settings_of(**changes) -> PretrainSettings:
 
 def build(settings: PretrainSettings):
     """(engine, state, form) of a run that is about to start."""
-    mesh = assemble.open_mesh(settings, Processes(()))
+    mesh = open_mesh(settings, Processes(()))
     engine = assemble.build_engine(assemble.build_model(settings, mesh), settings, mesh)
     state = State(engine.weights, engine.moments, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None

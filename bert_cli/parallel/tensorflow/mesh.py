@@ -13,7 +13,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
 from bert_cli.config.settings import Cluster
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
@@ -34,18 +35,17 @@ from bert_cli.parallel.cluster import (
 )
 from bert_cli.parallel.engine import Mesh, ProcessGroup
 
-LEAVE_SECONDS = 20
-"""How long a process that has finished waits for the others before it leaves."""
+LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"
-"""An option of XLA that has no flag."""
+FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"  # an option of XLA that has no flag
 # TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
 # count up from 1. Each mesh has a million keys, each device 10,000 of those.
 KEYS_OF_MESH = 1_000_000
 KEYS_OF_DEVICE = 10_000
+# Lengths of the vectors that processes add up: a few numbers, or a part of an array (8 MB).
 FRAMES = (64, 1_000_000)
-"""Lengths of the vectors that processes add up: a few numbers, or a part of an array (8 MB)."""
+# Errors of a collective that lacks a process.
 SIGNS_OF_LOSS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -55,7 +55,6 @@ SIGNS_OF_LOSS = (
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
-"""Errors of a collective that lacks a process."""
 
 _numbers = itertools.count(1)
 
@@ -177,16 +176,6 @@ def lost_process(message: str, rank: int) -> DeviceError:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimeOptions:
-    """What TensorFlow's runtime has to be configured for."""
-
-    precision: str = "float32"
-    reduce_precision: str = "float32"
-    deterministic: bool = False
-    cluster: Cluster = field(default_factory=Cluster)
-
-
 def devices_here(processes: Processes) -> tuple[str, int, int]:
     """Return GPU or CPU, the number of devices of this process, and the bytes of memory of each.
 
@@ -196,23 +185,22 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     if gpus:
         return "GPU", len(gpus), _gpu_memory()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "CPU", 1, memory // processes.local_processes
+    return "CPU", 1, memory // len(processes.local_ranks)
 
 
 def open_mesh(
+    settings: TrainSettings,
     processes: Processes,
-    replicas: int,
-    device_mapping: Sequence[int],
-    options: RuntimeOptions,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
-    """Take the devices of a layout and join the other processes; `device_mapping` has a device for each stage.
+    """Take the devices of the settings' layout and join the other processes; each holds as many replicas.
 
-    A replica belongs to one process, and all processes hold the same number of replicas. Raises
-    StoppedWhileJoiningError when a stop is requested before all processes have joined, ConfigError when the replicas
+    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError when the replicas
     cannot be divided among the processes, DeviceError when this machine has too few devices or TensorFlow has been
     started before with fewer.
     """
+    device_mapping = settings.parallel.pipeline_device_mapping or [0]
+    replicas = settings.global_batch.replicas
     if replicas % processes.count:
         raise ConfigError(
             f"global_batch.replicas ({replicas})",
@@ -222,7 +210,7 @@ def open_mesh(
     local, stages = replicas // processes.count, max(device_mapping) + 1
     needed = local * stages
     gpus = gpus_of(processes)
-    if gpus and options.reduce_precision == "bfloat16":
+    if gpus and settings.parallel.reduce_precision == "bfloat16":
         problem = "NCCL's sums in TensorFlow are not known to support it"
         raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
     if gpus and len(gpus) < needed:
@@ -235,10 +223,9 @@ def open_mesh(
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
         fuse_results()
-        threads = 2 + local * len(device_mapping)
-        _configure(options, bool(gpus), threads)
+        _configure(settings, bool(gpus), 2 + local * len(device_mapping))
         if processes.count > 1:
-            processes = _join(processes, options.cluster, stop_requested)
+            processes = _join(processes, settings.cluster, stop_requested)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
             problem = f"TensorFlow was started before they were set ({error})"
@@ -250,22 +237,18 @@ def open_mesh(
 
 def _names(kind: str, processes: Processes) -> list[str]:
     """Return the names of this process' logical devices; a cluster lists those of all processes."""
+    task = "" if processes.count == 1 else f"/task:{processes.rank}/"
     names = [device.name for device in tf.config.list_logical_devices(kind)]
-    if processes.count == 1:
-        return names
-    return [name for name in names if f"/task:{processes.rank}/" in name]
+    return [name for name in names if task in name]
 
 
 def gpus_of(processes: Processes) -> list[Any]:
     """Return the GPUs that this process may use: all visible ones, or a part where its host's processes see all."""
     gpus = list(tf.config.list_physical_devices("GPU"))
-    count, variables = processes.local_processes, os.environ
+    count, variables = len(processes.local_ranks), os.environ
     # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
-    slurm_shows_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus))
-    sees_all = "CUDA_VISIBLE_DEVICES" not in variables or (
-        "SLURM_PROCID" in variables and slurm_shows_all
-    )
-    if count == 1 or not gpus or not sees_all:
+    has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
+    if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
         return gpus
     if len(gpus) % count:
         raise DeviceError(
@@ -273,8 +256,8 @@ def gpus_of(processes: Processes) -> list[Any]:
             f"{len(gpus)} GPUs cannot be divided among them",
             "choose a number that divides",
         )
-    each = len(gpus) // count
-    return gpus[processes.local_rank * each : (processes.local_rank + 1) * each]
+    each, here = len(gpus) // count, processes.local_ranks.index(processes.rank)
+    return gpus[here * each : (here + 1) * each]
 
 
 def _gpu_memory() -> int:
@@ -306,8 +289,7 @@ def _take_devices(gpus: Sequence[Any], logical: int) -> None:
 def keep_freed_memory() -> None:
     """Have the C library keep freed memory instead of returning it to the kernel each time.
 
-    A step allocates and frees temporaries of megabytes by the thousand, and the kernel zeroes each new page: 5 % of a
-    step of BERT-base on a CPU, a third of the optimizer's update. The process stays as large as it ever was.
+    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU. The process stays as large as it ever was.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):
@@ -332,11 +314,11 @@ def are_results_fused() -> bool:
     return FUSES_RESULTS in os.environ.get("XLA_FLAGS", "")
 
 
-def _configure(options: RuntimeOptions, has_gpu: bool, threads: int) -> None:
+def _configure(settings: TrainSettings, has_gpu: bool, threads: int) -> None:
     """Set determinism, the graph optimizer's options, and at least so many threads for operations."""
-    if options.deterministic:
+    if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    if options.precision == "float16" or (options.precision == "mixed_float16" and not has_gpu):
+    if settings.precision == "float16" or (settings.precision == "mixed_float16" and not has_gpu):
         # Grappler fuses a float16 product and its bias into an operation that takes 40 ms a row on a CPU.
         tf.config.optimizer.set_experimental_options({"remapping": False})
     # Stages without a thread each run one after another. The default is one thread per core.

@@ -16,17 +16,11 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from bert_cli.optim.adam import Optimizer, Rule
-from bert_cli.parallel.tensorflow.mesh import (
-    DeviceGroup,
-    are_results_fused,
-    traced,
-)
+from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 
-UPDATES_WORTH_COMPILING = 2**23
-"""Elements of a device's weights from which on compilation is worth it: its seconds are saved in some hundred steps."""
-LARGE = 2**18
-"""Elements of a weight from which on its update is compiled."""
+# Elements of a device's weights, and of a weight, from which on compiling saves more time than it takes.
+UPDATES_WORTH_COMPILING, LARGE = 2**23, 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +38,8 @@ class UpdateOptions:
 class DeviceUpdate:
     """The weights of one device, their gradients and moments, and the functions that update them.
 
-    Weights with the same rule and shape share a function. Only large weights are compiled by XLA. Compiled functions
-    assign to the variables that they are passed: a result that is returned is new memory, and a processor reads memory
-    before it overwrites it. With returned results the update of 110 million weights took half as long again, and a
-    third with LAMB.
+    Compiled functions assign to the variables that they are passed: a result that is returned is new memory, and a
+    processor reads memory before it overwrites it, so updates of 110 million weights took half as long again.
     """
 
     def __init__(
@@ -59,6 +51,8 @@ class DeviceUpdate:
     ) -> None:
         self.group, self.optimizer, self.options = group, optimizer, options
         self.device = group.device
+        # The device that has the moments and computes the update.
+        self.moment_device = options.host if options.offloaded else self.device
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
@@ -68,20 +62,17 @@ class DeviceUpdate:
         self.sharded = options.sharded and group.size > 1
         self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
         self.compiled = options.compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
-        self.moment_device = options.host if options.offloaded else self.device
-        """The device that has the moments and computes the update."""
         self.moments: dict[str, list[tf.Variable]] = {}
         with tf.device(self.moment_device):
             for name, weight in self.weights.items():
                 shape = [self._shard_length(name)] if self.sharded else weight.shape
                 zeros = tf.zeros(shape, tf.float32)
                 self.moments[name] = [tf.Variable(zeros, trainable=False) for _ in range(2)]
+        # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.moment_device.upper() and are_results_fused()
-        """Whether a compiled update must be written for one loop; on GPUs XLA makes one anyway."""
         self.functions: dict[Any, Any] = {}
         self.block_functions: dict[Any, Any] = {}
         self.blocks: dict[str, list[str]] = {}
-        """Names of weights, block by block."""
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
@@ -107,9 +98,8 @@ class DeviceUpdate:
     def compile(self) -> None:
         """Trace all functions; nothing is computed or exchanged."""
         number, integer = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
-        functions = [self._add_duplicates, self._gradient_squared, self._weight_squared]
         with tf.device(self.device):
-            for function in functions:
+            for function in (self._add_duplicates, self._gradient_squared, self._weight_squared):
                 function.get_concrete_function()
             if self.group.size > 1:
                 for function in self._reduce_buckets:
@@ -216,11 +206,7 @@ class DeviceUpdate:
     def _update_weight(
         self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Update a weight and its moments; return the new weight's squared norm.
-
-        `state` are the weight, its gradient and its two moments, `numbers` the factor of the gradient, learning rate,
-        updates and step.
-        """
+        """Update a weight and its moments; return the new weight's squared norm."""
         weight, gradient, *moments = state
         factor, rate, updates, step = numbers
         with tf.device(self.moment_device):
@@ -250,10 +236,7 @@ class DeviceUpdate:
         return self.functions[key]
 
     def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update a weight whose rule needs no norms, and its moments, in one pass over memory.
-
-        The inputs are weight, gradient, moments, factor, updates, learning rate and key.
-        """
+        """Update a weight whose rule needs no norms, and its moments, in one pass over memory."""
 
         def update(*inputs: Any) -> list[Any]:
             *state, rate, key = inputs
@@ -264,10 +247,7 @@ class DeviceUpdate:
         return _assign((inputs[0], *inputs[2:4]), self._compute(compiled, update, *inputs))
 
     def update_moments(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update the moments; assign the update direction to the gradient, or return it if that is a tensor.
-
-        The inputs are weight, gradient, moments, factor and updates.
-        """
+        """Update the moments; assign the update direction to the gradient, or return it if that is a tensor."""
         results = self._compute(compiled, partial(self.optimizer.update_direction, rule), *inputs)
         return _assign(inputs[1:4], results)
 
@@ -276,16 +256,14 @@ class DeviceUpdate:
     ) -> Any:
         """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
         value, direction = tf.convert_to_tensor(weight), tf.convert_to_tensor(direction)
-        return _assign(
-            (weight,), (self.optimizer.apply_update(rule, start, value, direction, *more),)
-        )
+        new = self.optimizer.apply_update(rule, start, value, direction, *more)
+        return _assign((weight,), (new,))
 
     def _compute(self, compiled: bool, function: Callable[..., Any], *inputs: Any) -> list[Any]:
         """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
 
         On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
         moments, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
-        Otherwise the update moves 36 bytes a weight instead of 28; the computation is free, as memory is slower.
         """
         values = [tf.convert_to_tensor(value) for value in inputs]
         results = list(function(*values))
@@ -299,19 +277,17 @@ class DeviceUpdate:
         """Update the shards of the moments; return those of the directions, and the directions' squared norms."""
         directions: dict[str, tf.Tensor] = {}
         squares: list[tf.Tensor] = []
-        done: list[Any] = []
         for name, weight in self.weights.items():
-            with tf.control_dependencies(done):
+            # One weight after another: all at once would hold several copies of the model.
+            with tf.control_dependencies(list(directions.values())[-1:]):
                 gradient = self._block_shard(self.accumulators[name][0].read_value())
             first, second = self.moments[name]
             rule = self.optimizer.rules[name]
             with tf.device(first.device), tf.control_dependencies([gradient]):
                 value = self._block_shard(weight.read_value())
                 function = self.function(self.update_moments, rule, weight)
-                direction = function(value, gradient, first, second, factor, updates)
-                squares.append(squared_norm([direction]))
-            done = [direction]
-            directions[name] = direction
+                directions[name] = function(value, gradient, first, second, factor, updates)
+                squares.append(squared_norm([directions[name]]))
         return directions, self.group.all_reduce(tf.stack(squares), number)
 
     def _update_bucket(
@@ -378,8 +354,7 @@ def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 def squared_norm(tensors: Iterable[Any]) -> tf.Tensor:
     """Return the float32 sum of squares of all elements.
 
-    TensorFlow's kernel passes over memory once, and its partial sums keep the result exact to a few float32 roundings:
-    3e-8 for 23 million elements, where a dot product is off by 2e-3.
+    TensorFlow's kernel sums parts: 23 million elements are off by 3e-8, where a dot product is off by 2e-3.
     """
     halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
@@ -388,8 +363,7 @@ def squared_norm(tensors: Iterable[Any]) -> tf.Tensor:
 def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
     """Return uniform uint32 of a shape: those that a complete weight has from element `start` on.
 
-    They are a function of the key (weight, step), so a shard is rounded as it is in the complete weight, and no
-    generator has a state that a checkpoint would lack.
+    They are a function of the key (weight, step), so a shard is rounded as in the complete weight.
     """
     count = tf.TensorShape(shape).num_elements()
     bits = tf.random.stateless_uniform(

@@ -101,7 +101,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     processes = report.attempt(
         "processes",
         lambda: find_processes(settings.cluster, os.environ),
-        lambda one: f"{one.count}, {one.local_processes} on this host, according to {one.source}",
+        lambda one: f"{one.count}, {len(one.local_ranks)} on this host, according to {one.source}",
     )
     devices = None if processes is None else _check_devices(report, processes)
     if processes is None or devices is None:

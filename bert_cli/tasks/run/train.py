@@ -26,7 +26,7 @@ from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, Watchdog
-from bert_cli.parallel.tensorflow.mesh import devices_here
+from bert_cli.parallel.tensorflow.mesh import devices_here, open_mesh
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec
 from bert_cli.train import checkpoint, history, metrics
@@ -75,7 +75,7 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
         settings = layout.propose(settings, devices, memory, processes.count)
         print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
     try:
-        mesh = build.open_mesh(settings, processes, stop)
+        mesh = open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
         print("run: stopped before all processes had started; nothing was done", flush=True)
         raise SystemExit(settings.exit_code_when_stopped) from None

@@ -11,6 +11,7 @@ from test_bench import SMALL, SQUAD
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
+from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.bench.flops import Product, attention, model_flops, products, shape_of
 from bert_cli.tasks.run import build
@@ -42,7 +43,7 @@ def product_flops(graph) -> int:
 def test_the_formula_counts_the_products_of_the_graph(name):
     kind, values = JOBS[name]
     settings = kind.model_validate(values)
-    mesh = build.open_mesh(settings, Processes(()))
+    mesh = open_mesh(settings, Processes(()))
     job = measure.spec_of(settings, mesh)
     engine = build.build_run(settings, mesh, job.plan).engine
     (stage,) = engine.replicas[0]
