@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -35,10 +34,8 @@ from bert_cli.files import (
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
-from bert_cli.parallel.engine import Value
-from bert_cli.train.loop import State
+from bert_cli.train.loop import Array, State, StateCopy, named_moments
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
 BEST, LOCK, STATE = "best.json", "lock", "state.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -72,9 +69,9 @@ ORIGINS = {
 class Format:
     """How a model's weights are written to disk and read."""
 
-    to_disk: Callable[[Arrays], dict[str, npt.NDArray[Any]]]
+    to_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Our names -> Hugging Face's."""
-    from_disk: Callable[[Arrays], dict[str, npt.NDArray[Any]]]
+    from_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: Mapping[str, Any]
     """config.json."""
@@ -126,12 +123,11 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Create a run's folder and lock it until this process ends.
+    """Create a run's folder and lock it: two runs in it would remove each other's checkpoints.
 
-    Two runs in one folder, as from a requeued job, would remove each other's checkpoints. Raises
-    CheckpointError when another process holds the lock, ConfigError when the folder cannot be written.
+    Raises CheckpointError when another process holds the lock, ConfigError when the folder cannot be written.
     """
-    where = f"save_ckpt_path ({folder})"
+    where, remedy = f"save_ckpt_path ({folder})", "choose another folder"
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -139,13 +135,15 @@ def lock_run(folder: Path) -> Iterator[None]:
             stack.enter_context(lock_file(folder / LOCK, attempts=5))
         except BlockingIOError as error:
             problem = "another process is at work in it"
-            raise CheckpointError(where, problem, "wait for it or choose another folder") from error
+            raise CheckpointError(where, problem, f"wait for it or {remedy}") from error
         except LockUnsupportedError as error:
             print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
         except OSError as error:
-            where = f"save_ckpt_path ({error.filename})"
-            problem = f"cannot be written ({error.strerror})"
-            raise ConfigError(where, problem, "choose another folder") from error
+            where, problem = (
+                f"save_ckpt_path ({error.filename})",
+                f"cannot be written ({error.strerror})",
+            )
+            raise ConfigError(where, problem, remedy) from error
         yield
 
 
@@ -185,10 +183,7 @@ def read_best(folder: Path) -> Best | None:
 
 
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
-    """Write a step's score to best.json; of equal scores the older checkpoint stays the best.
-
-    `value` is the metric `name` of an evaluation; more is better.
-    """
+    """Write the score of a step, its metric `name`, to best.json if no older checkpoint is as good."""
     best, old = Best(step=step, value=value), read_best(folder)
     if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
         best = old
@@ -225,7 +220,7 @@ def fixed_settings(
 
 def save(
     folder: Path,
-    state: State,
+    state: StateCopy,
     form: Format,
     *,
     fixed: Mapping[str, Any],
@@ -239,20 +234,21 @@ def save(
     path = folder / checkpoint_name(state.step)
     if (path / STATE).is_file():
         return path  # resumed and stopped again before a step
-    size = 0
-    for name, variable in (*state.weights.items(), *_named_moments(state)):
-        value = variable.numpy()
-        size += value.nbytes
+    values = {**state.weights, **state.moments}
+    for name, value in values.items():
         if fault := find_fault(name, value):
             raise DeviceError(
                 f"step {state.step}: {name}",
                 f"{fault}, so it is not saved, and older checkpoints are kept",
                 "take the last good one as --pretrained-ckpt-path of a new run with a lower learning rate",
             )
-    partial = folder / f"{PARTIAL}{checkpoint_name(state.step)}"
+    partial = folder / f"{PARTIAL}{path.name}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with name_path(path, size), ExitStack() as removal:
+        with (
+            name_path(path, sum(value.nbytes for value in values.values())),
+            ExitStack() as removal,
+        ):
             removal.callback(shutil.rmtree, partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _write_model(partial, state, form)
@@ -269,23 +265,22 @@ def save(
             os.replace(partial, path)
             fsync_paths([folder])
     except OSError as error:
-        raise CheckpointError(
-            str(path),
-            f"cannot be written ({error.strerror})",
-            "make room or choose another save_ckpt_path, then run the same command again",
-        ) from error
+        remedy = "make room or choose another save_ckpt_path, then run the same command again"
+        raise CheckpointError(str(path), f"cannot be written ({error.strerror})", remedy) from error
     return path
 
 
-def _write_model(partial: Path, state: State, form: Format) -> None:
+def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
-    weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    on_disk = {name: np.ascontiguousarray(value) for name, value in form.to_disk(weights).items()}
-    moments = {name: value.numpy() for name, value in _named_moments(state)}
+    weights = form.to_disk(state.weights)
+    weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     # transformers requires the name of the framework whose layout the tensors have.
-    for file, tensors, about in ((MODEL, on_disk, {"format": "pt"}), (OPTIMIZER, moments, None)):
+    for file, tensors, about in (
+        (MODEL, weights, {"format": "pt"}),
+        (OPTIMIZER, state.moments, None),
+    ):
         try:
-            save_file(tensors, partial / file, metadata=about)
+            save_file(dict(tensors), partial / file, metadata=about)
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else None
@@ -296,13 +291,7 @@ def _write_model(partial: Path, state: State, form: Format) -> None:
         (partial / name).write_bytes(content)
 
 
-def _named_moments(state: State) -> Iterator[tuple[str, Value]]:
-    for name, pair in state.moments.items():
-        for number, moment in enumerate(pair, 1):
-            yield f"{name}/moment{number}", moment
-
-
-def find_fault(name: str, value: npt.NDArray[Any], dtype: str = "") -> str:
+def find_fault(name: str, value: Array, dtype: str = "") -> str:
     """Return why a value is no weight or moment of `dtype` (of any real one by default), "" if it is one."""
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
@@ -337,11 +326,10 @@ def resume(
     fixed: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Load a checkpoint of this run into `state`.
+    """Load a checkpoint of this run into `state`; `settings`, all of the run's, name corpora that have changed.
 
-    `settings`, all of the run's, name the corpora that have changed. Raises CheckpointError when the
-    checkpoint is of a run with other fixed settings, naming each difference, when a file has changed
-    since it was saved, or when it holds values that no run can have.
+    Raises CheckpointError when the checkpoint is of a run with other fixed settings, naming each difference, when a
+    file has changed since it was saved, or when it holds values that no run can have.
     """
     saved = read_state(path)
     before, now = dict(saved.fixed), json.loads(json.dumps(fixed))
@@ -349,15 +337,9 @@ def resume(
         before["dataset_dir"] = saved.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
-        raise CheckpointError(
-            str(path),
-            f"belongs to a run with other settings: {'; '.join(differences)}",
-            "use those settings, or another save_ckpt_path with --pretrained-ckpt-path to start anew from these "
-            "weights",
-        )
-    if saved.step > now.get("total_steps", saved.step):
-        where = f"{path / STATE} (step {saved.step})"
-        raise CheckpointError(where, f"the run has {now['total_steps']} steps", _remove(path))
+        problem = f"belongs to a run with other settings: {'; '.join(differences)}"
+        remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
+        raise CheckpointError(str(path), problem, remedy)
     for name, crc32c in saved.crc32c.items():
         try:
             checksum = file_crc32c(path / name)
@@ -369,7 +351,7 @@ def resume(
     weights = form.from_disk(read_tensors(path / MODEL))
     _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
     moments = read_tensors(path / OPTIMIZER)
-    _assign(dict(_named_moments(state)), moments, path / OPTIMIZER, "float32")
+    _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
     state.loss_scale, state.step = saved.loss_scale, saved.step
 
 
@@ -385,7 +367,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
     return found
 
 
-def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+def read_tensors(path: Path) -> dict[str, Array]:
     """Return all tensors of a safetensors file. Raises CheckpointError if it is absent or incomplete."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -395,7 +377,9 @@ def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
 
 
-def _assign(targets: Mapping[str, Any], values: Arrays, path: Path, dtype: str) -> None:
+def _assign(
+    targets: Mapping[str, Any], values: Mapping[str, Array], path: Path, dtype: str
+) -> None:
     missing, extra = sorted({*targets} - {*values}), sorted({*values} - {*targets})
     if missing or extra:
         problem = f"lacks {missing[:3]} and has {extra[:3]} too many"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy.typing as npt
 
@@ -28,6 +28,7 @@ from bert_cli.parallel.engine import (
     Value,
 )
 
+Array = npt.NDArray[Any]
 Hook = Callable[["Info"], None]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -49,42 +50,37 @@ class State:
 
 
 @dataclass(frozen=True)
-class SavedValue:
-    """A copy of a weight or a moment."""
+class StateCopy:
+    """The values of a state at one step."""
 
-    value: npt.NDArray[Any]
-    is_sharded: ClassVar[bool] = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the value."""
-        return self.value.shape
-
-    def numpy(self) -> npt.NDArray[Any]:
-        """Return the value."""
-        return self.value
-
-    def assign(self, value: npt.NDArray[Any]) -> None:
-        """Raise TypeError."""
-        raise TypeError("the copy of a state cannot be changed")
+    weights: Mapping[str, Array]
+    moments: Mapping[str, Array]
+    """By the names of `named_moments`."""
+    loss_scale: LossScale
+    step: int
 
 
-def copy_state(state: State) -> State:
-    """Return a copy of the state. With sharded moments all processes have to call it or `gather_moments`."""
-    weights = {name: SavedValue(weight.numpy()) for name, weight in state.weights.items()}
-    moments = {
-        name: (SavedValue(first.numpy()), SavedValue(second.numpy()))
-        for name, (first, second) in state.moments.items()
+def named_moments(state: State) -> dict[str, Value]:
+    """Return the moments by their names in a checkpoint."""
+    return {
+        f"{name}/moment{number}": moment
+        for name, pair in state.moments.items()
+        for number, moment in enumerate(pair, 1)
     }
-    return State(weights, moments, state.loss_scale, state.step)
+
+
+def copy_state(state: State) -> StateCopy:
+    """Return a copy of the state. With sharded moments all processes have to call it or `gather_moments`."""
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
+    moments = {name: moment.numpy() for name, moment in named_moments(state).items()}
+    return StateCopy(weights, moments, state.loss_scale, state.step)
 
 
 def gather_moments(state: State) -> None:
     """Send this process' shards of the moments to the process that copies the state."""
-    for pair in state.moments.values():
-        for moment in pair:
-            if moment.is_sharded:
-                moment.numpy()
+    for moment in named_moments(state).values():
+        if moment.is_sharded:
+            moment.numpy()
 
 
 @dataclass

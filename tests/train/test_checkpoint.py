@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 from support.model_inputs import make_examples
 
@@ -39,9 +39,10 @@ from bert_cli.train.checkpoint import (
     lock_run,
     prune,
     remove_partial_checkpoints,
+    step_of,
     write_best,
 )
-from bert_cli.train.loop import State
+from bert_cli.train.loop import State, StateCopy, copy_state
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -51,10 +52,10 @@ FIXED = {
     "seed": 1984,
     "bert_config": {"hidden_size": 16, "num_hidden_layers": 2},
     "examples_per_step": 8,
-    "total_steps": 1000,
     "corpus": "0123",
 }
 SCALE = LossScale(value=4096.0, dynamic=True, good_steps=17, skipped=3, skipped_in_a_row=1)
+PLAIN = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
 
 
 def settings_of(**changes) -> PretrainSettings:
@@ -78,28 +79,27 @@ def build(settings: PretrainSettings):
     return engine, state, start.disk_format(settings, engine.weights, folder)
 
 
-def trained(settings: PretrainSettings, step: int = 7):
+def trained(settings: PretrainSettings):
     """The same in the middle of a run: every weight and moment has changed."""
-    model, state, form = build(settings)
-    draw = np.random.default_rng(step)
+    engine, state, form = build(settings)
+    draw = np.random.default_rng(7)
     for name, weight in state.weights.items():
         weight.assign(draw.normal(0, 0.1, weight.shape))
         for moment in state.moments[name]:
             # Positive, as means of squares are.
             moment.assign(np.abs(draw.normal(0, 1e-3, moment.shape)).astype(np.float32))
-    state.step, state.loss_scale = step, SCALE
-    return model, state, form
+    state.step, state.loss_scale = 7, SCALE
+    return engine, state, form
 
 
-def save(folder: Path, state: State, form: checkpoint.Format) -> Path:
-    return checkpoint.save(folder, state, form, fixed=FIXED, settings={"dataset_dir": "a"})
+def save(folder: Path, state: State | StateCopy, form: checkpoint.Format = PLAIN) -> Path:
+    copied = copy_state(state) if isinstance(state, State) else state
+    return checkpoint.save(folder, copied, form, fixed=FIXED, settings={"dataset_dir": "a"})
 
 
-def bytes_of(state: State) -> dict[str, bytes]:
-    arrays = {name: weight.numpy() for name, weight in state.weights.items()}
-    for name, pair in state.moments.items():
-        arrays |= {f"{name} {number}": moment.numpy() for number, moment in enumerate(pair)}
-    return {name: array.tobytes() + str(array.dtype).encode() for name, array in arrays.items()}
+def bytes_of(state: State) -> dict[str, tuple[np.dtype, bytes]]:
+    arrays = {**copy_state(state).weights, **copy_state(state).moments}
+    return {name: (array.dtype, array.tobytes()) for name, array in arrays.items()}
 
 
 @pytest.fixture(scope="module")
@@ -135,24 +135,18 @@ def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
     theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
         saved, output_loading_info=True
     )
-    assert type(theirs) is transformers.BertForPreTraining
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        assert not report[kind], (kind, report[kind])
+    assert type(theirs) is transformers.BertForPreTraining and not any(report.values()), report
     batch = make_examples(SHAPE["vocab_size"], 3, 16, 4)
     (stage,) = tiny[0].replicas[0]
     hidden = None
     for block in stage.body:
         hidden = block(hidden, batch, None)
     mlm, nsp = stage.head.logits(hidden)
-    columns = {name: torch.tensor(column).long() for name, column in batch.items()}
+    names = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}  # fmt: skip
+    inputs = {theirs: torch.tensor(batch[ours]).long() for theirs, ours in names.items()}
     with torch.no_grad():
-        out = theirs.eval()(
-            input_ids=columns["input_ids"],
-            attention_mask=columns["input_mask"],
-            token_type_ids=columns["segment_ids"],
-        )
-    rows = torch.arange(len(batch["input_ids"]))[:, None]
-    at_masked = out.prediction_logits[rows, columns["masked_lm_positions"]].numpy()
+        out = theirs.eval()(**inputs)
+    at_masked = out.prediction_logits.numpy()[np.arange(3)[:, None], batch["masked_lm_positions"]]
     assert np.abs(np.asarray(mlm) - at_masked).max() < 1e-5
     assert np.abs(np.asarray(nsp) - out.seq_relationship_logits.numpy()).max() < 1e-5
 
@@ -163,9 +157,8 @@ def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, tmp_
     import transformers
 
     settings = settings_of(precision=precision)
-    _, state, form = trained(settings, step=41)
+    _, state, form = trained(settings)
     path = save(tmp_path, state, form)
-    assert path.name == "step_00000041"
     theirs = transformers.AutoModelForPreTraining.from_pretrained(path)
     dtype = torch.float16 if precision == "float16" else torch.float32
     assert {weight.dtype for weight in theirs.parameters()} == {dtype}
@@ -173,29 +166,18 @@ def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, tmp_
     assert bytes_of(other) != bytes_of(state)
     checkpoint.resume(path, other, form, FIXED)
     assert bytes_of(other) == bytes_of(state)
-    assert (other.step, other.loss_scale) == (41, SCALE)
-
-
-SENTENCES = [
-    "The cat sat on the mats, didn't it?",
-    "Café au lait — £3.50 (or ¥600) in 東京!",
-    "ÜBER-long: Donaudampfschifffahrt; unknown: ☃ 𝔘",
-    "tabs\tand  two spaces, naïve façade",
-]
+    assert (other.step, other.loss_scale) == (7, SCALE)
 
 
 @pytest.mark.parametrize("cased", [False, True], ids=["uncased", "cased"])
 def test_transformers_tokenizes_as_our_records(cased, tmp_path):
     import transformers
 
-    letters = sorted(
-        {c for text in SENTENCES for c in text + text.lower() if c.isalnum()} - set("☃𝔘")
-    )
-    words = ["cat", "The", "the", "##s", "mat", "did", "cafe", "Café", "lait", "uber", "naive"]
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = list(
-        dict.fromkeys([*specials, *words, *"',?!.:;-()", *letters, *(f"##{c}" for c in letters)])
-    )
+    text = "The cats, didn't it?\t£3.50 au Café — in 東京! ÜBER-long naïve façade ☃ 𝔘"
+    letters = sorted({*text, *text.lower()} - set("☃𝔘\t "))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "The", "the", "cat", "Café", "cafe"]
+    pieces = [*words, *letters, *(f"##{letter}" for letter in letters)]
+    numbers = {piece: number for number, piece in enumerate(pieces)}
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     write_vocabulary(corpus, "".join(f"{piece}\n" for piece in pieces).encode(), cased=cased)
@@ -204,13 +186,10 @@ def test_transformers_tokenizes_as_our_records(cased, tmp_path):
     path = save(tmp_path / "run", *build(settings_of(**corpora))[1:])
     theirs = transformers.AutoTokenizer.from_pretrained(path)
     # A BertTokenizer that is made wrongly has five pieces, and every word is unknown.
-    assert len(theirs) == theirs.vocab_size == len(pieces)
-    assert theirs.get_vocab() == {piece: number for number, piece in enumerate(pieces)}
-    ours = Encoder({piece: number for number, piece in enumerate(pieces)}, cased=cased)
-    for text in SENTENCES:
-        ids = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ids == ours.encode(text).tokens.tolist(), text
-        assert len(set(ids)) > 4
+    assert theirs.get_vocab() == numbers
+    ids = theirs(text, add_special_tokens=False)["input_ids"]
+    assert ids == Encoder(numbers, cased=cased).encode(text).tokens.tolist()
+    assert len(set(ids)) > 20
 
 
 # --- saving
@@ -224,10 +203,9 @@ def test_the_files_are_readable_like_the_config_and_a_saved_step_is_not_written_
 
 
 def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
-    tiny, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
-    calls = []
-    real_replace, real_fsync = os.replace, os.fsync
+    calls, real_replace, real_fsync = [], os.replace, os.fsync
 
     def fsync(descriptor: int) -> None:
         calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
@@ -239,66 +217,58 @@ def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", rename)
-    saved = save(tmp_path, *tiny[1:])
+    saved = save(tmp_path, state_at(3))
     files = {file.name for file in saved.iterdir()} | {f".partial_{saved.name}"}
     at = calls.index("rename")
     assert {*calls[:at]} == files and calls[at + 1 :] == [tmp_path.name]
 
 
-def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(tiny, saved, fresh):
+def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
     run = saved.parent
     for step in (12, 8):
         shutil.copytree(saved, run / f".partial_step_{step:08d}")
     (run / ".best.json.0123456789ab.part").touch()
-    assert complete_checkpoints(run) == [saved]
     # The rest of an interrupted save is removed.
     assert remove_partial_checkpoints(run) == ["step_00000008", "step_00000012"]
-    assert [path.name for path in run.iterdir()] == [saved.name]
+    assert [*run.iterdir()] == [saved]
     (run / "step_00000011").touch()
     for name in ("step_00000007_copy", "step_00000099.bak", "step_best", "step_00000009"):
         shutil.copytree(saved, run / name)
     (run / "step_00000009" / STATE).unlink()
     assert complete_checkpoints(run) == [saved]
-    description = start.load_state(settings_of(save_ckpt_path=run), *fresh, FIXED)
-    assert description == f"continues from {saved} (step 7)"
     with pytest.raises(CheckpointError, match=r"step_.*: is a checkpoint without state\.json"):
         remove_partial_checkpoints(run)
-    newer = save(run, replace(tiny[1], step=8), tiny[2])
     prune(run, 1, None)
-    assert complete_checkpoints(run) == [newer]
-    assert len(list(run.iterdir())) == 6
-
-
-def steps_in(folder: Path) -> list[int]:
-    return [int(path.name[5:]) for path in complete_checkpoints(folder)]
+    assert len([*run.iterdir()]) == 6
 
 
 def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
-    def save_empty(step: int) -> None:
-        save(tmp_path, State({}, {}, SCALE, step), PLAIN)
+    def save_empty(step: int) -> Path:
+        return save(tmp_path, StateCopy({}, {}, SCALE, step))
+
+    def pruned(keep: int, every: int | None = None) -> list[int]:
+        prune(tmp_path, keep, every)
+        return [step_of(path) for path in complete_checkpoints(tmp_path)]
 
     for step in range(1, 9):
         save_empty(step)
-    for keep, every, left in ((6, None, [3, 4, 5, 6, 7, 8]), (2, 3, [3, 6, 7, 8]), (1, None, [8])):
-        prune(tmp_path, keep, every)
-        assert steps_in(tmp_path) == left
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000008"]
+    assert pruned(6) == [3, 4, 5, 6, 7, 8]
+    assert pruned(2, every=3) == [3, 6, 7, 8]
+    assert pruned(1) == [8]
     assert best_checkpoint(tmp_path) is None
     # An equal score is not better: the older checkpoint had less time to overfit.
-    for step, value, left in (
-        (11, 0.5, [11]), (12, 0.7, [12]), (13, 0.7, [12, 13]), (14, 0.6, [12, 14]), (15, 0.8, [15])
-    ):  # fmt: skip
+    scores = ((11, 0.5, [11]), (12, 0.7, [12]), (13, 0.7, [12, 13]), (14, 0.6, [12, 14]), (15, 0.8, [15]))  # fmt: skip
+    for step, value, left in scores:
         save_empty(step)
         write_best(tmp_path, step, "f1", value)
-        prune(tmp_path, 1, None)
-        assert steps_in(tmp_path) == left
-    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
+        assert pruned(1) == left
     # A best checkpoint that was removed does not hide others.
+    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
     shutil.rmtree(tmp_path / "step_00000015")
     assert best_checkpoint(tmp_path) is None
-    save_empty(16)
+    newest = save_empty(16)
     write_best(tmp_path, 16, "f1", 0.3)
-    assert best_checkpoint(tmp_path) == tmp_path / "step_00000016"
+    assert best_checkpoint(tmp_path) == newest
     (tmp_path / "best.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"best\.json: Invalid JSON"):
         best_checkpoint(tmp_path)
@@ -306,86 +276,49 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
 
 # --- kill -9
 
-
-class Array:
-    """A weight or a moment without TensorFlow: one array."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self.value, self.shape = value, value.shape
-
-    def numpy(self) -> np.ndarray:
-        return self.value
-
-    def assign(self, value: np.ndarray) -> None:
-        self.value = value
-
-
-PLAIN = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
-
-
-def state_at(step: int) -> State:
-    """24 MB in which every number is the step."""
-    value = np.full((1 << 21,), step, np.float32)
-    moments = {"w": (Array(value), Array(value))}
-    return State({"w": Array(value)}, moments, replace(SCALE, good_steps=step), step)
-
-
-def save_forever(folder: Path) -> None:
-    """Save a state for each step from the last one on, and keep two."""
-    step = max(steps_in(folder), default=0)
-    while True:
-        step += 1
-        save(folder, state_at(step), PLAIN)
-        prune(folder, 2, None)
-
-
-# One process imports TensorFlow and forks those that are killed.
-SERVER = """
-import os, sys
+# Saves 24 MB in which every number is the step, for each step from the last one on, and keeps two.
+SAVE_FOREVER = """
+import sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/.."]
-import test_checkpoint
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        test_checkpoint.save_forever(Path(sys.argv[2]))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+import numpy as np
+from bert_cli.optim.schedule import first_loss_scale
+from bert_cli.train.checkpoint import Format, complete_checkpoints, prune, save, step_of
+from bert_cli.train.loop import StateCopy
+folder = Path(sys.argv[1])
+step = max(map(step_of, complete_checkpoints(folder)), default=0)
+while True:
+    step += 1
+    w, first, second = np.full((3, 1 << 21), step, np.float32)
+    moments = {"w/moment1": first, "w/moment2": second}
+    state = StateCopy({"w": w}, moments, first_loss_scale(float(step)), step)
+    save(folder, state, Format(dict, dict, {}), fixed={}, settings={})
+    prune(folder, 2, None)
 """
 
 
 def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_path):
     moment, newest, partial = random.Random(1984), 0, 0
-    words = [sys.executable, "-c", SERVER, str(Path(__file__).parent), str(tmp_path)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        for _ in range(12):
-            server.stdin.write("one more\n")
-            server.stdin.flush()
-            child = int(server.stdout.readline())
+    w, first, second = (tf.Variable(tf.zeros(1 << 21)) for _ in range(3))
+    state = State({"w": w}, {"w": (first, second)}, SCALE)
+    for _ in range(10):
+        with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tmp_path]) as child:
             # Until it saves, and a random part of a second more.
             until = time.monotonic() + 30
             while not list(tmp_path.glob(".partial_*")) and time.monotonic() < until:
                 time.sleep(0.001)
             time.sleep(moment.uniform(0.0, 0.3))
-            os.kill(child, signal.SIGKILL)
-            assert int(server.stdout.readline()) == -signal.SIGKILL
-
-            named = sorted(tmp_path.glob("step_*"))
-            assert named == complete_checkpoints(tmp_path)
-            for path in named:
-                step = int(path.name[5:])
-                found = state_at(0)
-                checkpoint.resume(path, found, PLAIN, FIXED)
-                assert bytes_of(found) == bytes_of(state_at(step))
-                assert (found.step, found.loss_scale.good_steps) == (step, step)
-            last = int(named[-1].name[5:]) if named else 0
-            assert last >= newest, "a complete checkpoint is gone"
-            newest = last
-            partial += len(remove_partial_checkpoints(tmp_path))
-            assert {path.name for path in tmp_path.iterdir()} == {path.name for path in named}
-        server.stdin.close()
+            child.kill()
+        assert child.returncode == -signal.SIGKILL
+        complete = complete_checkpoints(tmp_path)
+        assert sorted(tmp_path.glob("step_*")) == complete
+        for path in complete:
+            checkpoint.resume(path, state, PLAIN, {})
+            assert (state.step, state.loss_scale.value) == (step_of(path), step_of(path))
+            assert {float(n) for value in (w, first, second) for n in np.unique(value)} == {state.step}  # fmt: skip
+        assert not complete or state.step >= newest, "a complete checkpoint is gone"
+        newest = state.step
+        partial += len(remove_partial_checkpoints(tmp_path))
+        assert sorted(tmp_path.iterdir()) == complete
     # Some kills hit a save, and saving continued between them.
     assert partial > 3
     assert newest > 3
@@ -394,32 +327,36 @@ def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_pa
 # --- errors of the disk
 
 
+def state_at(step: int) -> StateCopy:
+    """24 MB."""
+    w, first, second = np.full((3, 1 << 21), step, np.float32)
+    return StateCopy({"w": w}, {"w/moment1": first, "w/moment2": second}, SCALE, step)
+
+
 def assert_disk_error(folder: Path) -> str:
     with pytest.raises(CheckpointError) as error:
-        save(folder, state_at(3), PLAIN)
+        save(folder, state_at(3))
     assert str(error.value).startswith(f"{folder / 'step_00000003'}: cannot be written (")
     assert "make room or choose another save_ckpt_path" in str(error.value)
     assert not (folder / "step_00000003").exists()
     return str(error.value)
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.6, 0.99], ids=["weights", "moments", "last"])
+@pytest.mark.parametrize("fraction", [0.6, 0.99], ids=["moments", "last"])
 def test_a_full_disk_is_an_error_and_leaves_nothing_that_looks_complete(
     fraction, tmp_path, small_disk
 ):
-    state = state_at(3)
-    complete = save(tmp_path / "elsewhere", state, PLAIN)
+    complete = save(tmp_path / "elsewhere", state_at(3))
     pages = sum(-(-file.stat().st_size // 4096) for file in complete.iterdir())
     disk = small_disk(int(pages * fraction) * 4096)
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-    message = assert_disk_error(disk / "run")
-    size = 3 * state.weights["w"].value.nbytes
+    message, size = assert_disk_error(disk / "run"), 24 << 20
     lacks = f"{format_bytes(size - free)} of the {format_bytes(size)} to write are missing"
     assert f"No space left on device, {format_bytes(free)} are free and {lacks}" in message
     assert list((disk / "run").iterdir()) == []
     # With more room the same save succeeds.
     subprocess.run(["mount", "-o", f"remount,size={2 * pages * 4096}", str(disk)], check=True)
-    assert save(disk / "run", state, PLAIN).is_dir()
+    assert save(disk / "run", state_at(3)).is_dir()
 
 
 def test_a_file_beyond_a_quota_and_a_folder_that_cannot_be_created_are_errors(tmp_path):
@@ -434,14 +371,13 @@ def test_a_file_beyond_a_quota_and_a_folder_that_cannot_be_created_are_errors(tm
     assert_disk_error(tmp_path / "file")
 
 
-@pytest.mark.parametrize("where", ["weight", "first", "second"])
-def test_a_state_that_is_not_finite_is_not_saved(where, tmp_path):
-    good, bad = save(tmp_path, state_at(3), PLAIN), state_at(4)
-    first, second = bad.moments["w"]
-    value = {"weight": bad.weights["w"], "first": first, "second": second}[where]
-    value.value = with_value(np.nan)(value.value.copy())
-    with pytest.raises(DeviceError, match=r"step 4: w.*: has values that are not finite, so it is"):
-        save(tmp_path, bad, PLAIN)
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+    good = save(tmp_path, state_at(3))
+    for name in ("w", "w/moment1", "w/moment2"):
+        bad = state_at(4)
+        {**bad.weights, **bad.moments}[name][-1] = np.nan
+        with pytest.raises(DeviceError, match=f"step 4: {name}: has values that are not finite"):
+            save(tmp_path, bad)
     assert [*tmp_path.iterdir()] == [good]
 
 
@@ -451,20 +387,18 @@ def test_a_state_that_is_not_finite_is_not_saved(where, tmp_path):
 def test_other_settings_are_an_error_that_names_each_difference(saved, fresh):
     before = bytes_of(fresh[0])
     model = {"hidden_size": 16, "num_hidden_layers": 3}
-    other = {"seed": 7, "bert_config": model, "corpus": "4567", "examples_per_step": 16}
-    settings = {"dataset_dir": [{"path": "b", "weight": 3.0}]}
-    message = failure(saved, fresh, {**FIXED, **other}, settings)
+    other = {"seed": 7, "bert_config": model, "corpus": "4567"}
+    message = failure(saved, fresh, {**FIXED, **other}, {"dataset_dir": "b"})
     assert message.startswith(f"{saved}: ")
     for difference in (
         "seed was 1984, is 7",
         "bert_config.num_hidden_layers was 2, is 3",
         "corpus (the examples that are read) was 0123, is 4567",
-        "dataset_dir was a, is [{'path': 'b', 'weight': 3.0}]",
-        "examples_per_step (of global_batch) was 8, is 16",
+        "dataset_dir was a, is b",
         "--pretrained-ckpt-path",
     ):
         assert difference in message
-    assert "total_steps" not in message and "hidden_size" not in message
+    assert "examples_per_step" not in message and "hidden_size" not in message
     assert bytes_of(fresh[0]) == before
 
 
@@ -485,12 +419,10 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
     before, names = bytes_of(fresh[0]), ["config.json", MODEL, OPTIMIZER]
     for name in names:
         content = (saved / name).read_bytes()
-        one_bit = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-        for changed in (one_bit, b"", content[:-1]):
-            (saved / name).write_bytes(changed)
-            message = failure(saved, fresh)
-            assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
-            assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
+        (saved / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        message = failure(saved, fresh)
+        assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
+        assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
         (saved / name).unlink()
         assert str(saved / name) in failure(saved, fresh)
         (saved / name).write_bytes(content)
@@ -500,17 +432,8 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
     change_state(saved, crc32c={})
     checkpoint.resume(saved, *fresh, FIXED)
     assert bytes_of(fresh[0]) == bytes_of(tiny[1])
-    for name in (OPTIMIZER, MODEL):
-        (saved / name).write_bytes((saved / name).read_bytes()[:100])
-        assert failure(saved, fresh).startswith(f"{saved / name}: cannot be read (")
-
-
-def edit_tensor(file: Path, suffix: str, edit) -> None:
-    """Edit the last tensor whose name ends so, in a checkpoint without checksums."""
-    tensors = load_file(file)
-    name = [name for name in tensors if name.endswith(suffix)][-1]
-    save_file({**tensors, name: edit(tensors[name].copy())}, file)
-    change_state(file.parent, crc32c={})
+    (saved / MODEL).write_bytes((saved / MODEL).read_bytes()[:100])
+    assert failure(saved, fresh).startswith(f"{saved / MODEL}: cannot be read (")
 
 
 def with_value(value: float):
@@ -526,26 +449,29 @@ def as_type(dtype: type):
 
 
 def test_values_that_no_run_can_have_are_an_error(saved, fresh):
-    for name, suffix, edit, fault in (
-        (MODEL, "", with_value(np.nan), "has values that are not finite"),
-        (MODEL, "", as_type(np.float16), "is float16, not float32"),
-        (OPTIMIZER, "/moment1", with_value(-np.inf), "has values that are not finite"),
-        (OPTIMIZER, "/moment2", with_value(-1e-9), "has negative values"),
-        (OPTIMIZER, "/moment2", as_type(np.float64), "is float64, not float32"),
+    change_state(saved, crc32c={})
+
+    def load_as_weights() -> None:
+        start.load_weights(start.find_source(str(saved)), fresh[0].weights)
+
+    def resume() -> None:
+        checkpoint.resume(saved, *fresh, FIXED)
+
+    for file, suffix, edit, load, fault in (
+        (MODEL, "", with_value(np.nan), resume, "has values that are not finite"),
+        (MODEL, "", as_type(np.float16), resume, "is float16, not float32"),
+        (OPTIMIZER, "/moment1", with_value(-np.inf), resume, "has values that are not finite"),
+        (OPTIMIZER, "/moment2", with_value(-1e-9), resume, "has negative values"),
+        (MODEL, "", as_type(np.complex64), load_as_weights, "is complex64, not real numbers"),
+        (MODEL, "", with_value(np.nan), load_as_weights, "has values that are not finite"),
     ):
-        content = (saved / name).read_bytes()
-        edit_tensor(saved / name, suffix, edit)
-        message = failure(saved, fresh)
-        assert message.startswith(f"{saved / name}: ") and fault in message
-        assert f"remove {saved}" in message
-        (saved / name).write_bytes(content)
-    for edit in (as_type(np.int32), as_type(np.complex64), with_value(np.nan)):
-        content = (saved / MODEL).read_bytes()
-        edit_tensor(saved / MODEL, "", edit)
-        with pytest.raises(CheckpointError, match=r"not finite|is (int32|complex64)") as error:
-            start.load_weights(start.find_source(str(saved)), fresh[0].weights)
-        assert str(error.value).startswith(f"{saved / MODEL}: ")
-        (saved / MODEL).write_bytes(content)
+        tensors = load_file(saved / file)
+        name = [name for name in tensors if name.endswith(suffix)][-1]
+        save_file({**tensors, name: edit(tensors[name].copy())}, saved / file)
+        with pytest.raises(CheckpointError, match=fault) as error:
+            load()
+        assert str(error.value).startswith(f"{saved / file}: ")
+        save_file(tensors, saved / file, metadata={"format": "pt"})
 
 
 def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
@@ -554,35 +480,25 @@ def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
         ({"step": 6}, " (step 6)"),
         ({"step": -5}, " (step)"),
         ({"loss_scale": {**scale, "value": float("nan")}}, " (loss_scale.value)"),
-        ({"loss_scale": {**scale, "skipped": -1}}, " (loss_scale.skipped)"),
         ({"crc32c": {"../../x": "0"}}, " (crc32c.../../x.[key])"),
-        (None, ""),
     ):
-        if changes is None:
-            (saved / STATE).write_text(content[:30])
-        else:
-            change_state(saved, **changes)
+        change_state(saved, **changes)
         message = failure(saved, fresh)
         assert message.startswith(f"{saved / STATE}{where}: ")
         assert f"remove {saved} to continue" in message
         (saved / STATE).write_text(content)
-    for config in (b"{", b"[]", b"\xff", b"[" * 100_000):
-        (saved / "config.json").write_bytes(config)
-        with pytest.raises(CheckpointError) as error:
-            start.find_source(str(saved))
-        assert str(error.value).startswith(f"{saved / 'config.json'}: ")
-    path = saved.rename(saved.with_name("step_1000000000"))
-    change_state(path, step=10**9)
-    assert "the run has 1000 steps" in failure(path, fresh)
+    (saved / "config.json").write_bytes(b"[]")
+    with pytest.raises(CheckpointError) as error:
+        start.find_source(str(saved))
+    assert str(error.value).startswith(f"{saved / 'config.json'}: ")
 
 
 def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):
     other = build(settings_of(bert_config={**SHAPE, "vocab_size": 65, "num_hidden_layers": 3}))
     message = failure(saved, other[1:])
     assert "tensors have another shape" in message and "tensors are missing" in message
-    _, state, form = trained(settings_of(bert_config={**SHAPE, "intermediate_size": 48}))
-    other = save(saved.parent / "other", state, form)
-    shutil.copyfile(other / OPTIMIZER, saved / OPTIMIZER)
+    tensors = load_file(saved / OPTIMIZER)
+    save_file({name: tensor[..., :5].copy() for name, tensor in tensors.items()}, saved / OPTIMIZER)
     change_state(saved, crc32c={})
     message = failure(saved, fresh)
     assert "has shape" in message and str(saved) in message
@@ -599,16 +515,13 @@ def test_two_runs_cannot_have_one_folder_and_a_lock_that_is_a_link_is_not_follow
         unlock.start()
         with lock_run(tmp_path):
             unlock.join()
-            with (
-                pytest.raises(CheckpointError, match="another process is at work in it"),
-                lock_run(tmp_path),
-            ):
+            problem = "another process is at work in it"
+            with pytest.raises(CheckpointError, match=problem), lock_run(tmp_path):
                 pass
     other = tmp_path / "other"
-    other.write_text("kept")
+    other.touch()
     (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).symlink_to(other)
     where = rf"save_ckpt_path \({tmp_path / LOCK}\): "
     with pytest.raises(ConfigError, match=where), lock_run(tmp_path):
         pass
-    assert other.read_text() == "kept"

@@ -37,6 +37,7 @@ from bert_cli.train.loop import (
     Hook,
     Info,
     State,
+    StateCopy,
     StoppedWhileScoringError,
     StopRequest,
     copy_state,
@@ -243,7 +244,7 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     exists = (folder / checkpoint_name(state.step)).exists()
     saved = state.step if group.broadcast([exists])[0] else -1
 
-    def write(copied: State) -> None:
+    def write(copied: StateCopy) -> None:
         checkpoint.save(folder, copied, run.form, fixed=run.fixed, settings=dumped)
         checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 

@@ -27,7 +27,7 @@ from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import State, Step
+from bert_cli.train.loop import State, Step, copy_state
 
 BY_LAYER = {"recompute": True}
 BY_STAGE = {"recompute": True, "recompute_by": "stage"}
@@ -179,7 +179,7 @@ def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
     for saves, resumes in ((sharded, complete), (complete, offloaded)):
         number = saves.state.step + 1
         saves.step(saves.reader[number - 1])
-        path = checkpoint.save(tmp_path, saves.state, form, fixed={}, settings={})
+        path = checkpoint.save(tmp_path, copy_state(saves.state), form, fixed={}, settings={})
         checkpoint.resume(path, resumes.state, form, {})
         for run in (saves, resumes):
             run.step(run.reader[number])
