@@ -52,16 +52,11 @@ def test_incomplete_and_foreign_lines_are_ignored_and_values_that_are_not_finite
     assert run.step == 2
 
 
-def test_a_long_run_is_read_from_the_end_of_its_file_and_summarized_in_time(tmp_path):
-    lines = [(step, {"loss": 1.0, "seconds_per_step": 1.0}) for step in range(1, 100_001)]
-    run = a_run(tmp_path, lines)
+def test_a_long_run_is_read_from_the_end_of_its_file(tmp_path):
+    run = a_run(tmp_path, [(step, {"loss": 1.0}) for step in range(1, 100_001)])
     began = time.process_time()
     assert run.step == 100_000
     assert time.process_time() - began < 0.1
-    assert len(run.steps) == 100_000
-    began = time.process_time()
-    summary_of(run, 10)
-    assert time.process_time() - began < 5.0
 
 
 def test_the_state_of_a_run_follows_from_its_lock_metrics_and_checkpoints(tmp_path, write_run):
@@ -73,12 +68,6 @@ def test_the_state_of_a_run_follows_from_its_lock_metrics_and_checkpoints(tmp_pa
     with open(tmp_path / "a" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert Run(tmp_path / "a").state == "running"
-    # A lock that is a link is not followed.
-    (tmp_path / "a" / "lock").unlink()
-    (tmp_path / "a" / "lock").symlink_to(tmp_path / "b" / "lock")
-    with open(tmp_path / "b" / "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert Run(tmp_path / "a").state == "done"
 
 
 def test_reading_a_run_changes_nothing_in_its_folder(tmp_path, write_run):
@@ -86,8 +75,7 @@ def test_reading_a_run_changes_nothing_in_its_folder(tmp_path, write_run):
     (folder / "step_00000007" / "state.json").unlink()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (run,) = runs_below(tmp_path)
-    assert (run.state, run.kind, run.step, len(run.steps)) == ("killed", "pretrain", 7, 7)
-    assert run.checkpoints == [5]
+    assert (run.state, run.kind, len(run.steps), run.checkpoints) == ("killed", "pretrain", 7, [5])
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
@@ -103,13 +91,9 @@ def test_before_the_first_checkpoint_the_number_of_steps_follows_from_the_first_
 
 
 def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
-    for name, words in {
-        "pretrain": ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"],
-        "squad": [],
-        "glue": ["--glue-task", "mrpc"],
-        "ner": [],
-        "classify": [],
-    }.items():
+    pretraining = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
+    for name in ("pretrain", "squad", "glue", "ner", "classify"):
+        words = {"pretrain": pretraining, "glue": ["--glue-task", "mrpc"]}.get(name, [])
         settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
         run = a_run(tmp_path / name, [], settings.model_dump(mode="json"))
         assert run.kind == ("glue mrpc" if name == "glue" else name)
@@ -125,7 +109,7 @@ def test_scores_are_those_of_the_best_checkpoint(tmp_path, write_run):
 
 
 def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and_links(
-    tmp_path, write_run
+    tmp_path, write_run, monkeypatch
 ):
     write_run(tmp_path / "b" / "seed_1", 3, saved=(3,))
     write_run(tmp_path / "a", 3, saved=(3,))
@@ -133,33 +117,15 @@ def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and
     (tmp_path / "notes").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "step_00000003" / "metrics.jsonl").touch()
-    found = [str(run.folder.relative_to(tmp_path)) for run in runs_below(tmp_path)]
-    assert found == ["a", "b/seed_1"]
-
-
-def test_a_folder_means_all_runs_below_it_each_once(tmp_path, write_run, monkeypatch):
-    for seed in (1, 2):
-        write_run(tmp_path / "mrpc" / f"seed_{seed}", 3)
-    found = open_runs([tmp_path / "mrpc"], "runs")
-    assert names_of(found) == ["mrpc/seed_1", "mrpc/seed_2"]
+    found = open_runs([tmp_path], "runs")
+    assert [run.folder for run in found] == [tmp_path / "a", tmp_path / "b" / "seed_1"]
+    assert names_of(found[1:]) == ["b/seed_1"]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="is given twice"):
-        open_runs([tmp_path / "mrpc" / "seed_1", Path("mrpc/seed_1")], "runs")
+        open_runs([tmp_path, Path("a")], "runs")
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_run):
-    for name, read in (
-        ("settings.json", lambda run: run.kind),
-        ("scores.json", lambda run: run.scores),
-        ("best.json", lambda run: run.scores),
-        ("step_00000003/state.json", lambda run: run.total_steps),
-    ):
-        folder = write_run(tmp_path / name, 3, saved=(3,))
-        for content in (b"{", b"[1]", b"\xff{}", b"[" * 100_000):
-            (folder / name).write_bytes(content)
-            with pytest.raises(DataError) as error:
-                read(Run(folder))
-            assert str(error.value).startswith(f"{folder / name}: ")
     folder = write_run(tmp_path / "run", 3, saved=(3,))
     # Fields of another type are ignored.
     (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
@@ -167,13 +133,19 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_ru
     assert (Run(folder).total_steps, Run(folder).scores) == (10, {})
     with open(folder / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "mlm_loss\xff": 1}\n')
-    for read in (
-        lambda: Run(folder).steps,
-        lambda: Run(folder).last,
-        lambda: jsonl_reporter(folder / "metrics.jsonl", 3),
+    for name in ("settings.json", "best.json", "step_00000003/state.json"):
+        (folder / name).write_bytes(b"[1]")
+    for name, read in (
+        ("settings.json", lambda: Run(folder).kind),
+        ("best.json", lambda: Run(folder).scores),
+        ("step_00000003/state.json", lambda: Run(folder).total_steps),
+        ("metrics.jsonl", lambda: Run(folder).steps),
+        ("metrics.jsonl", lambda: Run(folder).last),
+        ("metrics.jsonl", lambda: jsonl_reporter(folder / "metrics.jsonl", 3)),
     ):
-        with pytest.raises(DataError, match=r"metrics.jsonl .*: is not UTF-8"):
+        with pytest.raises(DataError) as error:
             read()
+        assert str(error.value).startswith(f"{folder / name}")
 
 
 # --- summaries
@@ -181,45 +153,43 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_ru
 
 def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
     assert smoothed(np.array([1.0, 2.0, 3.0, 8.0]), 2).tolist() == [1.0, 1.5, 2.5, 5.5]
+    assert smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 1.5]
     found = smoothed(np.array([NAN, 2.0, NAN, 4.0, NAN, NAN]), 2)
     np.testing.assert_array_equal(found, [NAN, 2.0, 2.0, 4.0, 4.0, NAN])
 
 
 def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     speed = {"seconds_per_step": 2.0, "skipped": 1}
-    first = {"loss": 3.0, "accuracy": 0.1, "validation_f1": 0.5, "tokens_per_second": 1.0}
-    second = {"loss": 1.0, "accuracy": 0.4, "validation_loss": 2.0, "tokens_per_second": 9.0}
-    lines = [
-        (1, first | speed),
-        (2, second | speed),
-        (3, {"loss": 2.0, "accuracy": 0.3, "validation_f1": 0.4, "validation_loss": 2.5}),
-        (4, {"loss": None, "tokens_per_second": 8.0, **speed}),
-    ]
+    first = {"loss": 3.0, "accuracy": 0.125, "validation_f1": 0.5, "tokens_per_second": 1.0}
+    second = {"loss": 1.0, "accuracy": 0.5, "validation_loss": 2.0, "tokens_per_second": 9.0}
+    third = {"loss": 2.0, "accuracy": 0.25, "validation_f1": 0.4, "validation_loss": 2.5}
+    fourth = {"loss": None, "tokens_per_second": 8.0}
+    lines = [(1, first | speed), (2, second | speed), (3, third), (4, fourth | speed)]
     summary = summary_of(a_run(tmp_path / "a", lines), 1)
-    for name, value in {
+    assert summary == {
+        "steps": 4,
         "loss, last": 2.0,
         "loss, best": 1.0,
         "loss, step of the best": 2,
-        "accuracy, best": 0.4,
-        "held-out f1, best": 0.5,
+        "accuracy, last": 0.25,
+        "accuracy, best": 0.5,
+        "accuracy, step of the best": 2,
         "held-out f1, last": 0.4,
+        "held-out f1, best": 0.5,
+        "held-out f1, step of the best": 1,
+        "held-out loss, last": 2.5,
         "held-out loss, best": 2.0,
+        "held-out loss, step of the best": 2,
         "tokens per second, median": 8.0,
         "seconds in steps": 6.0,
-        "steps whose loss is not finite": 1,
         "steps skipped": 1,
-    }.items():
-        assert summary[name] == value, name
-    summary = summary_of(a_run(tmp_path / "b", [(1, {"loss": None})]), 5)
-    assert "loss, last" not in summary and summary["steps"] == 1
-    assert summary_of(a_run(tmp_path / "c", []), 5) == {"steps": 0.0}
+        "steps whose loss is not finite": 1,
+    }
+    assert summary_of(a_run(tmp_path / "b", []), 5) == {"steps": 0.0}
 
 
 def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
     for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
-        runs = [
-            a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)]),
-            a_run(tmp_path / "b", []),
-        ]
-        assert window_for(runs, None) == window
-        assert window_for(runs, 7) == 7
+        run = a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)])
+        assert window_for([run, a_run(tmp_path / "b", [])], None) == window
+    assert window_for([run], 7) == 7

@@ -17,19 +17,7 @@ from support.tiny_models import TINY_RUN, flags_of
 from bert_cli.cli import main
 from bert_cli.train import metrics as trackers
 
-WANDB = {"entity": None, "project": "p", "name": None, "tags": ["t"]}
-SETTINGS = {
-    "about": {"what": "a run"},
-    "seed": 1,
-    "deterministic": True,
-    "optimizer_opts": {
-        "name": "LAMB",
-        "learning_rate": {"max_learning_rate": 0.5},
-        "no_weight_decay": ["b"],
-    },
-    "length_buckets": None,
-    "save_ckpt_path": "runs/mine",
-}
+WANDB = {"entity": "team", "project": "p", "name": None, "tags": ["t"]}
 TINY = ["pretrain", *flags_of(TINY_RUN, total_num_train_samples=8)]
 
 
@@ -76,8 +64,7 @@ def test_a_background_tracker_that_fails_prints_one_message_and_is_ended(capsys)
         for step in (1, 2):
             report(step, {})
         assert ended.wait(10)
-        for step in (3, 4):
-            report(step, {})
+        report(3, {})
     assert calls == [1, 2]
     message = "tracker: stopped logging at step 2 (ConnectionResetError: gone)\n"
     assert capsys.readouterr().out == message
@@ -110,6 +97,9 @@ def test_a_tracker_that_hangs_delays_no_step_and_the_end_only_for_a_limited_time
     assert "tracker: does not answer, so the run ends without it" in capsys.readouterr().out
 
 
+# --- wandb
+
+
 def records(folder: Path) -> list:
     """Return wandb's messages of offline runs from their files, which have the format of LevelDB's log."""
     from wandb.proto import wandb_internal_pb2
@@ -117,7 +107,6 @@ def records(folder: Path) -> list:
     block, head, found = 32_768, 7, []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         data, at, parts = path.read_bytes(), head, b""
-        assert data.startswith(b":W&B")
         while at + head <= len(data):
             if block - at % block < head:
                 at += block - at % block
@@ -140,17 +129,13 @@ def wandb_run(folder: Path) -> tuple[list, dict, list[dict]]:
     while not (found := records(folder)) or found[-1].WhichOneof("record_type") != "exit":
         assert time.monotonic() < until, "the file of the run has no end"
         time.sleep(0.05)
-    runs = [record.run for record in found if record.WhichOneof("record_type") == "run"]
-    config = {one.key: json.loads(one.value_json) for one in runs[0].config.update}
-    steps = [
-        {
-            ".".join(one.nested_key) or one.key: json.loads(one.value_json)
-            for one in record.history.item
-        }
-        for record in found
-        if record.WhichOneof("record_type") == "history"
-    ]
-    return runs, config, steps
+
+    def values_of(items) -> dict:
+        return {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+
+    runs = [record.run for record in found if record.HasField("run")]
+    steps = [values_of(record.history.item) for record in found if record.HasField("history")]
+    return runs, values_of(runs[0].config.update), steps
 
 
 def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(tmp_path, offline, monkeypatch):
@@ -158,7 +143,7 @@ def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(tmp_path, of
         if name == "sweep":
             monkeypatch.setenv("WANDB_RUN_ID", "s4mple1d")
         with ExitStack() as closing:
-            trackers.wandb({**WANDB, "entity": "team"}, {}, tmp_path / name, closing)(1, {"a": 1.0})
+            trackers.wandb(WANDB, {}, tmp_path / name, closing)(1, {"a": 1.0})
         (run,), _, _ = wandb_run(tmp_path / name)
         assert run.run_id == (tmp_path / name / "wandb_id").read_text()
         assert (run.run_id == "s4mple1d") == (name == "sweep")
@@ -178,82 +163,57 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_server_that_hangs_neither_stops_a_run_nor_delays_it(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    words = [*TINY, "--save-ckpt-path", tmp_path / "run", "--wandb.enabled"]
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections and never answers
         env["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.getsockname()[1]}"
         env |= {"WANDB_API_KEY": "a" * 40, "WANDB_DIR": str(tmp_path)}
+        words = [*TINY, "--save-ckpt-path", tmp_path / "run", "--wandb.enabled"]
         done = run_python(IMPATIENT, *words, env=env)
     assert done.returncode == 0, done.stderr
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["step"] for row in rows] == [1, 2, 3, 4]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
     assert "4 steps done" in done.stdout and "wandb: " in done.stdout + done.stderr
     # wandb itself waits up to ten seconds longer at the end of so short a run.
     assert time.monotonic() - began < 45
 
 
-def hparams_tab(folder: Path) -> dict[str, tuple[dict, dict, int | None]]:
-    """Return run -> settings, last metrics and status, as TensorBoard reads them from its files."""
-    from google.protobuf import json_format
-    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+# --- TensorBoard
+
+
+def hparams_tab(folder: Path) -> tuple[dict, set[str], int | None]:
+    """Return the settings, names of metrics and status of a run, as TensorBoard reads them from its files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
-    from tensorboard.util import tensor_util
 
-    reader = EventMultiplexer()
-    reader.AddRunsFromDirectory(str(folder))
-    reader.Reload()
-    tab = {}
-    for run in reader.Runs():
-        tags = reader.GetAccumulator(run).PluginTagToContent("hparams")
-        start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
-        end = tags.get(metadata.SESSION_END_INFO_TAG)
-        settings = {n: json_format.MessageToDict(value) for n, value in start.hparams.items()}
-        names = reader.GetAccumulator(run).PluginTagToContent("scalars")
-        last = {n: tensor_util.make_ndarray(reader.Tensors(run, n)[-1].tensor_proto) for n in names}
-        status = metadata.parse_session_end_info_plugin_data(end).status if end else None
-        tab[run] = settings, last, status
-    return tab
+    reader = EventAccumulator(str(folder)).Reload()
+    tags = reader.PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+    end = tags.get(metadata.SESSION_END_INFO_TAG)
+    settings = {n: getattr(v, v.WhichOneof("kind")) for n, v in start.hparams.items()}
+    status = metadata.parse_session_end_info_plugin_data(end).status if end else None
+    return settings, {*reader.PluginTagToContent("scalars")}, status
 
 
-@pytest.mark.tensorflow
-def test_the_hparams_tab_compares_runs_by_their_settings_and_last_metrics(tmp_path):
+def test_a_run_that_has_not_reached_its_last_step_is_no_success(tmp_path):
     pytest.importorskip("tensorboard")
-    from tensorboard.plugins.hparams import api_pb2
-
-    for name, rate, last in (("slow", 0.1, 2), ("fast", 0.5, 9)):
-        learning = {"name": "LAMB", "learning_rate": {"max_learning_rate": rate}}
-        chosen = {**SETTINGS, "optimizer_opts": learning}
-        with ExitStack() as closing:
-            report = trackers.tensorboard(tmp_path / name, chosen, last, closing)
-            for step in (1, 2):
-                report(step, {"mlm_loss": rate / step})
-    tab = hparams_tab(tmp_path)
-    assert set(tab) == {"slow", "fast"}
-    settings, metrics, status = tab["slow"]
-    assert settings["optimizer_opts.learning_rate.max_learning_rate"] == 0.1
-    assert settings["optimizer_opts.name"] == "LAMB" and settings["deterministic"] is True
-    assert "save_ckpt_path" not in settings and "length_buckets" not in settings
-    assert metrics["mlm_loss"] == pytest.approx(0.05) and status == api_pb2.STATUS_SUCCESS
-    # It has not reached its last step.
-    assert tab["fast"][2] is None
+    with ExitStack() as closing:
+        trackers.tensorboard(tmp_path, {"seed": 1}, 2, closing)(1, {"mlm_loss": 2.5})
+    assert hparams_tab(tmp_path) == ({"seed": 1.0}, {"mlm_loss"}, None)
 
 
-@pytest.mark.tensorflow
 def test_without_its_package_tensorboards_files_have_metrics_and_a_message_names_the_package(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setitem(sys.modules, "tensorboard.plugins.hparams", None)
     with ExitStack() as closing:
-        trackers.tensorboard(tmp_path, SETTINGS, 1, closing)(1, {"mlm_loss": 2.5})
+        trackers.tensorboard(tmp_path, {}, 1, closing)(1, {"mlm_loss": 2.5})
     assert "needs the extra 'tensorboard'" in capsys.readouterr().out
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
-@pytest.mark.tensorflow
 def test_a_run_continues_without_a_board_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     with ExitStack() as closing:
-        report = trackers.tensorboard(tmp_path / "file" / "board", SETTINGS, 2, closing)
+        report = trackers.tensorboard(tmp_path / "file" / "board", {}, 2, closing)
         report(1, {"mlm_loss": 2.5})
         report(2, {"mlm_loss": 2.5})
     output = capsys.readouterr().out
@@ -262,18 +222,21 @@ def test_a_run_continues_without_a_board_that_cannot_be_written(tmp_path, capsys
 
 def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, offline):
     pytest.importorskip("tensorboard")
+    from tensorboard.plugins.hparams import api_pb2
+
     folder, board = tmp_path / "run", tmp_path / "board"
-    words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board / "mine")]
+    words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board)]
     words += ["--wandb.enabled", "--wandb.project", "mine", "--wandb.tags", "one"]
     assert main([*words, "--checkpoint-every-steps", "2"]) == 0
     # As one that was killed after its second step.
     shutil.rmtree(folder / "step_00000004")
     assert main(words) == 0
-    tab = hparams_tab(board)
-    assert list(tab) == ["mine"]
-    chosen, metrics, _ = tab["mine"]
+    chosen, names, status = hparams_tab(board)
     assert chosen["seed"] == 1984 and chosen["global_batch.micro_batch_size"] == 2
-    assert "mlm_loss" in metrics
+    assert chosen["optimizer_opts.name"] == "LAMB" and chosen["generated_dataset"] is True
+    # A folder does not influence how good a run is, and null is no value to compare.
+    assert not {"save_ckpt_path", "length_buckets", "wandb.project"} & {*chosen}
+    assert "mlm_loss" in names and status == api_pb2.STATUS_SUCCESS
     runs, config, steps = wandb_run(folder)
     settings = json.loads((folder / "settings.json").read_text())
     del settings["checkpoint_every_steps"]
