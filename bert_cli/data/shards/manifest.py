@@ -214,7 +214,7 @@ class OutputFolder:
         return DataError(
             str(self.out / marker.output),
             f"was made from a set of inputs ({inputs}), which has changed since",
-            f"remove {root} or choose another folder",
+            f"remove {root} or choose another folder (compared are name, size and modification time)",
         )
 
     def commit(self, shard: Shard, stats: Stats) -> None:

@@ -3,6 +3,7 @@
 Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same SHA-1.
 """
 
+import filecmp
 import hashlib
 import os
 import re
@@ -70,7 +71,8 @@ def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
         raise ConfigError(min(useless), problem, "leave one out")
     source, started = sample_dump(), time.monotonic()
     target = settings.out / source.name
-    write_atomically(target, source.read_bytes())
+    if not target.exists() or not filecmp.cmp(source, target, shallow=False):
+        write_atomically(target, source.read_bytes())
     _write_manifest(output, target, _sha1(target), source.as_posix(), _size(target), started)
 
 

@@ -262,7 +262,13 @@ def test_a_download_killed_by_signal_9_continues_where_it_was(server, tmp_path):
 def test_the_sample_is_copied_and_needs_no_network(tmp_path):
     download.run(DownloadSettings(out=tmp_path, sample=True))
     sample = download.sample_dump()
-    assert (tmp_path / sample.name).read_bytes() == sample.read_bytes()
+    copy, before = tmp_path / sample.name, (tmp_path / sample.name).stat()
+    assert copy.read_bytes() == sample.read_bytes()
+    download.run(DownloadSettings(out=tmp_path, sample=True))
+    assert copy.stat().st_mtime_ns == before.st_mtime_ns  # `bert extract` compares it
+    copy.write_bytes(b"x" * before.st_size)
+    download.run(DownloadSettings(out=tmp_path, sample=True))
+    assert copy.read_bytes() == sample.read_bytes()
     assert finished_files(tmp_path) == [tmp_path / sample.name]
     with pytest.raises(ConfigError, match="language: has no effect with --sample"):
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
