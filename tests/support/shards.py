@@ -1,44 +1,18 @@
-"""A small step for the tests of shards: it upper-cases files."""
+"""A small step for the tests of shards: it upper-cases files. As a program it does so in another process."""
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 from support.bert import ROOT
 
-from bert_cli.data.shards.manifest import Shard, Stats
-
-# Upper-cases files slowly; an input with DIE kills its worker.
-SCRIPT = """
-import os, signal, sys, time
-from pathlib import Path
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.errors import BertError
-
-def convert(inputs, output):
-    text = inputs[0].read_text()
-    with open(output, "w") as file:
-        file.write(text[: len(text) // 2].upper())
-        file.flush()
-        (output.parent / (output.name + ".index")).write_text("1")
-        time.sleep(PAUSE)
-        if "DIE" in text:
-            os.kill(os.getpid(), signal.SIGKILL)
-        file.write(text[len(text) // 2 :].upper())
-    return Stats(documents=1)
-
-if __name__ == "__main__":
-    shards = [Shard((path,), Path("AA") / path.name) for path in sorted(Path("in").iterdir())]
-    try:
-        run_shards(Step("shout", Path("out")), shards, convert, Workers(WORKERS))
-    except BertError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-"""
 
 
 def make_inputs(folder: Path, count: int = 4) -> list[Shard]:
@@ -47,6 +21,10 @@ def make_inputs(folder: Path, count: int = 4) -> list[Shard]:
     source.mkdir(exist_ok=True)
     for number in range(count):
         (source / f"{number:02}").write_text(f"text {number} " * 50)
+    return shards_of(source)
+
+
+def shards_of(source: Path) -> list[Shard]:
     return [Shard((path,), Path("AA") / path.name) for path in sorted(source.iterdir())]
 
 
@@ -65,11 +43,17 @@ def prepared_shards(folder: Path, out: Path) -> tuple[list[Shard], list[tuple[in
     return shards, prepared
 
 
-def shout(inputs: tuple[Path, ...], output: Path) -> Stats:
-    """Write the upper-cased text, and a second file."""
+def shout(inputs: tuple[Path, ...], output: Path, pause: float = 0.0) -> Stats:
+    """Write the upper-cased text in two halves, and a second file; a text with DIE kills the process."""
     text = inputs[0].read_text()
-    output.with_suffix(".index").write_text("0 5\n")
-    output.write_text(text.upper())
+    with output.open("w") as file:
+        file.write(text[: len(text) // 2].upper())
+        file.flush()
+        output.with_suffix(".index").write_text("0 5\n")
+        time.sleep(pause)
+        if "DIE" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        file.write(text[len(text) // 2 :].upper())
     return Stats(documents=1, extra={"letters": len(text)})
 
 
@@ -83,18 +67,25 @@ def tree(out: Path) -> dict[str, bytes]:
     }
 
 
-def start_shout(folder: Path, workers: str, pause: float) -> "subprocess.Popen[str]":
-    """Start the script on `folder/in`, with these arguments of Workers and a pause in each shard."""
-    (folder / "script.py").write_text(
-        SCRIPT.replace("WORKERS", workers).replace("PAUSE", f"{pause}")
-    )
+def start_shout(folder: Path, workers: Path | int, pause: float) -> "subprocess.Popen[str]":
+    """Upper-case `folder/in` in so many processes or with a scheduler, with a pause in each shard."""
     return subprocess.Popen(
-        [sys.executable, "script.py"],
+        [sys.executable, "-m", "support.shards", str(workers), str(pause)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         # A background job of a shell ignores Ctrl-C, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+if __name__ == "__main__":
+    where, convert = sys.argv[1], partial(shout, pause=float(sys.argv[2]))
+    workers = Workers(int(where)) if where.isdigit() else Workers(scheduler=where)
+    try:
+        run_shards(Step("shout", Path("out")), shards_of(Path("in")), convert, workers)
+    except BertError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -118,24 +118,12 @@ def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unkno
     ]  # fmt: skip
     assert features.lengths.max() == 5 and remarks == {conll.CUT_SENTENCES: 1}
     assert labels_of(given, features) == given.labels
-    given = sentences("a \u200b\x07 b", "------- a")
+    given = sentences("a \u200b\x07 b", "------- a", "[SEP]")  # this special token is text
     features, remarks = conll.word_features(given, tokenizer, 5)
-    assert shown(features) == ["[CLS] a [UNK] b [SEP]", "[CLS] - - - [SEP]", "[CLS] a [SEP]"]
+    cut, unknown = "[CLS] - - - [SEP]", "[CLS] [UNK] [UNK] [UNK] [SEP]"
+    assert shown(features) == ["[CLS] a [UNK] b [SEP]", cut, "[CLS] a [SEP]", unknown]
     assert remarks == {conll.NO_PIECES: 1, conll.CUT_WORDS: 1, conll.CUT_SENTENCES: 1}
     assert labels_of(given, features) == given.labels
-
-
-def test_words_keep_their_labels_at_every_length(tokenizer):
-    numbers = np.random.default_rng(3)
-    words = ["Johann", "a", "York.", "--", "[SEP]"]
-    given = sentences(*(" ".join(numbers.choice(words, n)) for n in range(1, 30)))
-    for length in (3, 7, 64):
-        features, _ = conll.word_features(given, tokenizer, length)
-        assert features.lengths.max() <= length
-        assert labels_of(given, features) == given.labels
-        # A special token in the text is text.
-        seps = np.flatnonzero(features.tokens == tokenizer.special.sep)
-        assert np.array_equal(seps, features.ends - 1)
     with pytest.raises(ConfigError, match=r"max_seq_length \(2\): has no room for a word"):
         conll.word_features(given, tokenizer, 2)
 
@@ -164,11 +152,10 @@ def test_chunks_are_those_of_conlleval():
     assert (total.precision, total.recall, total.f1, types) == (0.0, 0.0, 0.0, {})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_entity_scores_are_those_of_nervaluate_on_random_labels(seed):
+def test_entity_scores_are_those_of_nervaluate_on_random_labels():
     from nervaluate import Evaluator
 
-    numbers = np.random.default_rng(seed)
+    numbers = np.random.default_rng(0)
     kinds = ["LOC", "PER", "a-b"]
     names = ["O", "O", "O", "O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in kinds)]
     gold = [numbers.choice(names, n).tolist() for n in numbers.integers(1, 30, 60)]

@@ -10,64 +10,49 @@ from bert_cli.data.finetune import glue
 from bert_cli.data.finetune.tables import EMPTY_TEXT, TextExamples
 from bert_cli.errors import ConfigError, DataError
 
-# GLUE: a labelled and a test file of each task, with the columns of the distribution.
-MNLI_HEAD = (
+PAIR, NLI = "index\tsentence1\tsentence2", "entailment neutral contradiction"
+STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
-    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label"
+    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )
-FILES = {
-    "cola": ("gj04\t1\t\tIt \"is\".\nks08\t0\t*\tIs it.\n", "index\tsentence\n0\tSo it is.\n"),
+# GLUE: as published, the header of the test file, and the header and a row of a labelled one. Then what the row is
+# read as: its texts, the number of its label or its score, and all labels in the order of Hugging Face's copy of
+# GLUE, which published models have in their configs.
+GLUE = {
+    "cola": ("index\tsentence", "", 'gj04\t0\t*\tIt "is".', ['It "is".'], 0, "unacceptable acceptable"),
     "mnli": (
-        f"{MNLI_HEAD}\n0\t1\t1n\tfiction\t(a)\t(b)\t(c)\t(d)\tOne.\tTwo.\tneutral\tcontradiction\n",
-        MNLI_HEAD.rsplit("\t", 2)[0] + "\n0\t1\t1n\tfiction\t(a)\t(b)\t(c)\t(d)\tThree.\tFour.\n",
+        MNLI, f"{MNLI}\tlabel1\tgold_label",
+        "0\t1\t1n\tfiction\t(a)\t(b)\t(c)\t(d)\tOne.\tTwo.\tneutral\tcontradiction", ["One.", "Two."], 2, NLI,
     ),
     "mrpc": (
-        "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tOne .\tTwo \" .\n",
-        "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tThree .\tFour .\n",
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        '1\t70\t71\tOne .\tTwo " .', ["One .", 'Two " .'], 1, "not_equivalent equivalent",
     ),
     "qnli": (
-        "index\tquestion\tsentence\tlabel\n0\tWho?\tHe.\tnot_entailment\n",
-        "index\tquestion\tsentence\n0\tWhen?\tNow.\n",
+        "index\tquestion\tsentence", "index\tquestion\tsentence\tlabel", "0\tWho?\tHe.\tnot_entailment",
+        ["Who?", "He."], 1, "entailment not_entailment",
     ),
     "qqp": (
-        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n133273\t1\t2\tHow?\tWhy?\t0\n",
-        "id\tquestion1\tquestion2\n0\tWhat?\tWhere?\n",
+        "id\tquestion1\tquestion2", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+        "133273\t1\t2\tHow?\tWhy?\t0", ["How?", "Why?"], 0, "not_duplicate duplicate",
     ),
     "rte": (
-        "index\tsentence1\tsentence2\tlabel\n0\tOne.\tTwo.\tentailment\n",
-        "index\tsentence1\tsentence2\n0\tThree.\tFour.\n",
+        PAIR, f"{PAIR}\tlabel", "0\tOne.\tTwo.\tentailment", ["One.", "Two."], 0, "entailment not_entailment"
     ),
-    "sst2": ("sentence\tlabel\nfine \t1\n", "index\tsentence\n0\tbad\n"),
+    "sst2": ("index\tsentence", "sentence\tlabel", "fine \t1", ["fine "], 1, "negative positive"),
     "stsb": (
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
-        "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tOne.\tTwo.\t4.750\n",
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\n"
-        "0\tmain-captions\tMSRvid\t2012test\t0024\tnone\tnone\tThree.\tFour.\n",
+        STSB, f"{STSB}\tscore", "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tOne.\tTwo.\t4.750",
+        ["One.", "Two."], 4.75, None,
     ),
-    "wnli": (
-        "index\tsentence1\tsentence2\tlabel\n0\tOne.\tTwo.\t1\n",
-        "index\tsentence1\tsentence2\n0\tThree.\tFour.\n",
-    ),
+    "wnli": (PAIR, f"{PAIR}\tlabel", "0\tOne.\tTwo.\t1", ["One.", "Two."], 1, "not_entailment entailment"),
 }  # fmt: skip
-# What the labelled file is: first texts, second texts, the numbers of the labels or the score, and all labels
-# in the order of Hugging Face's copy of GLUE, which published models have in their configs.
-READ = {
-    "cola": (['It "is".', "Is it."], None, [1, 0], "unacceptable acceptable"),
-    "mnli": (["One."], ["Two."], [2], "entailment neutral contradiction"),
-    "mrpc": (["One ."], ['Two " .'], [1], "not_equivalent equivalent"),
-    "qnli": (["Who?"], ["He."], [1], "entailment not_entailment"),
-    "qqp": (["How?"], ["Why?"], [0], "not_duplicate duplicate"),
-    "rte": (["One."], ["Two."], [0], "entailment not_entailment"),
-    "sst2": (["fine "], None, [1], "negative positive"),
-    "stsb": (["One."], ["Two."], [4.75], None),
-    "wnli": (["One."], ["Two."], [1], "not_entailment entailment"),
-}
 # CLUE: a row as published, then what it is read as: first text, second text, label number, id.
 WSC = {
     "target": {"span2_index": 15, "span1_index": 5, "span1_text": "床", "span2_text": "它"},
     "idx": 261, "label": "false", "text": "这时候放在床上的手机响了,现在它突然响了。",
 }  # fmt: skip
-NLI = {
+OCNLI = {
     "level": "easy", "sentence1": "来到了出口", "sentence2": "他走了", "label": "neutral",
     "label0": "neutral", "genre": "lit", "prem_id": "lit_1", "id": 7,
 }  # fmt: skip
@@ -83,7 +68,7 @@ CLUE_ROWS = {
     "cmnli": (
         {"sentence1": "权利", "sentence2": "福利", "label": "contradiction"}, "权利", "福利", 2, "0",
     ),
-    "ocnli": (NLI, "来到了出口", "他走了", 1, "7"),
+    "ocnli": (OCNLI, "来到了出口", "他走了", 1, "7"),
     "wsc": (WSC, "这时候放在_床_上的手机响了,现在[它]突然响了。", None, 0, "261"),
     "csl": (
         {"id": 1, "abst": "为解决问题.", "keyword": ["水声学", "FFT"], "label": "1"},
@@ -116,20 +101,23 @@ def test_every_task_of_the_settings_is_in_the_table_with_known_metrics():
 @pytest.mark.parametrize("task", GLUE_TASKS)
 def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task):
     own = tmp_path / glue.TASKS[task].folders[0]
-    labelled, test = FILES[task]
+    bare_head, head, row, texts, label, order = GLUE[task]
+    columns, labelled = bare_head.split("\t"), f"{head}\n{row}\n".lstrip("\n")
+    unlabelled = "\t".join(["0", *(f"A {name}." for name in columns[1:])])
     for split, name in glue.TASKS[task].files.items():
-        text = test if split.startswith("test") else labelled
+        text = f"{bare_head}\n{unlabelled}\n" if split.startswith("test") else labelled
         put(own, name, text.replace("One.", "Other.") if "mism" in split else text)
-    first, second, labels, order = READ[task]
     for folder in (tmp_path, own):
         result = glue.read_split(folder, task, "train")
-        assert (result.first, result.second, result.remarks) == (first, second, {})
-        names = result.label_names
-        assert (names and " ".join(names)) == order and result.labels.tolist() == labels
+        assert [column for column in (result.first, result.second) if column] == [
+            [t] for t in texts
+        ]
+        assert (result.labels.tolist(), result.remarks) == ([label], {})
+        assert result.label_names == (order and tuple(order.split()))
+        assert result.ids == ["133273" if task == "qqp" else "0"]
         bare = glue.read_split(folder, task, "test")
-        assert bare.labels is None and bare.ids == ["0"] and bare.label_names == names
-        assert bare.first[0] == test.splitlines()[1].split("\t")[-1 if second is None else -2]
-    assert result.ids == (["133273"] if task == "qqp" else [str(n) for n in range(len(first))])
+        assert bare.labels is None and bare.ids == ["0"] and bare.label_names == result.label_names
+        assert bare.first == [f"A {columns[-len(texts)]}."]
     if task == "mnli":
         assert glue.read_split(own, task, "validation").first == ["One."]
         assert glue.read_split(own, task, "validation_mismatched").first == ["Other."]
@@ -156,7 +144,7 @@ def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tm
 
 def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
     head = "index\tsentence1\tsentence2\tlabel\n"
-    good, similarity = f"{head}0\tOne.\tTwo.\tentailment\n", FILES["stsb"][0]
+    good, similarity = f"{head}0\tOne.\tTwo.\tentailment\n", "\n".join(GLUE["stsb"][1:3])
     for task, text, message in (
         ("rte", good + "1\tOne.\tTwo.\n", r" \(line 3\): has 3 of 4 columns"),
         ("rte", good + "1\ta\tb\tnot_entailement\n", r" \(line 3\): label .* mean 'not_entailment'\?"),
@@ -231,14 +219,16 @@ def test_other_labels_names_and_orders_are_read(tmp_path):
     assert wsc.labels.tolist() == [1] and wsc.first == ["[a]b _cd_"]
     # OCNLI's training set has its published name.
     for size, rows in (("1k", 1), ("50k", 3)):
-        put_rows(tmp_path, f"train.{size}.json", [NLI] * rows)
+        put_rows(tmp_path, f"train.{size}.json", [OCNLI] * rows)
     assert len(glue.read_split(tmp_path, "ocnli", "train")) == 3
-    assert len(glue.read_split(put_rows(tmp_path, "train.json", [NLI] * 2), "ocnli", "train")) == 2
+    assert (
+        len(glue.read_split(put_rows(tmp_path, "train.json", [OCNLI] * 2), "ocnli", "train")) == 2
+    )
 
 
 def test_rows_without_the_annotators_label_are_left_out_and_counted(tmp_path):
     for task in ("cmnli", "ocnli"):
-        put_rows(tmp_path, "dev.json", [NLI | {"label": "-"}, NLI, NLI | {"sentence2": ""}])
+        put_rows(tmp_path, "dev.json", [OCNLI | {"label": "-"}, OCNLI, OCNLI | {"sentence2": ""}])
         result = glue.read_split(tmp_path, task, "validation")
         assert len(result) == 2 and result.remarks == {glue.UNLABELLED: 1, EMPTY_TEXT: 1}
     put_rows(tmp_path, "dev.json", [afqmc("-")])

@@ -65,10 +65,8 @@ def test_tsv_quotes_are_text_and_odd_rows_are_counted(tmp_path):
     result = read(path)
     assert result.first == ['"open', '"both"', "plain"] and result.remarks == {tables.QUOTED: 1}
     result = read(put(tmp_path, "a.csv", "text,label\n,1\n\n  ,0\nb,0\n\n"))
-    assert result.first == ["", "  ", "b"] and result.remarks == {
-        tables.EMPTY_TEXT: 2,
-        tables.BLANK: 2,
-    }
+    assert result.first == ["", "  ", "b"]
+    assert result.remarks == {tables.EMPTY_TEXT: 2, tables.BLANK: 2}
 
 
 def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp_path):
@@ -81,17 +79,13 @@ def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp
 def test_json_lines_and_json_lists_are_read(tmp_path):
     rows = [{"text": None, "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
     lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    for name, text in (
-        ("a.jsonl", lines),
-        ("a.json", lines),
-        ("b.json", json.dumps(rows, indent=1)),
-    ):
+    texts = {"a.jsonl": lines, "a.json": lines, "b.json": json.dumps(rows, indent=1)}
+    for name, text in texts.items():
         result = read(put(tmp_path, name, text))
         assert result.first == ["", "\u2028"] and result.label_names == ("9", "10")
         assert result.labels.tolist() == [1, 0]
-    result = read(
-        put(tmp_path, "a.jsonl", '{"text": "", "label": true}\n{"text": "b", "label": false}')
-    )
+    text = '{"text": "", "label": true}\n{"text": "b", "label": false}'
+    result = read(put(tmp_path, "a.jsonl", text))
     assert result.label_names == ("false", "true")
 
 
@@ -176,11 +170,8 @@ def test_scores_are_those_of_their_formulas():
     # Deviations -1.5 -.5 .5 1.5 and -1.75 .25 -.75 2.25; ranks 1 3 2 4.
     expected = {"pearson": 5.5 / np.sqrt(5 * 8.75), "spearman": 1 - 6 * 2 / (4 * 15)}
     assert tables.score(list(expected), labels, result) == pytest.approx(expected)
-
-
-def test_confusion_has_the_labels_as_rows_and_the_predictions_as_columns():
-    table = tables.confusion(np.array([0, 0, 1, 3]), np.array([0, 1, 1, 0]), 4)
-    assert table == [[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    # Labels are the rows, predictions the columns.
+    assert tables.confusion(LABELS, PREDICTED, 3) == [[5, 1, 0], [1, 3, 0], [0, 0, 0]]
 
 
 def test_an_undefined_metric_is_zero_and_gives_no_warning():

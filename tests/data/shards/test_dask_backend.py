@@ -98,12 +98,6 @@ def shout_or_wait(inputs, output, folder):
     return Stats()
 
 
-def kill_worker(inputs, output):
-    if output.name == "01":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return shout(inputs, output)
-
-
 def break_down(inputs, output):
     raise ZeroDivisionError("a defect")
 
@@ -170,21 +164,23 @@ def test_prepared_inputs_are_few_at_a_time(tmp_path, cluster):
 
 
 def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):
+    shards = make_inputs(tmp_path, 4)
+    with pytest.raises(ZeroDivisionError, match="a defect") as error:
+        run(shards, tmp_path / "other", break_down, cluster.file)
+    assert any(entry.name == "break_down" for entry in error.traceback)
+    (tmp_path / "in/01").write_text("DIE")
     # Dask counts a killed worker for every shard that it had, also for those that had not begun.
     with pytest.raises(
         DataError, match=r"shout \(AA/0\d\): 2 workers were killed .*tcp://.*memory"
     ):
-        run(make_inputs(tmp_path, 4), tmp_path / "out", kill_worker, cluster.file)
+        run(shards, tmp_path / "out", shout, cluster.file)
     assert not (tmp_path / "out/manifest.json").exists()
     assert "AA/01" not in tree(tmp_path / "out")
-    with pytest.raises(ZeroDivisionError, match="a defect") as error:
-        run(make_inputs(tmp_path, 4), tmp_path / "other", break_down, cluster.file)
-    assert any(entry.name == "break_down" for entry in error.traceback)
 
 
 def test_ctrl_c_ends_the_run_and_the_same_command_continues(tmp_path, cluster, capsys):
     shards = make_inputs(tmp_path, 12)
-    process = start_shout(tmp_path, f"scheduler={str(cluster.file)!r}", 0.5)
+    process = start_shout(tmp_path, cluster.file, 0.5)
     wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")), 30.0)
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=15)

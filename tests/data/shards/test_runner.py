@@ -8,14 +8,11 @@ import signal
 from collections import namedtuple
 from pathlib import Path
 
-import google_crc32c
 import pytest
 from support.processes import alive, wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 
 from bert_cli import files
-from bert_cli.data.records.index import DESCRIPTION, write_corpus, write_index
-from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.shards import manifest, runner
 from bert_cli.data.shards.manifest import (
     Shard,
@@ -54,7 +51,7 @@ def start(tmp_path):
     started = []
 
     def begin(processes, pause):
-        started.append(start_shout(tmp_path, f"{processes}", pause))
+        started.append(start_shout(tmp_path, processes, pause))
         return started[-1]
 
     yield begin
@@ -168,7 +165,7 @@ def test_a_step_killed_by_signal_9_continues_to_the_same_files(tmp_path, start, 
     wait_for(lambda: not any(map(alive, family)), 5.0)
     before = tree(tmp_path / "out")
     wanted = {f"AA/{shard.output.name}": shard.inputs[0].read_bytes().upper() for shard in shards}
-    wanted |= {f"{name}.index": b"1" for name in wanted}
+    wanted |= {f"{name}.index": b"0 5\n" for name in wanted}
     assert 0 < len(before) < 16
     assert before.items() <= wanted.items()
     assert not (tmp_path / "out/manifest.json").exists()
@@ -244,29 +241,15 @@ def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, 
     assert "3 shards, nothing to write (1.1 kB are there)" in capsys.readouterr().out
 
 
-def test_corpus_json_has_a_checksum_of_every_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "BLOCK_BYTES", 100)
-    (tmp_path / "vocab.txt").write_bytes(b"123456789")
-    with RecordWriter(tmp_path / "0.tfrecord") as writer:
-        writer.write_all(bytes([1]) * length for length in range(1, 9))
-    write_index(tmp_path / "0.tfrecord")
-    corpus = write_corpus(tmp_path, dict.fromkeys(DESCRIPTION, "x"))
-    entries = {entry.pop("name"): entry for entry in corpus["files"] + corpus["beside"]}
-    assert sorted(entries) == ["0.tfrecord", "corpus.offsets", "vocab.txt"]
-    assert entries["vocab.txt"]["crc32c"] == "e3069283"  # the check value of crc32c's definition
-    data = (tmp_path / "0.tfrecord").read_bytes()
-    size, checksum = len(data), f"{google_crc32c.value(data):08x}"
-    assert entries["0.tfrecord"] == {"records": 8, "bytes": size, "crc32c": checksum}
-
-
-def test_only_files_written_since_are_read_again(tmp_path, monkeypatch):
+def test_checksums_are_crc32c_and_only_files_written_since_are_read_again(tmp_path, monkeypatch):
     def write(name, text, seconds):
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, ns=(seconds * 10**9, seconds * 10**9))
 
-    for name in "abc":
-        write(name, name * 100, 1)
+    for name, text in (("a", "123456789"), ("b", "b" * 100), ("c", "c" * 100)):
+        write(name, text, 1)
     first = checksums(tmp_path, "abc", {})
+    assert first[0]["crc32c"] == "e3069283"  # the check value of crc32c's definition
     write("corpus.json", json.dumps({"files": first}), 2)
     write("b", "b" * 100, 2)  # in doubt it counts as newer
     write("c", "c" * 101, 1)

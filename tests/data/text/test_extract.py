@@ -105,15 +105,6 @@ def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
         assert "Григорианският календар" in text and "\ufffd" not in text
 
 
-@pytest.mark.slow
-def test_chunks_and_workers_do_not_change_the_text(shared_data, tmp_path):
-    source = next((shared_data / "dumps").glob("enwiki-latest*"))
-    run(source, tmp_path / "one", 1, megabytes=100)
-    run(source, tmp_path / "many", 2, megabytes=2)
-    assert (len(tree(tmp_path / "one")), len(tree(tmp_path / "many"))) == (1, 3)
-    assert "".join(tree(tmp_path / "one").values()) == "".join(tree(tmp_path / "many").values())
-
-
 def test_every_compression_and_encoding_reads_the_same(tmp_path):
     text = HEADER + page(7, "Été", "L'été est &lt;b&gt;chaud&lt;/b&gt;.") + articles(20)
     plain = (text + "</mediawiki>\n").encode()
@@ -299,7 +290,9 @@ def test_output_files_are_a_hundred_to_a_folder():
     ]  # fmt: skip
 
 
-def test_an_extraction_killed_by_signal_9_continues_to_the_same_text(tmp_path):
+def test_an_extraction_killed_by_signal_9_continues_to_the_same_text_and_chunks_do_not_change_it(
+    tmp_path,
+):
     source = dump(tmp_path / "dump.xml", articles(200, 3000))  # 4 chunks of a megabyte
     run(source, tmp_path / "whole", 2)
     out = tmp_path / "out"
@@ -310,6 +303,8 @@ def test_an_extraction_killed_by_signal_9_continues_to_the_same_text(tmp_path):
     )
     kill_after_a_shard(program, out)
     before, whole = tree(out), tree(tmp_path / "whole")
+    run(source, tmp_path / "one", megabytes=100)
+    assert "".join(tree(tmp_path / "one").values()) == "".join(whole.values())
     done = [str(p.relative_to(out / ".done").with_suffix("")) for p in out.rglob("*.shard")]
     assert 0 < len(done) < len(whole)
     assert all(before[name] == whole[name] for name in done)
