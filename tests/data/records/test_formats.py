@@ -5,12 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from support.corpora import assert_equal
 
 from bert_cli.data.records import tfrecord
 from bert_cli.data.records.formats import (
     BLOCK,
-    PACKED_FEATURES,
-    STATIC_FEATURES,
     DynamicPacks,
     DynamicRecords,
     dynamic_lengths,
@@ -20,6 +19,7 @@ from bert_cli.data.records.formats import (
     parse_dynamic,
     parse_packs,
     parse_static,
+    static_lengths,
     static_payloads,
     token_bytes,
 )
@@ -35,32 +35,21 @@ def as_columns(block):
 
 
 def static_block(rows=50, length=128, predictions=20, vocab=30522, packed=0):
-    """Columns as masking makes them: ids of one, two and three bytes, some rows mostly padding."""
+    """Columns of random numbers, whose ids have one, two and three bytes."""
     numbers = np.random.default_rng(0)
-    ids = numbers.integers(0, vocab, (rows, length))
-    ids[:, ::3] = numbers.integers(0, 128, ids[:, ::3].shape)
-    lengths = numbers.integers(1, length + 1, rows)
-    is_token = np.arange(length) < lengths[:, None]
+    positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
+    largest = dict.fromkeys(positions, length) | {"input_ids": vocab, "masked_lm_ids": vocab}
     block = {
-        "input_ids": np.where(is_token, ids, 0),
-        "input_mask": is_token,
-        "segment_ids": is_token & (np.arange(length) > lengths[:, None] // 2),
-        "masked_lm_positions": numbers.integers(0, length, (rows, predictions)),
-        "masked_lm_ids": numbers.integers(0, vocab, (rows, predictions)),
-        "masked_lm_weights": numbers.integers(0, 2, (rows, predictions)),
-        "next_sentence_labels": numbers.integers(0, 2, (rows, packed) if packed else rows),
+        name: numbers.integers(0, largest.get(name, 2), (rows, size))
+        for name, size in static_lengths(length, predictions, packed or None).items()
     }
-    if packed:
-        block |= {
-            "input_mask": numbers.integers(0, packed + 1, (rows, length)),
-            "position_ids": numbers.integers(0, length, (rows, length)),
-            "next_sentence_positions": numbers.integers(0, length, (rows, packed)),
-            "next_sentence_weights": numbers.integers(0, 2, (rows, packed)),
-        }
+    block["input_ids"][:, ::3] %= 128
+    if not packed:
+        block["next_sentence_labels"] = block["next_sentence_labels"][:, 0]
     return as_columns(block)
 
 
-def dynamic_block(rows=50, longest=128, vocab=30522):
+def dynamic_block(rows, longest=128, vocab=30522):
     numbers = np.random.default_rng(0)
     lengths = numbers.integers(5, longest + 1, rows).astype(np.int32)
     return DynamicRecords(
@@ -78,7 +67,7 @@ def by_protobuf(block, order=sorted):
     payloads = []
     for row in range(len(block["input_ids"])):
         payload = b""
-        for name in order(PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES):
+        for name in order(block):
             values = np.atleast_1d(block[name][row]).tolist()
             one = tf.train.Example()  # the entries of a map in any order are the serialized map
             kind = "float_list" if name.endswith("weights") else "int64_list"
@@ -87,13 +76,6 @@ def by_protobuf(block, order=sorted):
             payload += one.SerializeToString()[head:]
         payloads.append(b"\x0a" + tfrecord.varint(len(payload)) + payload)
     return payloads
-
-
-def assert_equal(columns, block):
-    assert columns.keys() == block.keys()
-    for name, column in block.items():
-        assert columns[name].dtype == column.dtype
-        np.testing.assert_array_equal(columns[name], column, err_msg=name)
 
 
 # --- static records
@@ -106,6 +88,9 @@ def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
         payloads = list(static_payloads(block))
         assert payloads == by_protobuf(block)
         assert_equal(parse_static(payloads, length, predictions, packed or None), block)
+    block["masked_lm_ids"][0, 1] = -1
+    with pytest.raises(ValueError, match="negative"):
+        static_payloads(block)
 
 
 def test_records_of_several_blocks_in_any_order_of_their_features_are_read():
@@ -137,16 +122,6 @@ print(columns["input_ids"].shape, len(tf.config.list_logical_devices("CPU")))
     assert done.stdout == "(1, 128) 3\n", done.stderr
 
 
-def test_rows_of_any_integer_type_are_written_but_no_negative_numbers():
-    block = static_block(1)
-    small = block | {"input_mask": block["input_mask"].astype(np.uint8)}
-    small |= {"input_ids": block["input_ids"].astype(np.uint16)}
-    assert list(static_payloads(small)) == list(static_payloads(block))
-    block["masked_lm_ids"][0, 1] = -1
-    with pytest.raises(ValueError, match="negative"):
-        list(static_payloads(block))
-
-
 def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(static_payloads(static_block(3)))
     packs = list(static_payloads(static_block(3, packed=3)))
@@ -172,13 +147,12 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
     payloads = list(dynamic_payloads(block, width))
     for ours, original in zip(parse_dynamic(payloads, width), block, strict=True):
         assert np.array_equal(ours, original)
-    starts = np.cumsum(block.lengths) - block.lengths
+    texts = np.split(block.tokens.astype(f"<u{width}"), np.cumsum(block.lengths)[:-1])
     for row in (0, 57, 99):
         example = tf.train.Example.FromString(payloads[row])
         assert example.SerializeToString(deterministic=True) == payloads[row]
         feature = example.features.feature
-        tokens = block.tokens[starts[row] : starts[row] + block.lengths[row]]
-        assert feature["tokens"].bytes_list.value[0] == tokens.astype(f"<u{width}").tobytes()
+        assert feature["tokens"].bytes_list.value[0] == texts[row].tobytes()
         assert feature["first_length"].int64_list.value == [block.first_lengths[row]]
         labels = feature["next_sentence_labels"].int64_list.value
         assert labels == [block.next_sentence_labels[row]]
@@ -212,13 +186,9 @@ def test_other_bytes_than_those_of_the_format_are_rejected():
 @pytest.mark.parametrize("width", [2, 4])
 def test_the_size_of_its_frame_gives_the_length_of_every_dynamic_record(width):
     lengths = np.arange(1, 1101)
+    tokens = np.full(lengths.sum(), 60_000, np.int32)
     for first in (1, 127, 128, 1100):
-        block = DynamicRecords(
-            np.full(lengths.sum(), 60_000, np.int32),
-            lengths,
-            np.minimum(first, lengths),
-            lengths % 2,
-        )
+        block = DynamicRecords(tokens, lengths, np.minimum(first, lengths), lengths % 2)
         sizes = np.array([FRAME_BYTES + len(p) for p in dynamic_payloads(block, width)])
         assert np.array_equal(dynamic_lengths(sizes, 1100, width), lengths)
         assert np.array_equal(dynamic_lengths(sizes[:40][::-1], 40, width), lengths[:40][::-1])

@@ -18,7 +18,12 @@ from bert_cli.data.records.index import (
     write_corpus,
     write_index,
 )
-from bert_cli.data.records.tfrecord import RecordWriter, masked_crc, read_payloads
+from bert_cli.data.records.tfrecord import (
+    RecordWriter,
+    masked_crc,
+    read_payloads,
+    serialize_examples,
+)
 from bert_cli.errors import DataError
 
 DESCRIBED = {
@@ -111,7 +116,7 @@ def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(tmp
 
 
 def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path):
-    path = tmp_path / "a.tfrecord"
+    path = tmp_path / "x.tfrecord"
     with RecordWriter(path) as writer:
         writer.write_all((b"the first payload", b"second!"))
     data, start = path.read_bytes(), 17 + 16
@@ -125,9 +130,17 @@ def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path):
     flipped = [
         first[:at] + bytes([first[at] ^ 1 << at % 8]) + first[at + 1 :] for at in range(start)
     ]
-    for frame in (*flipped, *(first[:end] for end in range(start)), data[7:start], data):
+    cut = [first[:end] for end in range(start)]
+    for frame in (*flipped, *cut, data[7:start], data):
         with pytest.raises(DataError, match=r"row 1: no record .* corrupt .*; rebuild it"):
             read(second, frame)
+    # The index is made from the heads and the sizes alone.
+    path.with_suffix(".index").unlink()
+    for frame in (*flipped[:12], *cut[1:]):
+        path.write_bytes(second + frame)
+        with pytest.raises(DataError, match=r"x\.tfrecord \(byte 23 of \d+\): no record starts"):
+            write_index(path)
+        assert not path.with_suffix(".index").exists()
 
 
 def test_indexing_skips_the_payloads(tmp_path):
@@ -140,25 +153,10 @@ def test_indexing_skips_the_payloads(tmp_path):
     assert (tmp_path / "x.index").read_text() == f"0 {(1 << 40) + 16}\n"
 
 
-def test_a_corrupt_or_cut_frame_is_rejected_by_file_and_byte(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    with RecordWriter(path) as writer:
-        writer.write_all((b"first", b"second!"))
-    data = path.read_bytes()
-    path.with_suffix(".index").unlink()
-    flipped = [data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :] for at in (21, 28, 32)]
-    for wrong in (*flipped, *(data[:end] for end in range(22, len(data)))):
-        path.write_bytes(wrong)
-        with pytest.raises(DataError, match=r"x\.tfrecord \(byte 21 of \d+\): no record starts"):
-            write_index(path)
-        assert not path.with_suffix(".index").exists()
-
-
 def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
     path, text = tmp_path / "x.tfrecord", tmp_path / "x.index"
     write_records(path, 6)
     good, data, time = text.read_text(), path.read_bytes(), path.stat().st_mtime_ns
-    assert read_index(path) is not None
     lines = good.splitlines(keepends=True)
     wrong = [lines[:-1], lines[1:], [lines[1], lines[0], *lines[2:]]]
     for lines_of_text in (*wrong, ["offsets and sizes"], ["0 1 2"], []):
@@ -173,12 +171,8 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
     for changed in (data + data[:21], data[:-24]):
         path.write_bytes(changed)
         os.utime(path, ns=(time, time))
-        assert text.stat().st_mtime_ns >= time
-        assert read_index(path) is None
         with pytest.raises(DataError, match=r"does not fit it; run `bert index"):
             write_corpus(tmp_path, DESCRIBED)
-    text.unlink()
-    assert read_index(path) is None, "it is absent"
 
 
 # --- corpus.json
@@ -224,17 +218,15 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
 
 def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):
     write_records(tmp_path / "a.tfrecord", 4)
-    for text in ("{", "[]", "3", "{}", '{"format": "static"}'):
+    for text in ("{", "[]", '{"format": "static"}'):
         (tmp_path / "corpus.json").write_text(text)
         with pytest.raises(DataError, match=r"corpus\.json.*`bert index .* --vocab vocab\.txt`"):
             read_corpus(tmp_path)
     (tmp_path / ".done").mkdir()
-    for refused in (lambda: read_corpus(tmp_path), lambda: index(tmp_path)):
+    for refused in (read_corpus, index):
         with pytest.raises(DataError, match="`bert tokenize` has not finished in it"):
-            refused()
+            refused(tmp_path)
     (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
-    with pytest.raises(DataError, match="`bert pack` has not finished in it"):
-        read_corpus(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match=r"remove it and run the same `bert pack` again"):
         read_corpus(tmp_path)
@@ -320,29 +312,17 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
         file.write("more\n")
     with pytest.raises(DataError, match=r"vocab\.txt\): is not the vocabulary .*; bring it back"):
         index(folder)
-
-
-def test_a_vocabulary_with_capital_letters_or_a_cased_config_is_a_cased_one(tmp_path):
-    folder, vocab = tmp_path / "records", tmp_path / "vocab.txt"
-    write_foreign(folder)
+    # Capital letters show a cased vocabulary.
     vocab.write_text("\n".join([*PIECES, "Wiki"]) + "\n")
-    index(folder, vocab)
-    assert read_corpus(folder)["tokenizer"]["do_lower_case"] is False
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    vocab.write_text("\n".join(PIECES) + "\n")
     (folder / "corpus.json").unlink()
     index(folder, vocab)
     assert read_corpus(folder)["tokenizer"]["do_lower_case"] is False
 
 
 def test_files_without_bert_records_are_rejected(tmp_path):
-    import tensorflow as tf
-
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
-    example = tf.train.Example()
-    example.features.feature["image"].bytes_list.value.append(b"x")
-    payloads = {b"\xff\xff": "Example", example.SerializeToString(): "no input_ids.*only image"}
-    for payload, message in payloads.items():
+    (image,) = serialize_examples([("image", "bytes", [b"x"])])
+    for payload, message in ((b"\xff\xff", "Example"), (image, "no input_ids.*only image")):
         with RecordWriter(tmp_path / "a.tfrecord") as writer:
             writer.write_all([payload])
         with pytest.raises(DataError, match=message):

@@ -6,7 +6,7 @@ tokens alone. Bounds are exact or five standard deviations.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import groupby
 
@@ -17,6 +17,7 @@ from support.corpora import open_stream
 from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.stream.permutation import record_at
 
 S, P = 48, 7
@@ -45,22 +46,18 @@ DOCUMENT = np.where(NUMBERS < 0, -1, NUMBERS // (INNER + 2))
 """Kind and document of each token of the vocabulary."""
 
 
-def code(document: int, kind: int) -> str:
+def code(number: int) -> str:
     """Return four letters, so that no word is the start of another."""
-    number, letters = document * (INNER + 2) + kind, ""
-    for _ in range(4):
-        number, digit = divmod(number, 16)
-        letters += "abcdefghijklmnop"[digit]
-    return letters
+    return f"{number:04x}".translate(str.maketrans("0123456789abcdef", "abcdefghijklmnop"))
 
 
 def word(document: int, kind: int) -> str:
     pieces = PIECES_OF_INNER[kind] if kind < INNER else 1
-    return code(document, kind) + "".join(SUFFIXES[: pieces - 1])
+    return code(document * (INNER + 2) + kind) + "".join(SUFFIXES[: pieces - 1])
 
 
 def sentences_of_many_words() -> Iterator[str]:
-    """Yield 1,000 documents of 76 sentences of 3 to 11 words, 10 pieces on average."""
+    """Yield documents of 76 sentences of 3 to 11 words, 10 pieces on average."""
     draw = random.Random(1)
     for document in range(DOCUMENTS):
         words = [word(document, kind) for kind in range(INNER + 2)]
@@ -95,32 +92,29 @@ class Sequences:
     first_lengths: np.ndarray  # with [CLS] and the first [SEP]
     labels: np.ndarray
 
+    def __post_init__(self) -> None:
+        self.ordinary = ~np.isin(self.tokens, [PAD, CLS, SEP])
+
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
-    def ordinary(self) -> np.ndarray:
-        """[n, S] positions that are neither padding nor [CLS] nor [SEP]."""
-        return ~np.isin(self.tokens, [PAD, CLS, SEP])
-
-    @property
     def full(self) -> "Sequences":
         is_full = self.lengths == S
-        return Sequences(**{name: column[is_full] for name, column in vars(self).items()})
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Sequences(**{name: column[is_full] for name, column in columns.items()})
 
 
 def sequences(batch: Batch) -> Sequences:
     """Undo the masks."""
     row, slot = np.nonzero(batch["masked_lm_weights"])
-    position = batch["masked_lm_positions"][row, slot]
-    tokens, masked = batch["input_ids"].copy(), np.zeros(batch["input_ids"].shape, bool)
-    tokens[row, position] = batch["masked_lm_ids"][row, slot]
-    masked[row, position] = True
+    masked = np.zeros(batch["input_ids"].shape, bool)
+    masked[row, batch["masked_lm_positions"][row, slot]] = True
     assert masked.sum() == len(row), "no position is predicted twice"
     lengths = batch["input_mask"].sum(axis=1)
     first_lengths = lengths - batch["segment_ids"].sum(axis=1)
     labels = batch["next_sentence_labels"]
-    return Sequences(tokens, batch["input_ids"], masked, lengths, first_lengths, labels)
+    return Sequences(unmasked(batch), batch["input_ids"], masked, lengths, first_lengths, labels)
 
 
 KINDS = ("static", "dynamic")
@@ -131,7 +125,7 @@ def open_records(tmp_path_factory):
     """A function that opens static or dynamic records of a text that are masked by a unit, made at their first use."""
     home = tmp_path_factory.mktemp("recipe")
     pieces = [*SPECIALS, *("##" + suffix for suffix in SUFFIXES)]
-    pieces += [code(*divmod(number, INNER + 2)) for number in range(VOCAB_SIZE - FIRST_WORD)]
+    pieces += map(code, range(VOCAB_SIZE - FIRST_WORD))
     (home / "vocab.txt").write_text("\n".join(pieces) + "\n")
     for name, lines in TEXTS.items():
         (home / name).write_text("\n".join(lines()))
@@ -187,11 +181,6 @@ def is_zero(values):
     return abs(np.mean(values)) <= 5 * np.std(values) / np.sqrt(len(values))
 
 
-def at_document_ends(rows: Sequences) -> float:
-    """Return the fraction of sequences that end with their document: about six pairs, as each random next halves it."""
-    return LONG_DOCUMENTS * COPIES * 6 / len(rows) + S / 160_000
-
-
 def words_of(rows: Sequences) -> tuple[np.ndarray, np.ndarray]:
     """Return whether a position continues a word [n, S], and the pieces of the word that it begins."""
     continues = KIND[rows.tokens] == SUFFIX
@@ -217,9 +206,7 @@ def test_an_example_is_two_segments_of_words_with_as_many_masks_as_the_recipe_sa
     assert np.array_equal(rows.tokens == PAD, position >= rows.lengths[:, None])
     assert np.all(rows.ordinary.sum(axis=1) == rows.lengths - 3)
     assert not np.any(np.isin(rows.tokens, [UNK, MASK]))
-    assert rows.first_lengths.min() >= 3
-    assert np.all(rows.lengths - rows.first_lengths >= 2)
-    assert np.all(rows.lengths <= S)
+    assert rows.first_lengths.min() >= 3 and (rows.lengths - rows.first_lengths).min() >= 2
     assert np.array_equal(rows.masked.sum(axis=1), np.clip(np.rint(0.15 * rows.lengths), 1, P))
     assert not np.any(rows.masked & ~rows.ordinary)
     assert np.array_equal(rows.shown[~rows.masked], rows.tokens[~rows.masked])
@@ -313,7 +300,8 @@ def test_the_masks_of_a_record_in_two_epochs_are_independent(open_records):
 
 def test_half_of_the_examples_have_a_random_next_and_a_tenth_a_random_shorter_length(read):
     rows = read("static", "pieces")
-    tolerance = at_document_ends(rows)
+    # About six pairs end with their document, as each random next halves it.
+    tolerance = LONG_DOCUMENTS * COPIES * 6 / len(rows) + S / 160_000
     assert is_fraction(rows.labels.sum(), len(rows), 0.5, tolerance)
     # The shorter length is one of 2 to S - 3, so it may be the longest too.
     expected = 0.9 + 0.1 / (LONGEST - 1)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ SENTENCES = [
 
 
 def write_vocab(folder, pieces=PIECES, config=None, end="\n"):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text(end.join(pieces) + end, encoding="utf-8", newline="")
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -147,40 +148,28 @@ for name, cased in json.loads(sys.argv[1]):
 """
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """The part of the hub that a download needs: files of the repositories someone/model and someone/bare."""
+class Hub(http.server.SimpleHTTPRequestHandler):
+    """Files with the headers that the client of the hub reads."""
 
-    files: dict[str, bytes] = {}  # noqa: RUF012
-
-    def do_HEAD(self):
-        repository, _, name = self.path.lstrip("/").partition("/resolve/main/")
-        content = self.files.get(f"{repository}/{name}")
-        self.send_response(404 if content is None else 200)
-        known = repository in ("someone/model", "someone/bare")
-        if content is None:
-            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+    def end_headers(self):
+        kind = "RepoNotFound" if "someone/else" in self.path else "EntryNotFound"
+        self.send_header("X-Error-Code", kind)
         self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("ETag", f'"{hash(content):x}"')
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content or b"")
-
-    do_GET = do_HEAD  # noqa: N815
+        self.send_header("ETag", f'"{hash(self.path):x}"')
+        super().end_headers()
 
     def log_message(self, *args):
         pass
 
 
 @pytest.fixture
-def hub():
-    vocab = ("\n".join(PIECES) + "\n").encode()
-    Hub.files = {
-        "someone/model/vocab.txt": vocab,
-        "someone/model/tokenizer_config.json": json.dumps(tokenizer_config(cased=True)).encode(),
-        "someone/bare/vocab.txt": vocab,
-    }
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+def hub(tmp_path):
+    """The address of a hub with the repositories someone/model and someone/bare."""
+    files = "resolve/main"
+    write_vocab(tmp_path / "someone/model" / files, config=tokenizer_config(cased=True))
+    write_vocab(tmp_path / "someone/bare" / files)
+    handler = partial(Hub, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -265,15 +254,10 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
     sentences(tmp_path)
     here = (train(tmp_path) / "vocab.txt").read_bytes()
-    code = (
-        "import sys; from pathlib import Path; from bert_cli.config.data import VocabSettings; "
-        "from bert_cli.data.records.vocab import run; "
-        "run(VocabSettings(input=Path(sys.argv[1]), out=Path(sys.argv[2]), size=150))"
-    )
     out = tmp_path / "again"
-    command = [sys.executable, "-c", code, str(tmp_path / "sentences"), str(out)]
+    command = [sys.executable, "-m", "bert_cli", "vocab", tmp_path / "sentences", out]
     environment = os.environ | {"PYTHONHASHSEED": "1"}
-    subprocess.run(command, check=True, env=environment, capture_output=True, timeout=60)
+    subprocess.run([*command, "--size", "150"], check=True, env=environment, timeout=60)
     assert (out / "vocab.txt").read_bytes() == here
 
 

@@ -2,27 +2,23 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, namedtuple
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.corpora import make_corpus
+from support.corpora import assert_equal, make_corpus, open_stream
+from support.processes import wait_for
 
 import bert_cli
 from bert_cli import files
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote
-from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.remote import local_copy
-from bert_cli.data.stream.source import Records
 from bert_cli.errors import ConfigError, DataError
 
 fsspec = pytest.importorskip("fsspec")
@@ -30,12 +26,6 @@ pytest.importorskip("aiohttp")
 
 SHARDS = 4
 FILES = SHARDS + 3  # corpus.offsets, vocab.txt, tokenizer_config.json
-SCRIPT = """
-import sys
-from pathlib import Path
-from bert_cli.data.stream.remote import local_copy
-print(local_copy(sys.argv[1], Path(sys.argv[2])))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +50,6 @@ def change(url, name, edit):
     files.pipe_file(f"{root}/{name}", edit(files.cat_file(f"{root}/{name}")))
 
 
-def change_corpus(url, edit):
-    """Change the description of the records; `edit` changes a dict in place."""
-
-    def edited(data):
-        corpus = json.loads(data)
-        edit(corpus)
-        return json.dumps(corpus).encode()
-
-    change(url, "corpus.json", edited)
-
-
 def flip(data):
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
@@ -90,10 +69,9 @@ def fetched(monkeypatch):
 
 
 def same_examples(first, second):
-    ours, theirs = (Reader(Records(folder, seed=3), Batching(8, 8)) for folder in (first, second))
+    ours, theirs = (open_stream(folder, examples=8, micro=8) for folder in (first, second))
     assert ours.fingerprint == theirs.fingerprint
-    for name, column in ours[5].items():
-        assert np.array_equal(column, theirs[5][name])
+    assert_equal(ours[5], theirs[5])
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -130,17 +108,14 @@ def server(records):
 
 def start(url, cache, output):
     """Start a process that fetches and writes its output and errors to a file."""
+    code = (
+        "import sys; from pathlib import Path; from bert_cli.data.stream.remote import local_copy; "
+        "print(local_copy(sys.argv[1], Path(sys.argv[2])))"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
-    command = [sys.executable, "-c", SCRIPT, url, str(cache)]
     with output.open("wb") as file:
+        command = [sys.executable, "-c", code, url, str(cache)]
         return subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_copy_is_read_like_the_folder_itself(url, records, tmp_path, fetched, capsys):
@@ -163,18 +138,17 @@ def test_a_copy_is_read_like_the_folder_itself(url, records, tmp_path, fetched, 
     same_examples(local_copy(f"file://{records}", tmp_path / "another"), records)
 
 
-def test_a_damaged_file_is_fetched_again_once(url, records, tmp_path, monkeypatch):
-    plain, tries = remote.Remote.fetch, Counter[str]()
+def test_a_damaged_file_is_fetched_again_once(url, records, tmp_path, monkeypatch, fetched):
+    counting = remote.Remote.fetch
 
     def damage_once(self, name, target):
-        tries[name] += 1
-        plain(self, name, target)
-        if tries[name] == 1 and name == "wiki_001.tfrecord":
+        counting(self, name, target)
+        if name == "wiki_001.tfrecord" and fetched.count(name) == 1:
             target.write_bytes(flip(target.read_bytes()))
 
     monkeypatch.setattr(remote.Remote, "fetch", damage_once)
     same_examples(local_copy(url, tmp_path), records)
-    assert tries == Counter({name: 1 for name in tries}) + Counter(["wiki_001.tfrecord"])
+    assert len(fetched) == FILES + 1 and fetched.count("wiki_001.tfrecord") == 2
 
 
 def test_a_file_that_stays_damaged_is_refused_by_name(url, tmp_path, fetched):
@@ -189,10 +163,10 @@ def test_a_file_that_stays_damaged_is_refused_by_name(url, tmp_path, fetched):
 
 def test_a_corpus_that_changed_gets_a_folder_of_its_own(url, tmp_path, capsys):
     first = local_copy(url, tmp_path)
-    change_corpus(url, lambda corpus: corpus.update(fingerprint="another"))
+    change(url, "corpus.json", lambda data: data.replace(b'"fingerprint": "', b'"fingerprint": "x'))
     second = local_copy(url, tmp_path)
     assert second != first and (first / "corpus.json").exists()
-    assert read_corpus(second)["fingerprint"] == "another"
+    assert read_corpus(second)["fingerprint"] == "x" + read_corpus(first)["fingerprint"]
     assert f"{url} has changed since it was copied to {first}" in capsys.readouterr().out
 
 
@@ -207,11 +181,13 @@ def test_a_corpus_json_that_describes_no_copy_is_refused(url, tmp_path):
         (lambda corpus: corpus.pop("beside"), "has no checksums; run `bert index`"),
         (lambda corpus: corpus["files"][1].pop("crc32c"), "has no checksums"),
     ):
-        change_corpus(url, edit)
+        corpus = json.loads(good)
+        edit(corpus)
+        files.pipe_file(f"{root}/corpus.json", json.dumps(corpus).encode())
         with pytest.raises(DataError, match=message):
             local_copy(url, tmp_path / "cache")
         assert not (tmp_path / "cache").exists()
-        change(url, "corpus.json", lambda data: good)
+    files.pipe_file(f"{root}/corpus.json", good)
     files.rm_file(f"{root}/wiki_002.tfrecord")
     for address, message in (
         (url, r"wiki_002\.tfrecord: does not exist"),
@@ -247,7 +223,7 @@ def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
         wait_for(lambda: len([*cache.glob("*/[a-z]*")]) == FILES - 1)
         wait_for(lambda: handler.asked["wiki_003.tfrecord"] == 1)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
     (folder,) = cache.iterdir()
     assert not (folder / "corpus.json").exists()
@@ -257,9 +233,8 @@ def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
     assert local_copy(address, cache) == folder
     same_examples(folder, records)
     assert not [*folder.glob(".*.part")]
-    assert {name: n for name, n in handler.asked.items() if n > 1 and name != "corpus.json"} == {
-        "wiki_003.tfrecord": 2
-    }
+    again = {name for name, count in handler.asked.items() if count > 1}
+    assert again == {"corpus.json", "wiki_003.tfrecord"}
 
 
 def test_of_several_processes_one_fetches_and_the_others_wait(server, records, tmp_path):
