@@ -26,11 +26,10 @@ from bert_cli.errors import ConfigError, DataError
 
 COUNTS = [100, 7, 0, 142, 1]
 WIDE = 2 * S
-PACKS = {"max_sequences_per_pack": 3, "sequence_length": WIDE}
 KINDS: dict[str, dict[str, Any]] = {
     "static": {},
     "dynamic": {},
-    "packs": PACKS,
+    "packs": {"max_sequences_per_pack": 3, "sequence_length": WIDE},
     "buckets": {"buckets": 3},
     "synthetic": {},
 }
@@ -113,7 +112,7 @@ def test_a_step_that_cannot_be_divided_is_refused():
             Batching(*numbers)
 
 
-def test_every_epoch_reads_every_record_once(corpora, tmp_path):
+def test_every_epoch_reads_every_record_once(corpora):
     reader = opened(corpora, "static", examples=25, micro=25)
     assert (reader.epoch_size, reader.sequences_per_example) == (250, 1.0)
     orders = []
@@ -124,40 +123,30 @@ def test_every_epoch_reads_every_record_once(corpora, tmp_path):
         orders.append(numbers)
     assert not np.array_equal(orders[0], orders[1])
     assert not np.array_equal(orders[0], np.arange(250))
-    few = open_stream(make_corpus(tmp_path / "c", "static", [3]), examples=12, micro=12)
-    numbers = few[0]["input_ids"][0, :, 1]
-    assert [sorted(numbers[i : i + 3]) for i in range(0, 12, 3)] == [[0, 1, 2]] * 4
 
 
-@pytest.mark.parametrize(("most", "unit"), [(2, "token"), (3, "word"), (5, "token")])
+@pytest.mark.parametrize(("most", "unit"), [(2, "token"), (5, "word")])
 def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(corpora, most, unit):
     masking = Masking(unit=unit, probability=0.3)
     packed = opened(corpora, "packs", max_sequences_per_pack=most, masking=masking)
     plain = opened(corpora, "dynamic", masking=masking)
     size = packed.epoch_size
     assert round(size * packed.sequences_per_example) == plain.epoch_size == 250 > size
-    for epoch in (0, 1, 5):
+    for epoch in (0, 5):
         rows = packed.rows(np.arange(size) + epoch * size)
         wanted = examples_of(plain.rows(np.arange(250) + epoch * 250))
         assert by_content(sequences_of(rows)) == by_content(wanted)
         counts = rows["input_mask"].max(axis=1)
         assert 1 <= counts.min() <= counts.max() <= most
-        is_used = np.arange(most) < counts[:, None]
-        assert np.array_equal(rows["next_sentence_weights"], is_used)
-        padding = rows["input_mask"] == 0
-        for name in ("input_ids", "segment_ids", "position_ids"):
-            assert not rows[name][padding].any()
-        for name in ("next_sentence_labels", "next_sentence_positions"):
-            assert not rows[name][~is_used].any()
 
 
 def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
     buckets, plain = opened(corpora, "buckets", buckets=2), opened(corpora, "dynamic")
     assert (buckets.epoch_size, buckets.sequences_per_example) == (240, 1.0)
-    wanted = {tuple(e.values()) for e in examples_of(plain.rows(np.arange(250, 500)))}
+    wanted = by_content(examples_of(plain.rows(np.arange(250, 500))))
     batches = [flat(buckets[step]) for step in range(15, 30)]  # the second epoch of both
-    examples = {tuple(e.values()) for rows in batches for e in examples_of(rows)}
-    assert len(examples) == 240 and examples <= wanted
+    examples = {example for rows in batches for example in by_content(examples_of(rows))}
+    assert len(examples) == 240 and examples <= set(wanted)
     assert {rows["input_ids"].shape[1] for rows in batches} == {8, 16}
 
 
