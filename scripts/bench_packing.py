@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Reader
+from bert_cli.data.stream.reader import Batching, ExampleStream, Reader
 from bert_cli.data.stream.source import Records
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -145,7 +145,7 @@ def main() -> None:
             reader: Any = Reader(source, batching)
             positions = reader.epoch_size * source.sequence_length
             if buckets is not None:
-                reader = BucketReader(source, batching, buckets)
+                reader = Reader(source, batching, buckets)
                 steps = np.arange(reader.epoch_size).reshape(-1, args.examples)
                 widths = [reader.buckets.records(step)[2] for step in steps]
                 # The records left out count as the longest.

@@ -13,7 +13,7 @@ from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary, write_vocabulary
-from bert_cli.data.stream.reader import Batching, BucketReader, Reader
+from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 
 S, P, WORDS = 16, 4, 1000
@@ -146,11 +146,10 @@ def open_stream(
     world_size: int = 1,
     buckets: int | None = None,
     **settings: Any,
-) -> Reader | BucketReader:
+) -> Reader:
     """A stream over a folder of records, with a small step."""
     source = Records(folder, **{"seed": 1984} | settings)
-    batching = Batching(examples, micro, rank, world_size)
-    return Reader(source, batching) if buckets is None else BucketReader(source, batching, buckets)
+    return Reader(source, Batching(examples, micro, rank, world_size), buckets)
 
 
 def assert_equal(one: Batch, other: Batch) -> None:

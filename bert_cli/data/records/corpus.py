@@ -1,8 +1,7 @@
 """A folder of records: corpus.json, which describes it, and its records by number.
 
-corpus.json may have been written by another tool, another version or a text editor. It is validated once, here,
-before memory is allocated or a file is opened by its numbers and names. corpus.offsets, memory-mapped, has the byte
-where each record starts, so opening a corpus of any size takes milliseconds.
+corpus.json may have been written by another tool, so it is validated before a file is opened by its names.
+corpus.offsets, memory-mapped, has the byte where each record starts, so opening a corpus takes milliseconds.
 """
 
 import os
@@ -169,10 +168,7 @@ class RecordFiles:
         return list(map(in_file_order.__getitem__, rank.tolist()))
 
     def static(self, records: Ints) -> Batch:
-        """Return all columns of static records [n], packed or not.
-
-        DataError, with file, record, column, value and range, for a value that no model can read.
-        """
+        """Return all columns of static records [n], packed or not; DataError for a value that no model can read."""
         corpus, length = self.corpus, self.corpus["sequence_length"]
         most = corpus.get("max_sequences_per_pack", 1)
         masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
@@ -270,10 +266,7 @@ class RecordFiles:
         )
 
     def _check_files(self) -> None:
-        """Raise DataError for a file that is absent or not as corpus.json says.
-
-        Record files and offsets are compared by their sizes, the tokenizer's files by their checksums.
-        """
+        """Compare record files and offsets by their sizes, the tokenizer's files by their checksums."""
         path = self.folder / OFFSETS
         size = path.stat().st_size if path.exists() else 0
         if size != 8 * self.records or self._ends[-1] != self.records:

@@ -1,9 +1,8 @@
 """The record formats, the columns of a batch, and the columns of packs.
 
-A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static` record has the seven features of
-fixed length that BERT's own scripts write. A `dynamic` record has the unmasked pair once, as one string of
-little-endian token ids. A packed record holds several sequences: a static one the columns of a packed batch, a
-dynamic one the tokens of all sequences in a row. Only reading static records loads TensorFlow.
+A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static` record has the seven features of fixed
+length that BERT's own scripts write, a `dynamic` one the unmasked pair as one string of little-endian token ids. A
+packed record holds several sequences. Only reading static records loads TensorFlow.
 
 Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C most sequences of a pack.
 """
@@ -63,27 +62,20 @@ _loading = Lock()
 
 
 class DynamicRecords(NamedTuple):
-    """Unmasked pairs of a block of B records, their tokens in one flat array."""
+    """Unmasked pairs of B records: the tokens of all in a row, with [CLS] and [SEP], and columns [B]."""
 
     tokens: npt.NDArray[np.int32]
-    """Ids of all records in a row, with [CLS] and [SEP], without padding."""
     lengths: npt.NDArray[np.int32]
-    """[B] tokens of each record."""
-    first_lengths: npt.NDArray[np.int32]
-    """[B] tokens of segment A, with [CLS] and its [SEP]."""
-    next_sentence_labels: npt.NDArray[np.int32]
-    """[B] 1 where segment B is a random next, 0 where it is the actual one."""
+    first_lengths: npt.NDArray[np.int32]  # of segment A, with [CLS] and its [SEP]
+    next_sentence_labels: npt.NDArray[np.int32]  # 1 where segment B is a random next
 
 
 class DynamicPacks(NamedTuple):
-    """Unmasked sequences of a block of B packs, pack by pack."""
+    """Unmasked sequences [R] of a block of B packs, pack by pack."""
 
     sequences: DynamicRecords
-    """All R sequences."""
-    numbers: npt.NDArray[np.int64]
-    """[R] number of each sequence in the corpus before packing; its mask is drawn by it."""
-    counts: npt.NDArray[np.int32]
-    """[B] sequences of each pack, at least one."""
+    numbers: npt.NDArray[np.int64]  # [R] in the corpus before packing; masks are drawn by them
+    counts: npt.NDArray[np.int32]  # [B] sequences of each pack, at least one
 
 
 def tensorflow() -> Any:
@@ -165,9 +157,8 @@ def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
 def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> npt.NDArray[np.int32]:
     """Return the tokens of dynamic records [n], from the sizes of their frames.
 
-    Besides the tokens only `first_length` varies, by one byte from 128 tokens on. A token has two bytes or more,
-    so every size belongs to one length. DataError for a size that no record of up to `longest` tokens has, and for
-    one of two lengths, which takes a first segment of 16,384 tokens.
+    Besides the tokens only `first_length` varies, by one byte from 128 tokens on, so every size belongs to one length.
+    DataError for a size of no record, or of two lengths, which takes a first segment of 16,384 tokens.
     """
     table = _length_by_size(longest, token_bytes)
     inside = (frame_bytes > 0) & (frame_bytes < len(table))
@@ -215,10 +206,9 @@ def parse_static(
     predictions: int,
     sequences: int | None = None,
 ) -> Batch:
-    """Parse static records of any tool into columns [B, S] and [B, P], next_sentence_labels [B].
+    """Parse static records of any tool into columns [B, S] and [B, P], next_sentence_labels [B], of packs [B, C].
 
-    Packs of at most `sequences` have next_sentence_* [B, C], and `predictions` are those of a pack. Columns are
-    int32, weights float32. DataError when a feature is absent or has another length.
+    Columns are int32, weights float32. DataError when a feature is absent or has another length.
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
     parse = _parser(tuple(lengths.items()))
@@ -252,8 +242,7 @@ def parse_static(
 def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], Batch]:
     """Return a function that parses a block of records with features of these lengths.
 
-    It is a graph with its own session, because an eager operation would initialize all devices of the process, and a
-    run sets them later; data steps must not take GPUs.
+    It has its own session, because an eager operation would initialize all devices of the process.
     """
     tf = tensorflow()
     with tf.Graph().as_default():
@@ -349,9 +338,8 @@ def pack_columns(
 ) -> Batch:
     """Put masked sequences into packs [B], of which each has the next `counts` of them.
 
-    The sequences of a pack follow one another from its first position. So the tokens of a block of packs, read row by
-    row, are those of its sequences, read one by one, and a column of packs is one masked assignment. `predictions` are
-    those of a pack and `most` is C. DataError when a pack has too many tokens or predictions.
+    The tokens of a block of packs, read row by row, are those of its sequences, so a column of packs is one
+    masked assignment. `predictions` are those of a pack and `most` is C. DataError for a pack without room.
     """
     is_token_RS = sequences["input_mask"] > 0
     lengths_R = is_token_RS.sum(axis=1)

@@ -2,8 +2,7 @@
 
 Each record file has an index (`tfrecord.py`). A folder has `corpus.offsets`, all offsets as little-endian uint64 to be
 memory-mapped, and, written last, `corpus.json`: what the records are, how many, and a fingerprint. Indexes that are
-absent or older than their records are made by reading only the frames: 1.5 million records/s on one core when the file
-is in memory.
+absent or older than their records are made by reading only the frames.
 """
 
 import hashlib
@@ -110,10 +109,7 @@ def _bytes(paths: list[Path]) -> int:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the record files below a folder, ordered by name, which is the order of their records.
-
-    Hidden folders, which hold partial shards, are skipped. DataError when there are no record files.
-    """
+    """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
     names = (path.relative_to(folder) for path in folder.rglob("*.tfrecord"))
     visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     if not visible:
@@ -126,11 +122,7 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> Offsets | None:
-    """Return the offsets in the index of a record file, or None when the index is unusable.
-
-    It is unusable when it is absent, older than the records, not numbers, or when its records do not follow each other
-    from the first byte of the file to the last.
-    """
+    """Return the offsets in the index of a record file; None where it is absent, older or does not fit the file."""
     index, records = path.with_suffix(".index"), path.stat()
     try:
         if index.stat().st_mtime_ns < records.st_mtime_ns:
@@ -176,8 +168,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return the latter.
 
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
-    description and of each file's name, size and index, so it changes when any record moves or changes its size. A
-    checksum of each file's bytes verifies copies of the folder. DataError for a file without a usable index.
+    description and of each file's name, size and index; the checksums verify copies of the folder.
     """
     paths, before = record_files(folder), known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """`bert inspect`: examples, statistics and warnings of a folder of records.
 
-It reads what a run would read: the first records in the order of a seed. They are spread over the folder, so 20,000 of
-them show in seconds what a pass over a billion would show in hours. Records by file and bytes are those of the complete
-folder. An example is counted as the sequences that its `input_mask` numbers, so an unpacked one is a pack of one.
+It reads what a run would read: the first records in the order of a seed, which are spread over the folder. An example
+is counted as the sequences that its `input_mask` numbers, so an unpacked one is a pack of one.
 
 Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
@@ -64,8 +63,7 @@ CHECKS = {
     "largest_shard_share": (
         (0.0, 0.75, "files", 2),
         "{:.0%} of the records are in one shard",
-        "its texts are paired only with each other, and one process makes it alone; cut its input into files of "
-        "similar size",
+        "its texts are paired only with each other; cut its input into files of similar size",
     ),
     "masked_share_of_tokens": (
         (0.1, 0.2, "tokens", 1000),
@@ -81,9 +79,8 @@ CHECKS = {
     "random_next_share": (
         (0.4, 0.6, "next_sentence_labels", 20),
         "{:.1%} of the pairs are random ones, not half",
-        "documents of one sentence, and sentences longer than an example, have no next one: split the text with "
-        "`bert preprocess`, use --documents files where blank lines separate the paragraphs of a file, join short "
-        "documents, or do without pairs",
+        "documents of one sentence have no next one: split the text with `bert preprocess`, use --documents files "
+        "where blank lines separate the paragraphs of a file, join short documents, or do without pairs",
     ),
     "real_token_share": (
         (0.5, 1.0, "records", 1),
@@ -102,10 +99,7 @@ class Finding(NamedTuple):
 
 
 def run(settings: InspectSettings) -> None:
-    """Print examples, statistics and warnings of a folder of records; write them where --json says.
-
-    DataError for records that cannot be read, ConfigError for a setting without effect.
-    """
+    """Print examples, statistics and warnings of a folder of records; write them where --json says."""
     folder = Path(settings.folder)
     if is_remote(settings.folder):
         folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
@@ -177,11 +171,9 @@ class SampleStatistics:
         )
         self.counts: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
-        """Sequences by their number of tokens."""
+        # Sequences by the hash of their tokens and segments, and the same with their masks.
         self._texts: Counter[bytes] = Counter()
-        """Sequences by the hash of their tokens and segments."""
         self._masked_texts: Counter[bytes] = Counter()
-        """The same with their masks."""
 
     def add(self, batch: Batch) -> None:
         """Count a block of examples."""
@@ -230,7 +222,7 @@ class SampleStatistics:
                 self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
 
     def report(self, records: int) -> dict[str, Any]:
-        """Return all statistics; `records` is the number of records in the folder, of which this is a sample."""
+        """Return all statistics of a sample of a folder with so many records."""
         counts = self.counts
 
         def ratio(part: str, of: str) -> float | None:

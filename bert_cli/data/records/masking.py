@@ -1,9 +1,8 @@
 """Masked tokens of a block of examples (Devlin et al. 2018, "BERT", section 3.1).
 
-Every random bit is a hash of the example's key and a position, never the next number of a generator. So a mask depends
-neither on the other rows of a block nor on the process that draws it: static records are masked by the same function
-when they are written as dynamic ones when they are read. A mask covers single tokens, whole words, or spans of words
-(Joshi et al. 2020, "SpanBERT", section 3.1).
+Every random bit is a hash of the example's key and a position, so a mask depends neither on the other rows of a block
+nor on the process that draws it. A mask covers single tokens, whole words, or spans of words (Joshi et al. 2020,
+"SpanBERT", section 3.1).
 
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, of which there are at most S.
 """
@@ -39,21 +38,16 @@ class MaskRecipe:
     special: SpecialIds
     vocab_size: int
     masking: Masking
-    predictions: int
-    """P, the most masked positions of an example."""
-    is_continuation: Flags | None = None
-    """[V] tokens that continue a word; needed for whole words and spans."""
+    predictions: int  # P, the most masked positions of an example
+    is_continuation: Flags | None = None  # [V] tokens that continue a word, for words and spans
 
 
 class _Words(NamedTuple):
     """The words of rows, numbered from 0 in each row."""
 
-    begins: Flags
-    """[B, S] whether a position begins a word."""
-    numbers: Int64s
-    """[B, S] the word of a position; without meaning outside words."""
-    sizes: Int64s
-    """[B, W] tokens of each word; 0 after the last word of a row."""
+    begins: Flags  # [B, S] whether a position begins a word
+    numbers: Int64s  # [B, S] the word of a position; without meaning outside words
+    sizes: Int64s  # [B, W] tokens of each word; 0 after the last word of a row
 
 
 def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
@@ -81,9 +75,8 @@ def mask_examples(
 
     `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. Of each row
     `min(P, max(1, round(0.15 length)))` tokens are masked. [CLS], [SEP] and padding never are, but [CLS] and [SEP]
-    count in the length. 80 % of the masked tokens become [MASK], 10 % any token of the vocabulary, 10 % stay. Whole
-    words are taken in random order as long as they fit, so a row may have fewer predictions. The 80/10/10 are drawn
-    once for all tokens of a span.
+    count in the length. 80 % of the masked tokens become [MASK], 10 % any token of the vocabulary, 10 % stay, drawn
+    once for a span. Whole words are taken in random order as long as they fit, so a row may have fewer predictions.
     """
     positions = np.arange(tokens_BS.shape[1])
     is_token_BS = positions < lengths_B[:, None]
@@ -142,9 +135,8 @@ def _choose_spans(
 ) -> Int64s:
     """Return the position where the span of each masked word begins; 0 for a word that is not masked.
 
-    Joshi et al. 2020, section 3.1: a length and a first word are drawn until enough is masked. First words come in
-    random order, which is the same as drawing them and rejecting masked ones. A span ends early with its segment,
-    before a masked word, and before a word that does not fit in what is left. Whole words are spans of one word.
+    Joshi et al. 2020, section 3.1: a length and a first word are drawn until enough is masked. A span ends early with
+    its segment, before a masked word, and before a word that does not fit. Whole words are spans of one word.
     """
     length = order_BS.shape[1]
     longest = min(masking.longest_span, length) if masking.unit == "span" else 1

@@ -2,10 +2,8 @@
 
 A group is some input files, or a range of a large one, whose documents are paired and shuffled together; it becomes
 one record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
-examples at a time becomes rows, masks and bytes. A large compressed file is split between documents while it is read.
-So memory grows with a group (51 MB of text: 292 MB) and not with the corpus, and one core turns ten megabytes of text
-into 108,000 records in two seconds. Everything random follows from the seed, the group's name and the numbers of copy
-and pair, never from the process that does the work.
+examples at a time becomes rows, masks and bytes. So memory grows with a group and not with the corpus. Everything
+random follows from the seed, the group's name and the numbers of copy and pair, never from the process.
 """
 
 import gc
@@ -63,8 +61,7 @@ BUNDLE_BYTES = 16_000_000
 BLOCK_POSITIONS = 1 << 17
 """Positions of the rows that are masked and serialized at once; twice as many are no faster."""
 
-# For the estimate of the bytes to write: within a tenth of what is written for 12 MB of English articles with Google's
-# uncased vocabulary, static and dynamic, at 128, 384 and 512 positions.
+# For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
 TEXT_BYTES_PER_TOKEN = 4.4
 RECORDS_PER_FULL = {True: 1.25, False: 1.1}
 """Records, by next_sentence, for the tokens that would fill one."""
@@ -73,8 +70,7 @@ STATIC_BYTES, DYNAMIC_BYTES = 200, 100
 FILLED = 0.9
 """Fraction of the positions that hold a token."""
 MUCH_TRUNCATED = 0.4
-"""Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 13 % are truncated at 128
-positions and 24 % at 64, of paragraphs of eight sentences 74 % at 128."""
+"""Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +149,8 @@ def run(settings: TokenizeSettings) -> None:
     if truncated > MUCH_TRUNCATED:
         print(
             f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are in no record: the lines of the text are too long; split "
-            "sentences first, with `bert preprocess`, or give --no-nsp, which uses every token"
+            f"{settings.sequence_length} positions and are in no record; split sentences first, with "
+            "`bert preprocess`, or give --no-nsp, which uses every token"
         )
 
 
@@ -191,17 +187,13 @@ def plan_groups(
 ) -> tuple[Outputs, list[str]]:
     """Return the record files with the input files of each, in order, and notes for the user.
 
-    A group has `group_files` files; by default one, or BUNDLE_BYTES of files that are one document each. Empty files
-    are skipped. The last file of a dump often has a single article, which cannot make pairs: where the manifest of the
-    input says so, it joins the group before it. DataError for any other group of one document, because an error before
-    hours of work is better than one afterwards.
+    A group has `group_files` files; by default one, or BUNDLE_BYTES of files that are one document each. The last file
+    of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
+    group before it. DataError for any other group of one document, before hours of work.
     """
     files, notes = recognise_all(folder, reading)
-    parts = [
-        piece
-        for part in files
-        for piece in split_part(part, RANGE_BYTES, reading, anywhere=not pairs)
-    ]
+    split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
+    parts = [piece for part in files for piece in split(part)]
     if group_files is None and reading.documents == "files":
         groups = bundle(parts, BUNDLE_BYTES)
     else:
@@ -245,8 +237,7 @@ def _check_documents(count: int, parts: Sequence[Part]) -> None:
         raise DataError(
             f"{_span(parts)} ({count} document{'' if count == 1 else 's'} in the group)",
             "a random next sentence must come from another document",
-            "raise --group-files so that every group holds several, see that documents are separated by blank "
-            "lines, or give --no-nsp",
+            "raise --group-files, see that blank lines separate documents, or give --no-nsp",
         )
 
 
@@ -274,9 +265,8 @@ def encode_groups(
 ) -> Iterator[Group]:
     """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
 
-    A blank line or the end of a part ends a document. Every group holds at least `least` documents if there are as
-    many: the last ones of a group go into the next. With `least` 1 a document that alone reaches the limit is split
-    between sentences.
+    Every group holds at least `least` documents if there are as many: the last ones of a group go into the next. With
+    `least` 1 a document that alone reaches the limit is split between sentences.
     """
     # Tokens, the length of each sentence, and the number of its document; empty documents have numbers, too.
     none = np.zeros(0, np.int64)
@@ -391,12 +381,8 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    length, special, size = (
-        recipe.settings.sequence_length,
-        vocabulary.special,
-        len(vocabulary.pieces),
-    )
-    masks = None
+    length, special = recipe.settings.sequence_length, vocabulary.special
+    size, masks = len(vocabulary.pieces), None
     if masking := recipe.masks:
         predictions, continuations = recipe.settings.mask_tokens, vocabulary.is_continuation
         masks = MaskRecipe(special, size, masking, predictions, continuations)

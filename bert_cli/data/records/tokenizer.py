@@ -1,13 +1,12 @@
 """Vocabularies and tokenizers of BERT: read from a folder, written into one, and text to token ids.
 
 A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says
-whether text is lower-cased. Every published BERT has this form; newer models on the hub have a tokenizer.json. There
-are no added tokens, so text cannot make special ids: a literal "[SEP]" is three tokens.
+whether text is lower-cased; newer models on the hub have a tokenizer.json. There are no added tokens, so text cannot
+make special ids: a literal "[SEP]" is three tokens.
 
 The texts of a task are encoded by the `tokenizers` library, with the character offsets of each piece. `Encoder` encodes
-the text of `bert tokenize` to the same ids, five times as fast: every distinct word is encoded once, and ten megabytes
-of text become an array of word numbers in half a second. New words of ASCII characters are split here, longest piece
-first (Schuster and Nakajima 2012); others go to the library with its Unicode tables.
+the text of `bert tokenize` to the same ids, five times as fast: every distinct word is encoded once. New words of ASCII
+characters are split here, longest piece first (Schuster and Nakajima 2012); others go to the library.
 """
 
 import hashlib
@@ -223,8 +222,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     """Return the tokenizer's files of a folder by name, with the limits of the model.
 
     transformers truncates a text at `model_max_length`, here the tokenizer's but at most the model's positions. With
-    `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does, except for models
-    that fill masks. DataError for a tokenizer_config.json that cannot be read.
+    `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does.
     """
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not files:
@@ -237,10 +235,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
 
 
 def case_of(folder: Path) -> dict[str, bool]:
-    """Return `do_lower_case` and `strip_accents` of a folder's tokenizer, or nothing where its files do not say them.
-
-    The config is read first, as for `--vocab` and in transformers. DataError for files that cannot be read.
-    """
+    """Return `do_lower_case` and `strip_accents` of a folder's tokenizer, nothing where its files do not say."""
     config = _read_config(folder)
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
         normalizer = _read_json(folder / TOKENIZER_FILE).get("normalizer") or {}
@@ -280,14 +275,11 @@ def library_tokenizer(vocabulary: dict[str, int], *, cased: bool) -> "Tokenizer"
 
 
 class Sentences(NamedTuple):
-    """Tokens of some lines of text."""
+    """Tokens of all lines of a text in a row, the tokens of each line, and which lines are white space alone."""
 
     tokens: Ids
-    """Ids of all lines in a row."""
     lengths: Numbers
-    """[lines] tokens of each line."""
     blank: npt.NDArray[np.bool_]
-    """[lines] lines of white space alone, which end a document."""
 
 
 class Encoder:

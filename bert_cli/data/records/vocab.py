@@ -51,8 +51,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     """Read the vocabulary that `--vocab` names: a vocab.txt, a folder with one, or a model on the hub.
 
-    ConfigError when its tokenizer_config.json, or its pieces where that does not say the case, contradict `cased`;
-    DataError when it does not exist.
+    ConfigError where its config, or its pieces, contradict `cased`; DataError where it does not exist.
     """
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_dir():
@@ -132,8 +131,7 @@ def _check_config(path: Path, name: str, cased: bool) -> bool:
 def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     """Raise ConfigError for a cased vocabulary where text is lower-cased, or the reverse.
 
-    Lower-cased text never contains a piece with a capital, and a word with a capital is not in a lower-cased
-    vocabulary: either would be split into letters without a message. Scripts without case, as Chinese, show nothing.
+    Words of the other case would be split into letters without a message. Scripts without case show nothing.
     """
     pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
     with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
@@ -155,10 +153,9 @@ def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
 
 
 def run(settings: VocabSettings) -> None:
-    """Train a WordPiece vocabulary (Schuster and Nakajima 2012) on all sentences of a folder.
+    """Train a WordPiece vocabulary (Schuster and Nakajima 2012), the same one for the same text.
 
-    The same text gives the same vocabulary. DataError when there is no text, or when OUT is the folder of another
-    step, or holds a vocabulary of other settings or another text.
+    DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
@@ -180,9 +177,8 @@ def run(settings: VocabSettings) -> None:
         folder.mkdir(parents=True)
         write_vocabulary(folder, data, cased=settings.cased)
         seconds = monotonic() - started
-        stats = Stats(
-            sentences=sentences, bytes_in=size, bytes_out=len(data), extra={"pieces": len(pieces)}
-        )
+        extra = {"pieces": len(pieces)}
+        stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
         output.commit(shard, stats)
         write_json_atomically(
             settings.out / MANIFEST,

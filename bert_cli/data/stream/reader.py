@@ -1,9 +1,8 @@
 """`stream[step]` is the batch of a step: a function of (seed, step) and nothing else.
 
-Step and row give a sample index in an endless stream, and the stream gives the example there. So
-resuming is asking for another step, a thread can read ahead, each process reads its own part, and
-how a step is divided into micro-batches changes none of its examples. A stream reads one folder of records,
-one with steps of similar lengths, or a mixture of several.
+Step and row give a sample index in an endless stream, and the stream gives the example there. So resuming is asking
+for another step, each process reads its own part, and micro-batches change no example. A stream reads one folder of
+records, also in steps of similar lengths, or a mixture of several.
 """
 
 import hashlib
@@ -42,10 +41,7 @@ NUMBERING = "each corpus in complete epochs"
 
 @dataclass(frozen=True)
 class Batching:
-    """Which examples of a stream a step has, and which of them this process reads.
-
-    Raises ConfigError for a step that is not a multiple of the micro-batch in each process.
-    """
+    """Which examples of a stream a step has, and which of them this process reads; ConfigError for a bad step."""
 
     examples_per_step: int
     micro_batch_size: int
@@ -122,8 +118,7 @@ def read_ahead(
 ) -> Iterator[tuple[int, Batch, float]]:
     """Yield (step, batch, seconds waited for it) for first_step <= step < end_step.
 
-    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step; closing
-    the iterator ends it after the batch that it is reading.
+    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step.
     """
     pool = ThreadPoolExecutor(1, "read-ahead")
     pending: deque[Future[Batch]] = deque()
@@ -145,18 +140,32 @@ def read_ahead(
 
 
 class Reader(ExampleStream):
-    """The examples of a folder in a random order, another one in each epoch."""
+    """The examples of a folder in another order in each epoch; with `buckets` in steps of similar lengths.
 
-    def __init__(self, source: Records, batching: Batching) -> None:
+    ConfigError for buckets of packs, DataError for those of static records or of fewer than a step has examples.
+    """
+
+    def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
         self.source, self.batching = source, batching
         self.folder, self.fingerprint = source.folder, source.fingerprint
         self.has_next_sentences = source.has_next_sentences
         self.epoch_size: int = len(source)
         self.sequences_per_example = source.sequences / max(1, len(source))
+        self.buckets: Buckets | None = None
+        if buckets is not None:
+            step = batching.examples_per_step
+            _check_buckets(source, buckets, step)
+            # Checkpoints compare this text, so its words stay.
+            self.fingerprint += f", {buckets} bins for steps of {step}"
+            lengths = source.files.lengths()
+            self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
+            self.epoch_size = self.buckets.steps * step
 
     def rows(self, sample_indices: npt.ArrayLike) -> Batch:
-        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
-        return shuffled(self.source, sample_indices)
+        """Return the examples at sample indices [n], padded to S or to the longest step that they are from."""
+        if self.buckets is None:
+            return shuffled(self.source, sample_indices)
+        return _in_blocks(self.source, *self.buckets.records(sample_indices))
 
 
 def shuffled(source: Records, sample_indices: npt.ArrayLike) -> Batch:
@@ -183,11 +192,9 @@ def _in_blocks(source: Records, epochs: Ints, numbers: Ints, length: int | None 
 class Buckets:
     """Record numbers by sample index, so that the examples of a step have similar lengths.
 
-    The records of an epoch form a list, bucket by bucket from the shortest to the longest, in a random order
-    within each bucket. A step is as many consecutive records as it has examples, padded to the length of the
-    last one's bucket. So what remains of a bucket goes into the first step of the next longer one; only of
-    the longest bucket fewer records than a step has are left out, others in each epoch. The steps are
-    permuted too.
+    The records of an epoch form a list, bucket by bucket from the shortest to the longest, in a random order within
+    each. A step is as many consecutive records as it has examples, padded to the length of the last one's bucket. Of
+    the longest bucket fewer records than a step has are left out, others in each epoch. The steps are permuted too.
     """
 
     def __init__(
@@ -204,9 +211,10 @@ class Buckets:
         self.steps, self.left_out = divmod(len(lengths), examples_per_step)
         """Steps of an epoch, and the records that none of its steps has."""
 
-    def records(self, sample_indices: Ints) -> tuple[Ints, Numbers, int]:
+    def records(self, sample_indices: npt.ArrayLike) -> tuple[Ints, Numbers, int]:
         """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
-        steps, rows = np.divmod(np.asarray(sample_indices, np.int64), self.examples_per_step)
+        indices = np.array(sample_indices, np.int64, ndmin=1)
+        steps, rows = np.divmod(indices, self.examples_per_step)
         epochs, drawn = record_at(steps, self.steps, self.seed)
         first = drawn * self.examples_per_step
         slots = first + rows
@@ -221,36 +229,15 @@ class Buckets:
         return np.searchsorted(self._starts, slots, side="right") - 1
 
 
-class BucketReader(Reader):
-    """The records of a folder in steps of similar lengths."""
-
-    def __init__(self, source: Records, batching: Batching, buckets: int) -> None:
-        """Raise ConfigError for packs, DataError for static records or fewer than a step has examples."""
-        super().__init__(source, batching)
-        where, records = (
-            f"length_buckets ({buckets})",
-            f"the {len(source)} records in {source.folder}",
-        )
-        step = batching.examples_per_step
-        if source.max_sequences_per_pack > 1:
-            problem = f"are for examples of one sequence, and {records} are packs"
-            raise ConfigError(where, problem, "leave out one of the two")
-        if not source.is_dynamic or len(source) < step:
-            wrong = (
-                f"fewer than a step's {step}" if source.is_dynamic else "static and padded already"
-            )
-            remedy = "leave the buckets out, or make more records with --masking dynamic"
-            raise DataError(where, f"{records} are {wrong}", remedy)
-        # Checkpoints compare this text, so its words stay.
-        self.fingerprint = f"{source.fingerprint}, {buckets} bins for steps of {step}"
-        lengths = source.files.lengths()
-        self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
-        self.epoch_size = self.buckets.steps * step
-
-    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
-        """Return the examples at sample indices [n], padded to the longest step that they are from."""
-        indices = np.array(sample_indices, np.int64, ndmin=1)
-        return _in_blocks(self.source, *self.buckets.records(indices))
+def _check_buckets(source: Records, buckets: int, step: int) -> None:
+    where, records = f"length_buckets ({buckets})", f"the {len(source)} records in {source.folder}"
+    if source.max_sequences_per_pack > 1:
+        problem = f"are for examples of one sequence, and {records} are packs"
+        raise ConfigError(where, problem, "leave out one of the two")
+    if not source.is_dynamic or len(source) < step:
+        wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and padded already"
+        remedy = "leave the buckets out, or make more records with --masking dynamic"
+        raise DataError(where, f"{records} are {wrong}", remedy)
 
 
 def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
@@ -284,21 +271,15 @@ def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
 class Mixture(ExampleStream):
     """The examples of several sources in one order, each with its fraction of the examples.
 
-    The stream consists of blocks of one length. Each block has the same number of examples of each corpus,
-    its quota, and a permutation drawn by (seed, block) assigns each example of the block to a corpus. The
-    examples of a corpus are numbered in the order of the stream: quota times the blocks before, plus the
-    examples of that corpus before it in the block. So the n-th example of a corpus in the stream is the n-th
-    of its random order, and an epoch of a corpus has each of its records once.
+    The stream consists of blocks of one length. Each block has the same number of examples of each corpus, its quota,
+    and a permutation drawn by (seed, block) assigns each example of the block to a corpus. The n-th example of a corpus
+    in the stream is the n-th of its random order, so an epoch of a corpus has each of its records once.
     """
 
     def __init__(
         self, corpora: Sequence[tuple[Records, float]], batching: Batching, seed: int
     ) -> None:
-        """Mix sources by their weights: fractions of the examples (of the packs, where they are packed).
-
-        Raises DataError for corpora that do not fit together, naming both, and ConfigError for a weight that
-        is too small.
-        """
+        """Mix sources by weights; DataError for two that do not fit, ConfigError for a weight that is too small."""
         self.sources = [source for source, _ in corpora]
         for one, other in combinations(self.sources, 2):
             _check_fit(one, other)
@@ -333,10 +314,7 @@ class Mixture(ExampleStream):
         return batch
 
     def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
-        """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora.
-
-        Takes about 1 ms for each block of 8,192 that the indices touch and that is not cached.
-        """
+        """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
         blocks, offsets = np.divmod(np.array(sample_indices, np.int64, ndmin=1), self._block)
         corpora, ranks = np.empty_like(blocks), np.empty_like(blocks)
         for block in np.unique(blocks):
@@ -371,18 +349,15 @@ def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
 def quotas_of(weights: Sequence[float]) -> list[int]:
     """Return the examples of each corpus in a block, in the proportions of the weights.
 
-    They are exact when the smallest block that divides evenly has at most LONGEST_BLOCK examples; as
-    many of these as fit into USUAL_BLOCK make one. Otherwise they are rounded to fractions of
-    LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
+    They are exact when the smallest block that divides evenly has at most LONGEST_BLOCK examples. Otherwise they are
+    rounded to fractions of LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
     """
     exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means a tenth
     fractions = [weight / sum(exact) for weight in exact]
     even = math.lcm(*(fraction.denominator for fraction in fractions))
     block = min(even * max(1, USUAL_BLOCK // even), LONGEST_BLOCK)
     quotas = [math.floor(fraction * block) for fraction in fractions]
-    by_remainder = sorted(
-        range(len(fractions)), key=lambda n: (quotas[n] - fractions[n] * block, n)
-    )
+    by_remainder = sorted(range(len(fractions)), key=lambda n: quotas[n] - fractions[n] * block)
     for number in by_remainder[: block - sum(quotas)]:
         quotas[number] += 1
     return quotas

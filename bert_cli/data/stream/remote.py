@@ -1,11 +1,9 @@
 """Records on object storage: a verified copy on the local disk.
 
-`local_copy("s3://bucket/records/128", cache)` returns a folder that is read like any other. Its name
-depends on the address and on the remote corpus.json, so changed records get a new folder. fsspec fetches
-each file to a partial file, whose checksum is compared with corpus.json before it is renamed; corpus.json
-comes last. So an interrupted copy is continued, a damaged file is fetched again, and of several
-processes one fetches while the others wait. fsspec's own caches know neither checksums nor complete
-folders.
+The name of a copy depends on the address and on the remote corpus.json, so changed records get a new folder. fsspec
+fetches each file to a partial file, whose checksum is compared with corpus.json before it is renamed; corpus.json comes
+last. So an interrupted copy is continued, a damaged file is fetched again, and of several processes one fetches while
+the others wait. fsspec's own caches know neither checksums nor complete folders.
 """
 
 import hashlib
@@ -40,8 +38,7 @@ File = Mapping[str, Any]
 def local_copy(url: str, cache: Path) -> Path:
     """Return a folder in `cache` that holds the corpus at `url`; fetch the files that it lacks.
 
-    Raises ConfigError where the package for this kind of address is not installed, and DataError where the
-    corpus cannot be fetched, a file of it is damaged, or the disk has too little space.
+    ConfigError where a package is not installed, DataError for what cannot be fetched, is damaged or does not fit.
     """
     remote = Remote(url)
     text = remote.read(CORPUS)
@@ -156,10 +153,7 @@ def _fetch(remote: Remote, folder: Path, file: File) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process fetches into the folder.
-
-    Where the file system has no locks all processes fetch, each to its own partial files.
-    """
+    """Wait until no other process fetches into the folder; without locks all fetch, each to its own partial files."""
     path = folder / COPY_LOCK
     lock: AbstractContextManager[object] = nullcontext()
     try:

@@ -1,8 +1,7 @@
 """The examples of a folder of records by number, masked and packed when they are read.
 
-`records.examples(epochs, numbers)` is a function of its arguments and the seed. Static records have their
-masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so that
-packing changes no mask.
+Static records have their masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so
+that packing changes no mask.
 
 Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, P masked positions.
 """
@@ -46,9 +45,8 @@ class Records:
     ) -> None:
         """Open a folder; an argument that is None is as the records are.
 
-        Static records fix S, P, their masks and their packs. Dynamic ones can be read with any P (of a
-        sequence) and with a longer S, and, unless they are packs already, up to `max_sequences_per_pack`
-        in an example. Raises DataError for lengths, packs or files that do not fit.
+        Dynamic records can be read with any P (of a sequence), with a longer S and, unless they are packs already, up
+        to `max_sequences_per_pack` in an example. DataError for lengths, packs or files that do not fit.
         """
         corpus = read_corpus(folder)
         self.folder, self.corpus, self.seed = folder, corpus, seed
@@ -87,10 +85,7 @@ class Records:
         return self.files.records if self.packs is None else len(self.packs)
 
     def examples(self, epochs: Ints, numbers: Ints, length: int | None = None) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns [n, ...].
-
-        `length` is that of dynamic examples of one sequence, if not S.
-        """
+        """Return examples by their epochs [n] and numbers [n], as columns; dynamic ones of `length`, if not S."""
         if self.is_dynamic:
             columns = self._dynamic(epochs, numbers, length or self.sequence_length)
         else:
@@ -161,10 +156,9 @@ class Records:
 def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:
     """Pack a histogram of lengths [S + 1] into packs of S positions and at most C sequences.
 
-    Returns combinations of lengths [K, C], the longest first and then zeros, and the packs [K] of each.
-    From the longest to the shortest, each sequence goes into the open pack with the most free
-    positions, or into a new one when it fits into none. Packs of equal lengths are counted together,
-    so the work grows with S and not with the number of sequences. Length 0 is ignored.
+    Returns combinations of lengths [K, C], the longest first and then zeros, and the packs [K] of each. From the
+    longest to the shortest, each sequence goes into the open pack with the most free positions, or into a new one.
+    Packs of equal lengths are counted together, so the work grows with S and not with the number of sequences.
     """
     longest = len(histogram) - 1
     done: dict[tuple[int, ...], int] = {}
@@ -189,8 +183,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbe
                 open_packs[free][lengths] = count - used
             put((*lengths, length), used)
             left -= used
-        # The rest goes into new packs. Each has the most free positions until it is full, as far as
-        # two of this length fit into one.
+        # The rest goes into new packs, each of which has the most free positions until it is full.
         each = min(longest // length, sequences)
         full, rest = divmod(left, each)
         for copies, count in ((each, full), (rest, 1)):
@@ -220,10 +213,7 @@ class ByLength:
         self._seed = int(row_keys(0, name, seed)[0])
 
     def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
-        """Return the records at slots [n] among those of `low` [n] to `high` [n] tokens.
-
-        Each epoch and each `high` has another permutation.
-        """
+        """Return the records at slots [n] among those of `low` [n] to `high` [n] tokens, permuted by epoch, `high`."""
         starts = self.starts[low]
         groups = epochs * np.int64(65536) + high
         chosen = permute(slots, self.starts[high + 1] - starts, self._seed, groups)
@@ -233,11 +223,9 @@ class ByLength:
 class Packs:
     """Record numbers by pack number, in any epoch.
 
-    There are few different lengths. Some combinations of them make a pack, each a number of times
-    (shortest-pack-first histogram packing: Krell et al. 2021, "Efficient Sequence Packing without
-    Cross-contamination", section 3.1). The records of a length are assigned by a permutation drawn by
-    (seed, epoch, length). So an epoch has each record in exactly one pack, and epochs have as many packs
-    with other neighbours. Memory: 4 bytes a record.
+    Some combinations of lengths make a pack, each a number of times (shortest-pack-first histogram packing: Krell et
+    al. 2021, "Efficient Sequence Packing without Cross-contamination", section 3.1). The records of a length are
+    assigned by a permutation drawn by (seed, epoch, length), so an epoch has each record in exactly one pack.
     """
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
@@ -267,10 +255,7 @@ class Packs:
         is_used = lengths > 0
         used = lengths[is_used]
         records = np.full(lengths.shape, -1, np.int64)
-        records[is_used] = self._records.draw(
-            used,
-            used,
-            (self._first[combinations] + within[:, None])[is_used],
-            np.broadcast_to(epochs[:, None], lengths.shape)[is_used],
-        )
+        slots = (self._first[combinations] + within[:, None])[is_used]
+        epochs = np.broadcast_to(epochs[:, None], lengths.shape)[is_used]
+        records[is_used] = self._records.draw(used, used, slots, epochs)
         return records

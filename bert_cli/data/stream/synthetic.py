@@ -1,11 +1,8 @@
 """Synthetic examples in the shape of real ones, to try a machine or a layout without data.
 
-Tokens are uniform noise, so a model can learn no more than the label frequencies. Ids 0 to 4 are the
-special tokens; of the others every fourth continues a word, where words or spans are masked. A
-quarter of the examples is shorter than S and padded; a pack has one to C sequences of random lengths,
-and a quarter of the packs has padding.
-
-Fine-tuning has synthetic features: tokenized examples with labels for each kind of head.
+Tokens are uniform noise, so a model can learn no more than the label frequencies. Ids 0 to 4 are the special tokens; of
+the others every fourth continues a word. A quarter of the examples is shorter than S and padded; a pack has one to C
+sequences of random lengths. Fine-tuning has synthetic features, with labels for each kind of head.
 """
 
 import numpy as np
@@ -141,9 +138,8 @@ def synthetic_features(
 ) -> Features:
     """Return synthetic examples for the block `head`: random tokens, with labels for its kind.
 
-    Three in four have the full length S. `qa_head`: a span of at most eight tokens after the
-    question; `token_head`: a label for every token but the first and the last; `glue_head`: a label, or
-    with one output a number from 0 to 5. Raises ConfigError for too small a vocabulary or length.
+    Three in four have the full length S. `qa_head`: a span of at most eight tokens after the question; `token_head`: a
+    label for every token but the first and the last; `glue_head`: a label, or with one output a number from 0 to 5.
     """
     _check_sizes(vocab_size, sequence_length)
     first_text = min(12, sequence_length // 2 - 1)  # tokens, with [CLS] and [SEP]

@@ -14,7 +14,7 @@ from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, case_of, read_tokenizer
-from bert_cli.data.stream.reader import Batching, BucketReader, ExampleStream, Mixture, Reader
+from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
@@ -88,7 +88,7 @@ def open_stream(
             remedy = "leave it out, or make the records with --masking dynamic"
             raise ConfigError("masking", problem, remedy)
     if len(sources) == 1:
-        return _in_order(sources[0], batching, settings.length_buckets)
+        return Reader(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]
     return Mixture(list(zip(sources, weights, strict=True)), batching, settings.seed)
 
@@ -102,11 +102,7 @@ def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
     source = _open_source(folder, settings, "validation_dir", may_pack=is_plain)
-    return _in_order(source, Batching(size, size), buckets)
-
-
-def _in_order(source: Records, batching: Batching, buckets: int | None) -> ExampleStream:
-    return Reader(source, batching) if buckets is None else BucketReader(source, batching, buckets)
+    return Reader(source, Batching(size, size), buckets)
 
 
 def _open_source(
