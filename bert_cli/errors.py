@@ -7,6 +7,8 @@ escapes is a defect of the tool and keeps its traceback.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
 
 MEANT = 0.8
 """Likeness, from 0 to 1, from which a name is taken for another."""
@@ -63,6 +65,14 @@ def combine(errors: Sequence[ConfigError]) -> ConfigError:
 def needs_extra(extra: str) -> str:
     """Return the end of every message about a package that only an extra brings, with the remedy."""
     return f"needs the extra '{extra}'; {install_command(extra)}"
+
+
+def import_extra(package: str, extra: str, where: str) -> Any:
+    """Return the imported package. Raises ConfigError where its extra is not installed."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ConfigError(where, needs_extra(extra)) from None
 
 
 def install_command(extra: str) -> str:

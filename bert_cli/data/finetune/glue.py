@@ -180,18 +180,11 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
         ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
     if not texts:
         raise DataError(str(path), "contains no labelled rows", "get the file again")
-    remarks[tables.EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
     names = task.label_names
     if names is None and not task.is_regression:
         names = _label_names(path.parent, task)
-    return tables.TextExamples(
-        first=[row[0] for row in texts],
-        second=[row[1] for row in texts] if len(texts[0]) == 2 else None,
-        labels=_labels(task, words, names) if is_labelled else None,
-        ids=ids,
-        label_names=names,
-        remarks=+remarks,
-    )
+    labels = _labels(task, words, names) if is_labelled else None
+    return tables.examples_of(texts, labels, ids, names, remarks)
 
 
 def _find_file(folder: Path, task: Task, split: str) -> Path:

@@ -221,21 +221,27 @@ def read_table(
     if file_kind(path) == ".tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
-    remarks[EMPTY_TEXT] = sum(any(not text.strip() for text in row) for row in texts)
     names = None
     if label_column is not None:
         names = tuple(label_names or sorted_labels(word for _, word in words))
         if len(names) < 2:
             remedy = "give a file with two labels or more, or another --label-column"
             raise DataError(f"{path} ({label_column})", f"has one label, '{names[0]}'", remedy)
-    return TextExamples(
-        first=[row[0] for row in texts],
-        second=[row[1] for row in texts] if len(text_columns) == 2 else None,
-        labels=None if names is None else label_numbers(words, names),
-        ids=[str(number) for number in range(len(texts))],
-        label_names=names,
-        remarks=+remarks,
-    )
+    labels = None if names is None else label_numbers(words, names)
+    return examples_of(texts, labels, list(map(str, range(len(texts)))), names, remarks)
+
+
+def examples_of(
+    texts: Sequence[Sequence[str]],
+    labels: Labels | None,
+    ids: list[str],
+    label_names: tuple[str, ...] | None,
+    remarks: Counter[str],
+) -> TextExamples:
+    """Return rows of one text or two as examples, those with an empty text counted in the remarks."""
+    remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
+    first, *second = (list(column) for column in zip(*texts, strict=True))
+    return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
 
 
 def _rows(path: Path, wanted: Sequence[str], remarks: Counter[str]) -> Rows:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bert_cli.data.shards import manifest
-from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import read_json
 
 if TYPE_CHECKING:
@@ -140,11 +140,9 @@ class _Cluster:
 
 def _connect(scheduler: str) -> "Client":
     """Connect to the address that is given, or to that in a file which `dask scheduler` wrote."""
-    try:
-        from distributed import Client
-    except ModuleNotFoundError:
-        problem = "needs the extra 'dask'"
-        raise ConfigError("executor (dask)", problem, install_command("dask")) from None
+    import_extra("distributed", "dask", "executor (dask)")
+    from distributed import Client
+
     where, path, address = f"scheduler ({scheduler})", Path(scheduler).expanduser(), scheduler
     remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
     if path.is_file():

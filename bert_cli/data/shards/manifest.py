@@ -392,16 +392,6 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
     return versions
 
 
-class _File(BaseModel):
-    name: InnerPath
-    bytes: int
-    crc32c: str | None = None
-
-
-class _Corpus(BaseModel):
-    files: list[_File]
-
-
 def file_crc32c(path: Path) -> str:
     """Return the CRC32C of a file as eight hexadecimal digits."""
     checksum = google_crc32c.Checksum()
@@ -414,12 +404,12 @@ def file_crc32c(path: Path) -> str:
 def known_checksums(corpus: Path) -> dict[str, str | None]:
     """Return the checksums in a corpus.json of the files that were not written since, by name."""
     known = {}
-    with suppress(DataError, FileNotFoundError):
-        older, written = read_json(corpus, _Corpus, DataError, ""), corpus.stat().st_mtime_ns
-        for file in older.files:
-            stat = (corpus.parent / file.name).stat()
-            if stat.st_size == file.bytes and stat.st_mtime_ns < written:
-                known[file.name] = file.crc32c
+    with suppress(DataError, FileNotFoundError, KeyError, TypeError):
+        older = read_json(corpus, dict[str, Any], DataError, "")
+        for file in older["files"]:
+            stat = (corpus.parent / file["name"]).stat()
+            if stat.st_size == file["bytes"] and stat.st_mtime_ns < corpus.stat().st_mtime_ns:
+                known[file["name"]] = file.get("crc32c")
     return known
 
 

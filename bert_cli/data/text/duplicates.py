@@ -21,7 +21,7 @@ from bert_cli.data.shards.manifest import Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.documents import marked_lines
 from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
-from bert_cli.errors import ConfigError, install_command
+from bert_cli.errors import import_extra
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
@@ -143,12 +143,8 @@ class _Document:
 
 def new_signature() -> Any:
     """Return an empty MinHash. Raises ConfigError where rensa is not installed."""
-    try:
-        from rensa import RMinHash
-    except ImportError:
-        remedy = f"{install_command('near-duplicates')}, or use --deduplicate alone, which finds equal documents"
-        raise ConfigError("near_duplicates", "needs the extra 'near-duplicates'", remedy) from None
-    return RMinHash(num_perm=SIGNATURE_SIZE, seed=SEED)
+    rensa = import_extra("rensa", "near-duplicates", "near_duplicates")
+    return rensa.RMinHash(num_perm=SIGNATURE_SIZE, seed=SEED)
 
 
 def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:

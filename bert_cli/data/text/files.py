@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
-from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.errors import ConfigError, DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "parquet"]
 
@@ -233,13 +233,7 @@ def unpack(file: IO[bytes], compression: str) -> Iterator[bytes]:
 
 def _decoder(compression: str, name: str) -> Any:
     if compression == "zstandard":
-        try:
-            import zstandard
-        except ImportError:
-            problem = "is compressed with zstandard, which needs the extra 'zstandard'"
-            remedy = f"{install_command('zstandard')}, or unpack it"
-            raise ConfigError(name, problem, remedy) from None
-        return zstandard.ZstdDecompressor().decompressobj()
+        return import_extra("zstandard", "zstandard", name).ZstdDecompressor().decompressobj()
     return DECODERS[compression]()
 
 
@@ -268,12 +262,9 @@ class _BlockReader(io.RawIOBase):
 @contextmanager
 def open_parquet(part: Part) -> Iterator[Any]:
     """Yield a pyarrow ParquetFile. Raises ConfigError without pyarrow, DataError for a damaged file."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        problem = "is a Parquet file, which needs the extra 'parquet'"
-        raise ConfigError(str(part.path), problem, install_command("parquet")) from None
+    pyarrow = import_extra("pyarrow", "parquet", str(part.path))
+    from pyarrow import parquet
+
     with report_damage(part), open_part(part) as raw, tempfile.TemporaryFile() as unpacked:
         if part.compression:  # the metadata is at the end
             shutil.copyfileobj(raw, unpacked)

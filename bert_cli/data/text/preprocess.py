@@ -22,7 +22,7 @@ from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import Kind, marked_lines
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
-from bert_cli.errors import ConfigError, DataError, install_command
+from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import JSON, read_json, write_json_atomically
 
 Split = Callable[[str], list[str]]
@@ -203,21 +203,14 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     """
     if name == "punkt":
         return _load_punkt(language, parameters)
-    return _load_sentencex(language) if name == "sentencex" else lambda text: [text]
-
-
-def _load_sentencex(language: str) -> Split:
-    try:
-        from sentencex import segment
-    except ImportError:
-        problem = "needs the extra 'sentencex'"
-        remedy = f"{install_command('sentencex')}, or choose punkt"
-        raise ConfigError("sentence_splitter (sentencex)", problem, remedy) from None
+    if name == "lines":
+        return lambda text: [text]
+    sentencex = import_extra("sentencex", "sentencex", "sentence_splitter (sentencex)")
     code = LANGUAGES.get(language, language)
     if not 2 <= len(code) <= 3:
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
-    return lambda text: list(segment(code, text))
+    return lambda text: list(sentencex.segment(code, text))
 
 
 class _Parameters(BaseModel):

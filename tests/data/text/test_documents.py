@@ -173,9 +173,9 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "b.zst").write_bytes(PACKERS["zstandard"](b"One.\n"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"b.zst: .* needs the extra 'zstandard'; pip install"):
+    with pytest.raises(ConfigError, match=r"b.zst: needs the extra 'zstandard'; pip install"):
         files.recognise(tmp_path / "b.zst", READING)
-    with pytest.raises(ConfigError, match=r"a.parquet: .* needs the extra 'parquet'; pip install"):
+    with pytest.raises(ConfigError, match=r"a.parquet: needs the extra 'parquet'; pip install"):
         read_file(tmp_path / "a.parquet")
 
 
