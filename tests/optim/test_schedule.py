@@ -5,17 +5,11 @@ import math
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.optim.schedule import (
-    FALLS,
-    GROWTH_STEPS,
-    MINIMUM,
-    LossScale,
-    first_loss_scale,
-    learning_rate,
-)
+from bert_cli.optim import schedule
+from bert_cli.optim.schedule import MINIMUM, LossScale, first_loss_scale, learning_rate
 
 
-@pytest.mark.parametrize("name", FALLS)
+@pytest.mark.parametrize("name", schedule.FALLS)
 def test_every_schedule_has_its_maximum_after_the_warm_up_and_is_never_zero(name):
     value = learning_rate(name, 0.006, 1970, 7039)
     assert max(map(value, range(7039))) == value(1970) == pytest.approx(0.006)
@@ -60,7 +54,7 @@ def test_a_static_scale_stays_and_a_dynamic_one_is_halved_and_doubled():
     assert (scale.value, scale.skipped_in_a_row) == (1.0, 40)
     assert LossScale(**scale.as_json()) == scale
     scale = first
-    for _ in range(GROWTH_STEPS - 1):
+    for _ in range(schedule.GROWTH_STEPS - 1):
         scale = scale.after(True)
     assert scale.value == first.value
     assert scale.after(True).value == scale.after(True).after(True).value == 2 * first.value

@@ -18,20 +18,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_cli.data.shards import manifest
 from bert_cli.data.shards.dask_backend import run_on_cluster
-from bert_cli.data.shards.manifest import (
-    COUNTS,
-    MANIFEST,
-    Convert,
-    Manifest,
-    OutputFolder,
-    Shard,
-    Stats,
-    Step,
-    make_shard,
-    open_output,
-    read_manifest,
-)
+from bert_cli.data.shards.manifest import Convert, OutputFolder, Shard, Stats, Step
 from bert_cli.errors import DataError
 from bert_cli.files import format_bytes, free_bytes, name_path
 from bert_cli.processes import die_with_parent
@@ -58,7 +47,7 @@ def run_shards(
     *,
     total: int | None = None,
     notes: Sequence[str] = (),
-) -> Manifest:
+) -> manifest.Manifest:
     """Make every shard, write the manifest, print one summary line; return the manifest.
 
     `convert(inputs, output, **shard.arguments)` must be picklable. `total`, the sum of the shards' sizes, and
@@ -69,7 +58,7 @@ def run_shards(
         total = sum(shard.size() for shard in shards)
     started = time.monotonic()
     fresh, skipped, finished = Stats(), 0, 0
-    with open_output(step) as output:
+    with manifest.open_output(step) as output:
         bytes_left = _print_plan(output, shards)
         try:
             results = _results(output, shards, convert, workers)
@@ -93,19 +82,21 @@ def run_shards(
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
         counts = output.total(notes)
-        if fresh == Stats() and (output.out / MANIFEST).exists():
-            manifest = read_manifest(output.out)  # with the times of the run that did the work
+        if fresh == Stats() and (output.out / manifest.MANIFEST).exists():
+            record = manifest.read_manifest(
+                output.out
+            )  # with the times of the run that did the work
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}
             count = workers.processes if workers.scheduler is None else None
-            manifest = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=count)
-    for note in manifest["notes"][:NOTES_SHOWN]:
+            record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=count)
+    for note in record["notes"][:NOTES_SHOWN]:
         print(f"{step.name}: {note}")
-    if (more := len(manifest["notes"]) - NOTES_SHOWN) > 0:
-        print(f"{step.name}: {more} more notes in {step.out}/{MANIFEST}")
+    if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
+        print(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
     before = f"{skipped} of {finished}" if skipped else ""
     print(summary(step.name, counts, seconds, fresh.bytes_in, before))
-    return manifest
+    return record
 
 
 def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
@@ -132,7 +123,10 @@ def _results(
             if output.is_complete(shard):
                 yield shard, None
             else:
-                yield shard, make_shard(output.prepare(shard), output.work_folder(shard), convert)
+                yield (
+                    shard,
+                    manifest.make_shard(output.prepare(shard), output.work_folder(shard), convert),
+                )
 
 
 def _run_in_processes(
@@ -156,7 +150,9 @@ def _run_in_processes(
                 yield shard, None
                 continue
             folder = output.work_folder(shard)
-            running[pool.submit(make_shard, output.prepare(shard), folder, convert)] = shard
+            running[pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)] = (
+                shard
+            )
             yield from finished(2 * processes - 1)
         yield from finished(0)
         pool.shutdown()
@@ -215,7 +211,7 @@ def plan_disk_space(
 
 def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: str = "") -> str:
     """Return one line with the counts of a step that are not 0, and the speed of this run."""
-    counts = [(getattr(stats, name), name) for name in COUNTS[:3]]
+    counts = [(getattr(stats, name), name) for name in manifest.COUNTS[:3]]
     parts = [f"{n:,} {name if n > 1 else name[:-1]}" for n, name in counts if n]
     parts += [f"{stats.bytes_in / 1e6:.1f} MB in", f"{stats.bytes_out / 1e6:.1f} MB out"]
     if bytes_read:

@@ -5,18 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_cli.data.finetune.features import (
-    FeatureReader,
-    Features,
-    arrays_of,
-    by_length,
-    cached,
-    cut_longer,
-    encode_texts,
-    features_of,
-    padded_length,
-    texts_hash,
-)
+from bert_cli.data.finetune import features
 from bert_cli.data.records.tokenizer import read_tokenizer, write_vocabulary
 from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import DataError
@@ -31,10 +20,10 @@ def tokenizer(tmp_path):
     return read_tokenizer(tmp_path)
 
 
-def synthetic(lengths, **labels) -> Features:
+def synthetic(lengths, **labels) -> features.Features:
     """Examples whose tokens are 100 times their number plus the position."""
     tokens = np.concatenate([100 * (n + 1) + np.arange(k) for n, k in enumerate(lengths)])
-    return Features(
+    return features.Features(
         tokens.astype(np.int32),
         (tokens % 2).astype(np.int8),
         np.cumsum(lengths),
@@ -53,9 +42,9 @@ def test_texts_and_pairs_are_encoded_and_long_ones_are_cut_and_counted(tokenizer
         (["a b c d e f g h"], ["\t\u200b"], [CLS, *range(5, 11), SEP], [0] * 8, 1),
     ):  # fmt: skip
         labels = {"labels": np.arange(len(first), dtype=np.int32)}
-        features, number = encode_texts(tokenizer, first, second, labels, max_seq_length=8)
-        assert features.tokens.tolist() == tokens
-        assert (features.segments.tolist(), number, len(features)) == (segments, cut, len(first))
+        examples, number = features.encode_texts(tokenizer, first, second, labels, max_seq_length=8)
+        assert examples.tokens.tolist() == tokens
+        assert (examples.segments.tolist(), number, len(examples)) == (segments, cut, len(first))
 
 
 def test_the_longer_text_loses_its_last_piece_until_both_fit():
@@ -63,7 +52,7 @@ def test_the_longer_text_loses_its_last_piece_until_both_fit():
         first, second, room = lengths
         while first + second > room:
             first, second = (first - 1, second) if first > second else (first, second - 1)
-        assert cut_longer(*lengths) == (first, second)
+        assert features.cut_longer(*lengths) == (first, second)
 
 
 def test_a_batch_is_padded_after_each_example():
@@ -82,18 +71,18 @@ def test_few_sequence_lengths_occur():
         (1, 128, 32), (32, 128, 32), (33, 128, 64), (100, 128, 128), (100, 100, 100), (40, 50, 50),
         (449, 512, 512), (448, 512, 448), (8, 8, 8),
     ):  # fmt: skip
-        assert padded_length(longest, most) == length
+        assert features.padded_length(longest, most) == length
 
 
 def test_batches_of_similar_length_have_every_example_once():
-    features = synthetic([5, 2, 9, 2, 7, 1, 8])
-    batches = by_length(features, 3)
-    assert [features.lengths[batch].tolist() for batch in batches] == [[9, 8, 7], [5, 2, 2], [1]]
+    examples = synthetic([5, 2, 9, 2, 7, 1, 8])
+    batches = features.by_length(examples, 3)
+    assert [examples.lengths[batch].tolist() for batch in batches] == [[9, 8, 7], [5, 2, 2], [1]]
     assert sorted(np.concatenate(batches)) == list(range(7))
 
 
-def reader_of(features, batching=(4, 2), seed=7) -> FeatureReader:
-    return FeatureReader(features, Batching(*batching), seed, 64)
+def reader_of(examples, batching=(4, 2), seed=7) -> features.FeatureReader:
+    return features.FeatureReader(examples, Batching(*batching), seed, 64)
 
 
 def test_every_epoch_has_each_example_once_in_another_order():
@@ -106,9 +95,9 @@ def test_every_epoch_has_each_example_once_in_another_order():
 
 
 def test_a_step_is_as_long_as_its_longest_example_in_every_process():
-    features = synthetic([40, *[3] * 7])
-    complete, coarser = reader_of(features), reader_of(features, (4, 4))
-    parts = [reader_of(features, (4, 2, rank, 2)) for rank in (0, 1)]
+    examples = synthetic([40, *[3] * 7])
+    complete, coarser = reader_of(examples), reader_of(examples, (4, 4))
+    parts = [reader_of(examples, (4, 2, rank, 2)) for rank in (0, 1)]
     for step in range(6):
         both = [part[step] for part in parts]
         for name, column in complete[step].items():
@@ -118,10 +107,10 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
 
 
 def test_features_come_back_from_their_arrays_and_other_labels_are_another_fingerprint():
-    features = synthetic([3, 4])
-    again = features_of({**arrays_of(features), "else": np.zeros(1)})
+    examples = synthetic([3, 4])
+    again = features.features_of({**features.arrays_of(examples), "else": np.zeros(1)})
     other = synthetic([3, 4], labels=np.array([1, 0], np.int32))
-    assert again.fingerprint == features.fingerprint != other.fingerprint
+    assert again.fingerprint == examples.fingerprint != other.fingerprint
 
 
 def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
@@ -131,24 +120,28 @@ def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
         built.append(1)
         return {"a": np.arange(3), "b": np.zeros((0, 2), np.int32)}
 
-    first, again = (cached(folder, key, build) for _ in range(2))
+    first, again = (features.cached(folder, key, build) for _ in range(2))
     assert len(built) == 1
     assert all(np.array_equal(first[name], again[name]) for name in ("a", "b"))
-    cached(folder, {**key, "max_seq_length": 9}, build)
-    cached(None, key, build)
+    features.cached(folder, {**key, "max_seq_length": 9}, build)
+    features.cached(None, key, build)
     assert len(built) == 3
     assert not list(folder.glob(".*"))
     for path in folder.glob("*.npz"):
         path.write_bytes(path.read_bytes()[:40])
-    assert cached(folder, key, build)["a"].size == 3
+    assert features.cached(folder, key, build)["a"].size == 3
     assert "is damaged; the features are built again" in capsys.readouterr().out
-    cached(folder, key, build)
+    features.cached(folder, key, build)
     assert len(built) == 4
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cache_dir .*: cannot be written .*--cache-dir"):
-        cached(tmp_path / "file" / "cache", {}, build)
+        features.cached(tmp_path / "file" / "cache", {}, build)
 
 
 def test_texts_cut_elsewhere_have_another_hash():
-    hashes = {texts_hash(["ab", "c"]), texts_hash(["a", "bc"]), texts_hash(["ab"], ["c"])}
+    hashes = {
+        features.texts_hash(["ab", "c"]),
+        features.texts_hash(["a", "bc"]),
+        features.texts_hash(["ab"], ["c"]),
+    }
     assert len(hashes) == 3

@@ -5,29 +5,16 @@ import fcntl
 import json
 import os
 import signal
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from support.processes import alive, wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 
-from bert_cli import files
 from bert_cli.data.shards import manifest, runner
-from bert_cli.data.shards.manifest import (
-    Shard,
-    Stats,
-    Step,
-    checksums,
-    finished_files,
-    known_checksums,
-    open_output,
-    read_manifest,
-)
+from bert_cli.data.shards.manifest import Shard, Stats, Step, finished_files, read_manifest
 from bert_cli.data.shards.runner import Progress, Workers, run_shards
 from bert_cli.errors import DataError
-
-Usage = namedtuple("Usage", "total used free")
 
 
 def fail(inputs, output):
@@ -199,7 +186,10 @@ def test_ctrl_c_stops_the_workers_and_exits_130(tmp_path, start):
 
 
 def test_two_runs_in_one_folder_are_rejected(tmp_path):
-    with open_output(Step("shout", tmp_path / "out")), pytest.raises(DataError, match="is at work"):
+    with (
+        manifest.open_output(Step("shout", tmp_path / "out")),
+        pytest.raises(DataError, match="is at work"),
+    ):
         run(make_inputs(tmp_path), tmp_path / "out")
 
 
@@ -222,7 +212,7 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
 
 def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, monkeypatch):
     free = 1_061
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: Usage(0, 0, free))
+    monkeypatch.setattr(runner, "free_bytes", lambda _: free)
     shards, out = make_inputs(tmp_path, 3), tmp_path / "out"  # 350 bytes and an index of 4 each
     with pytest.raises(DataError, match=r"write about 1\.1 kB and 1\.1 kB are free there; make"):
         run(shards, out, expected_bytes=1_062)
@@ -248,15 +238,15 @@ def test_checksums_are_crc32c_and_only_files_written_since_are_read_again(tmp_pa
 
     for name, text in (("a", "123456789"), ("b", "b" * 100), ("c", "c" * 100)):
         write(name, text, 1)
-    first = checksums(tmp_path, "abc", {})
+    first = manifest.checksums(tmp_path, "abc", {})
     assert first[0]["crc32c"] == "e3069283"  # the check value of crc32c's definition
     write("corpus.json", json.dumps({"files": first}), 2)
     write("b", "b" * 100, 2)  # in doubt it counts as newer
     write("c", "c" * 101, 1)
-    known = known_checksums(tmp_path / "corpus.json")
+    known = manifest.known_checksums(tmp_path / "corpus.json")
     assert known == {"a": first[0]["crc32c"]}
     monkeypatch.setattr(manifest, "file_crc32c", lambda path: f"of {path.name}")
-    again = checksums(tmp_path, "abc", known)
+    again = manifest.checksums(tmp_path, "abc", known)
     assert [entry["crc32c"] for entry in again] == [first[0]["crc32c"], "of b", "of c"]
     write("corpus.json", '{"files": [{"name": "a"}]}', 2)
-    assert known_checksums(tmp_path / "corpus.json") == {}
+    assert manifest.known_checksums(tmp_path / "corpus.json") == {}
