@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.finetune import ClassifySettings, SquadSettings
+from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
 from bert_cli.config.training import PretrainSettings, plan_of
@@ -177,16 +177,6 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     assert kinds == ("LAMB", 0.01, "up_down", 1984)
     samples = 460_849_152 if name.split("_")[3] == "phase1" else 34_239_360
     assert settings.total_num_train_samples == samples
-
-
-def test_a_part_of_a_default_group_can_be_changed_alone():
-    flags = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-4"]
-    settings, loaded = load(ClassifySettings, flags, "bert classify")
-    options = settings.optimizer_opts
-    assert (options.name, options.max_gradient_norm) == ("AdamW", 1.0)
-    assert options.learning_rate.max_learning_rate == 1e-4
-    assert options.learning_rate.warmup_frac == 0.1
-    assert set(loaded.origins) == {"optimizer_opts.learning_rate.max_learning_rate"}
 
 
 def test_the_run_folder_defaults_to_the_name_of_the_config(tmp_path):

@@ -137,13 +137,6 @@ def test_a_run_has_a_number_of_epochs_or_of_samples(config):
         assert "both give the length" in rejection(finetune.SquadSettings, *words)
 
 
-def test_the_sequence_length_defaults_to_that_of_the_model():
-    shape = ["--bert-config.max-position-embeddings", "300"]
-    assert load(finetune.SquadSettings, shape, "bert squad")[0].max_seq_length == 300
-    flags = [*shape, "--max-seq-length", "200"]
-    assert load(finetune.SquadSettings, flags, "bert squad")[0].max_seq_length == 200
-
-
 def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     for kind, flags, synthetic in (

@@ -297,9 +297,7 @@ def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
 
 def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
     for flags, code, message in (
-        (["--no-do-training", "--no-do-validation"], 2, "is off, and so is do_validation"),
         (["--label-column", "lable"], 3, "did you mean 'label'?"),
-        (["--max-seq-length", "128"], 2, "max_position_embeddings"),
         (["--output-dir", "/dev/null/out"], 2, "output_dir (/dev/null/out): cannot be written"),
     ):
         assert main(arguments(base, tmp_path / "run", *flags)) == code

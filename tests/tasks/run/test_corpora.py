@@ -83,14 +83,6 @@ def assert_same_model(run, other):
     assert (last / MODEL).read_bytes() == (expected / MODEL).read_bytes()
 
 
-def assert_continues(home, run, words):
-    """A run that goes on from its third checkpoint ends with the same bytes."""
-    again, third = home / "again" / run.name, complete_checkpoints(run)[2]
-    copytree(third, again / third.name)
-    assert main([str(again) if word == str(run) else word for word in words]) == 0
-    assert_same_model(again, run)
-
-
 def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_path, capsys):
     pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     config = json.loads((complete_checkpoints(adapted)[-1] / "config.json").read_text())
@@ -148,7 +140,7 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     monkeypatch.setenv("CORPORA", str(home))
     config = {"dataset_dir": [{"path": "$CORPORA/one", "weight": 3}, {"path": "$CORPORA/two"}]}
     (tmp_path / "mixed.json").write_text(json.dumps(config))
-    run = home / "mixed"
+    run = tmp_path / "mixed"
     words = arguments(home, run, "--config", tmp_path / "mixed.json", samples=100)
     words += ["--max-sequences-per-pack", "3"]
     assert main(words) == 0
@@ -160,19 +152,15 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     # Short sequences share an example: fewer steps than 100 / 8 for as many sequences.
     assert len(lines) < 12 and min(sequences) > 8 and 85 < sum(sequences) < 130
     assert all(0.2 < line["nsp_loss"] < 2 for line in lines)
-    assert_continues(home, run, words)
+    again, third = tmp_path / "again", complete_checkpoints(run)[2]
+    copytree(third, again / third.name)
+    assert main([str(again) if word == str(run) else word for word in words]) == 0
+    assert_same_model(again, run)
     before = (run / "settings.json").read_bytes()
     assert main([*words, "--dataset-dir", str(home / "two"), "--seed", "7"]) == 4
     error = capsys.readouterr().err
     assert "corpus (the examples that are read) was" in error and "seed was 1984, is 7" in error
     assert (run / "settings.json").read_bytes() == before
-
-
-def test_length_buckets_continue(home):
-    run = home / "buckets"
-    words = arguments(home, run, "--dataset-dir", home / "one", "--length-buckets", "2")
-    assert main(words) == 0
-    assert_continues(home, run, words)
 
 
 def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_path, capsys):
