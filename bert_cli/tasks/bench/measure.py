@@ -22,7 +22,6 @@ from bert_cli.config import layout
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.training import PretrainSettings, describe, make_plan
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
@@ -167,9 +166,7 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
     if name is None:
         remedy = "give --tokenizer-path or --pretrained-ckpt-path"
         raise ConfigError("tokenizer_path", "is not given, and real questions need it", remedy)
-    folder = start.find_tokenizer(name)
-    tokenizer = read_tokenizer(folder)
-    finetune.check_tokenizer(settings, tokenizer, folder)
+    tokenizer = start.read_tokenizer_for(settings.bert_config, start.find_tokenizer(name))
     task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
     assert task.train is not None
     return task.train

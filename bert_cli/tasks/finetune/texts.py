@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune.features import (
@@ -218,8 +219,7 @@ def write_predictions(folder: Path, name: str, examples: TextExamples, logits: F
 def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, object]]:
     assert examples.labels is not None
     names, second = examples.label_names, examples.second
-    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    probabilities = softmax(logits, axis=1)
     for number, text in enumerate(examples.first):
         row: dict[str, object] = {"id": examples.ids[number], "text": text}
         if second is not None:

@@ -21,7 +21,7 @@ from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.training import Plan, plan_of
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
-from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length, read_tokenizer
+from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DeviceError, combine
@@ -111,8 +111,7 @@ def run(
             task = Task(labels, label_names, features)
         else:
             assert folder is not None
-            tokenizer = read_tokenizer(folder)
-            check_tokenizer(settings, tokenizer, folder)
+            tokenizer = start.read_tokenizer_for(settings.bert_config, folder)
             wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
             if source and not settings.do_training and source.architecture not in (wanted, "?"):
                 problem = f"was not trained for this task, which needs a {wanted}"
@@ -188,15 +187,6 @@ def _source(settings: FinetuneSettings) -> start.Source | None:
     if not settings.do_training and run and (given is None or checkpoint.complete_checkpoints(run)):
         return start.find_source(str(run), "--save-ckpt-path")
     return None if given is None else start.find_source(given)
-
-
-def check_tokenizer(settings: FinetuneSettings, tokenizer: TextTokenizer, folder: Path) -> None:
-    """Raise ConfigError for a tokenizer of more pieces than the model's vocabulary."""
-    size, model_size = len(tokenizer.pieces), settings.bert_config.vocab_size
-    if size > model_size:
-        where = f"{folder} (tokenizer of {size:,} pieces)"
-        problem = f"is too large for the model, whose vocabulary has {model_size:,}"
-        raise ConfigError(where, problem, "give the model's own tokenizer as --tokenizer-path")
 
 
 def _another_model(source: start.Source, problem: str) -> ConfigError:

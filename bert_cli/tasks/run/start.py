@@ -22,8 +22,14 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, files_for_model
-from bert_cli.errors import CheckpointError, nearest, needs_extra
+from bert_cli.data.records.tokenizer import (
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+    TextTokenizer,
+    files_for_model,
+    read_tokenizer,
+)
+from bert_cli.errors import CheckpointError, ConfigError, nearest, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.train import checkpoint
@@ -164,6 +170,16 @@ def find_tokenizer(name: str) -> Path:
     if path.name in files and path.is_file():
         return path.parent
     return find_folder(name, "--tokenizer-path")
+
+
+def read_tokenizer_for(config: BertConfig, folder: Path) -> TextTokenizer:
+    """Return the folder's tokenizer. Raises ConfigError if it has more pieces than the model's vocabulary."""
+    tokenizer = read_tokenizer(folder)
+    if len(tokenizer.pieces) > config.vocab_size:
+        where = f"{folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
+        problem = f"is too large for the model, whose vocabulary has {config.vocab_size:,}"
+        raise ConfigError(where, problem, "use the model's own tokenizer")
+    return tokenizer
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from scipy.special import softmax
 
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import conll
@@ -290,7 +291,7 @@ def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return the most probable label and every label's probability; for regression the score."""
     names, several = use.model.label_names, use.model.has_several_labels
     logits, is_cut = use.of_texts(inputs)
-    probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else _softmax(logits)
+    probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
     rows = []
     for one, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
         row: Row = {"scores": list(map(exact, scores))}
@@ -354,7 +355,7 @@ def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     # A sentence that was cut has several examples.
     positions = conll.of_words(sentences, features, np.arange(len(features.tokens)))
     sentence = np.searchsorted([own[-1] for own in positions], features.starts)
-    probabilities = _softmax(use.of_positions(features, sentence, inputs, len(names)))
+    probabilities = softmax(use.of_positions(features, sentence, inputs, len(names)), -1)
     predicted = np.argmax(probabilities, axis=1)
     labels = sentences.names(conll.of_words(sentences, features, predicted))
     best = conll.of_words(sentences, features, probabilities.max(axis=1))
@@ -387,11 +388,6 @@ def exact(value: np.floating[Any]) -> float:
 
 def _row(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:
     return {**fields, **answer, **({"truncated": True} if is_cut else {})}
-
-
-def _softmax(logits: Floats) -> Floats:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {

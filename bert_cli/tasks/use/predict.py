@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold
-from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use.model import (
@@ -58,11 +57,7 @@ def run(settings: PredictSettings) -> None:
     inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
-    tokenizer, vocab_size = read_tokenizer(source.folder), source.config.vocab_size
-    if len(tokenizer.pieces) > vocab_size:
-        where = f"{source.folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
-        problem = f"is too large for the model, whose vocabulary has {vocab_size:,}"
-        raise ConfigError(where, problem, "put the files of its own tokenizer there")
+    tokenizer = start.read_tokenizer_for(source.config, source.folder)
     if settings.version_2 and settings.null_score_diff_threshold is None:
         chosen = read_null_threshold(source.folder.parent)
         origin = "none was chosen for this model" if chosen is None else "chosen by `bert squad`"
@@ -89,9 +84,6 @@ def run(settings: PredictSettings) -> None:
 
 def _check_settings(settings: PredictSettings, task: str, most: int) -> int:
     """Refuse settings without effect on the task; return the maximum tokens of a text."""
-    if task == "question-answering" and settings.text is not None:
-        problem = f"has no effect with task {task}"
-        raise ConfigError(f"TEXT ({settings.text})", problem, "give --question and --context")
     own = {*FIELDS[task][0], *FIELDS[task][1], *SETTINGS.get(task, ())}
     for name in sorted(KNOWN_FIELDS.union(*SETTINGS.values()) - own):
         if name in settings.model_fields_set:
