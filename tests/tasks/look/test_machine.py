@@ -116,16 +116,11 @@ def test_the_file_system_is_that_of_the_longest_mount_and_the_last(monkeypatch):
     assert machine.file_system(Path("/home")) is None
 
 
-def test_an_error_becomes_a_finding_with_its_problem_and_remedy(capsys):
-    report = Report()
+def test_an_error_of_the_system_becomes_a_finding():
+    report = Report(quiet=True)
 
-    def fail(error):
-        raise error
+    def fail() -> None:
+        raise PermissionError(13, "denied", "/x")
 
-    failed = DataError("records", "are cut; in the middle", "copy them again")
-    assert report.attempt("corpus", lambda: fail(failed), str) is None
-    assert report.attempt("corpus", lambda: fail(PermissionError(13, "denied", "/x")), str) is None
-    error, system = report.findings
-    assert (error.found, error.remedy) == ("records: are cut; in the middle", "copy them again")
-    assert error.kind is system.kind is DataError and system.found == "/x: denied"
-    assert capsys.readouterr().out.splitlines()[0].endswith("in the middle; copy them again")
+    assert report.attempt("corpus", fail, str) is None
+    assert report.findings[0].kind is DataError and report.findings[0].found == "/x: denied"

@@ -254,7 +254,6 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
         ("text", ["the cat", "--max-seq-length", "41"], ConfigError, "40 positions"),
         ("text", ["  "], DataError, "TEXT: is empty"),
-        ("text", ["--input", "nowhere.txt"], DataError, "nowhere.txt"),
         ("text", ["--input", "bad.jsonl"], DataError, r"bad.jsonl \(line 2\): is not JSON"),
         ("text", ["--input", "half.jsonl"], DataError, r"line 1\): has half a character"),
     ):
