@@ -1,8 +1,7 @@
 """The interface of an engine, what a run needs from its framework, and a watchdog that names the ranks it waits for.
 
-`train/` and `tasks/` use an engine through the classes of this file, which imports no framework. A second engine is a
-folder next to `tensorflow/` with subclasses of `ProcessGroup` and `Engine` and two functions: `devices_here`, which
-counts the devices of this process, and `open_mesh`, which takes them and joins the other processes.
+This file imports no framework. A second engine is a folder next to `tensorflow/` with subclasses of `ProcessGroup` and
+`Engine`, and functions `devices_here` and `open_mesh`.
 """
 
 import threading
@@ -144,51 +143,48 @@ class ProcessGroup(ABC):
         """Return a context manager that turns the framework's error about a lost process into DeviceError."""
 
 
-class Watchdog:
-    """A thread that prints which ranks this process waits for; with one process it does nothing. Use it as a context.
+@contextmanager
+def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
+    """Print from a thread which ranks this process waits for; with one process nothing is done.
 
     Each process publishes once a second how many collectives it has entered and what it is doing. A process that has
-    waited in one for a while prints the ranks that have not entered it. The watchdog ends nothing: whether a process
-    is lost is decided by the cluster's heartbeats.
+    waited in one for a while prints the ranks that have not entered it. Nothing is ended here: whether a process is
+    lost is decided by the cluster's heartbeats.
     """
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
+    if group.world_size > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join(timeout=10 * POLL_SECONDS)
 
-    def __init__(self, group: ProcessGroup, report_after_seconds: float) -> None:
-        self.group, self.report_after_seconds = group, report_after_seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def __enter__(self) -> "Watchdog":
-        if self.group.world_size > 1:
-            self._thread.start()
-        return self
+def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Event) -> None:
+    published, since, reported = "", time.monotonic(), 0.0
+    # The store ends with the rank that holds it; the error of the run says so.
+    with suppress(Exception):
+        while not ended.wait(POLL_SECONDS):
+            progress = f"{group.collectives} {group.activity}"
+            if progress != published:
+                group.publish(progress)
+                published, since, reported = progress, time.monotonic(), 0.0
+            waited = time.monotonic() - since
+            if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
+                reported = waited
+                missing = " and ".join(_late_ranks(group)) or "the network"
+                print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10 * POLL_SECONDS)
 
-    def _watch(self) -> None:
-        group = self.group
-        published, since, reported = "", time.monotonic(), 0.0
-        # The store ends with the rank that holds it; the error of the run says so.
-        with suppress(Exception):
-            while not self._ended.wait(POLL_SECONDS):
-                progress = f"{group.collectives} {group.activity}"
-                if progress != published:
-                    group.publish(progress)
-                    published, since, reported = progress, time.monotonic(), 0.0
-                waited = time.monotonic() - since
-                if group.is_waiting.is_set() and waited - reported >= self.report_after_seconds:
-                    reported = waited
-                    missing = " and ".join(self._late_ranks()) or "the network"
-                    print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
-
-    def _late_ranks(self) -> Iterator[str]:
-        """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
-        for rank in range(self.group.world_size):
-            collectives, _, activity = self.group.published_by(rank).partition(" ")
-            if rank != self.group.rank and int(collectives or 0) < self.group.collectives:
-                yield f"rank {rank} ({activity or 'nothing published yet'})"
+def _late_ranks(group: ProcessGroup) -> Iterator[str]:
+    """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
+    for rank in range(group.world_size):
+        collectives, _, activity = group.published_by(rank).partition(" ")
+        if rank != group.rank and int(collectives or 0) < group.collectives:
+            yield f"rank {rank} ({activity or 'nothing published yet'})"
 
 
 @dataclass(frozen=True, kw_only=True)

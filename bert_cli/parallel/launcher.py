@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import IO, NamedTuple, TextIO
+from typing import IO, NamedTuple, TextIO, TypeVar
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 
@@ -28,6 +28,7 @@ POLL_SECONDS = 0.2
 LAST_LINES = 12  # of a failed process' standard error that are shown again
 KILL_SECONDS = 5.0  # until a remote shell that does not end is killed
 DRAIN_SECONDS = 2.0  # until the last lines of a process that ended have been read
+T = TypeVar("T")
 KINDS = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DeviceError)}
 
 
@@ -53,10 +54,9 @@ def command_on_host(
 def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
     """Run the commands of `command_on_host` and return when all have ended with 0.
 
-    When one fails, its last lines are printed, the others are asked to stop and killed after `grace_seconds`. The
-    first SIGTERM, SIGHUP or Ctrl-C asks all to stop, the second kills them. Raises the error with the exit code of
-    the process that failed (DeviceError for any other code), and KeyboardInterrupt when processes that were asked to
-    stop could not save.
+    When one fails, the others are asked to stop and killed after `grace_seconds`. The first SIGTERM, SIGHUP or Ctrl-C
+    asks all to stop, the second kills them. Raises the error with the exit code of the process that failed
+    (DeviceError for any other code), and KeyboardInterrupt when processes that were asked to stop could not save.
     """
     events: Events = queue.SimpleQueue()
     children: list[_Child] = []
@@ -75,9 +75,8 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if failed is not None:
-        remedy = "when that is fixed the same command continues"
-        kind = KINDS.get(failed.code or 0, DeviceError)
-        raise kind(str(failed.process), _how_it_ended(failed.code), remedy)
+        kind, how = KINDS.get(failed.code or 0, DeviceError), _how_it_ended(failed.code)
+        raise kind(str(failed.process), how, "when that is fixed the same command continues")
 
 
 class _Child:
@@ -269,7 +268,11 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
-    gpus = _visible_gpus(environment) if count > 1 else []
+    return divide_gpus(_visible_gpus(environment), local_rank, count) if count > 1 else []
+
+
+def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
+    """Return the part of the GPUs of this host that is for one of its `count` processes."""
     if len(gpus) % count:
         raise DeviceError(
             f"GPUs ({len(gpus)} on {os.uname().nodename})",

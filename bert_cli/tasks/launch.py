@@ -29,8 +29,8 @@ PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)
 TRUST = (
-    "the processes take connections on {on} of their hosts; connections are not authenticated, and whoever "
-    "reaches the processes can run code there. The network must be trusted; --bind-address chooses the interface"
+    "the processes take connections on {on} of their hosts, without authentication: whoever reaches them can run code "
+    "there. The network must be trusted; --bind-address chooses the interface"
 )
 
 

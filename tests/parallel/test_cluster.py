@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import threading
-import time
 
 import psutil
 import pytest
@@ -146,33 +144,6 @@ def free_ports(number: int) -> list[str]:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
     monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.01)
-
-
-@pytest.mark.timeout(30)
-def test_no_process_continues_before_all_have_started():
-    workers = tuple(free_ports(3))
-    started: list[int] = []
-    continued: list[int] = []
-    all_continued = threading.Barrier(3)
-
-    def process(rank: int) -> None:
-        started.append(rank)
-        wait_for_processes(Processes(workers, rank), 60)
-        continued.append(len(started))
-        # TensorFlow's server listens on the port from now on.
-        host, _, port = workers[rank].rpartition(":")
-        with socket.create_server((host, int(port))):
-            all_continued.wait()
-
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(3)]
-    for thread in threads[:2]:
-        thread.start()
-    time.sleep(0.2)
-    assert continued == []
-    threads[2].start()
-    for thread in threads:
-        thread.join()
-    assert continued == [3, 3, 3]
 
 
 def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_ends_the_wait(capsys):

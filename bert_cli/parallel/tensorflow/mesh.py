@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
 from bert_cli.config.settings import Cluster
@@ -34,6 +34,7 @@ from bert_cli.parallel.cluster import (
     wait_for_processes,
 )
 from bert_cli.parallel.engine import Mesh, ProcessGroup
+from bert_cli.parallel.launcher import divide_gpus
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
@@ -77,10 +78,7 @@ def abort_collectives() -> None:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The same device of all replicas, which exchange gradients, and the rank of one replica among them.
-
-    Methods take a `number` that identifies the collective among those of the device.
-    """
+    """The same device of all replicas, and the rank of one; a `number` identifies a collective of the device."""
 
     key: int
     size: int
@@ -169,18 +167,12 @@ def lost_process(message: str, rank: int) -> DeviceError:
     # The first one named is where it began; the others passed the error on.
     ranks = [name for name in re.findall(r"task:(\d+)", message) if int(name) != rank]
     which = f"rank {ranks[0]}" if ranks else "another process"
-    return DeviceError(
-        "cluster",
-        f"{which} is gone, so this process ends too",
-        "read its last message, then start the same command again to continue from the last checkpoint",
-    )
+    remedy = "read its last message, then start the same command again to continue from the last checkpoint"
+    return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
 
 
 def devices_here(processes: Processes) -> tuple[str, int, int]:
-    """Return GPU or CPU, the number of devices of this process, and the bytes of memory of each.
-
-    Without a GPU the processes of a host divide its memory as one device each.
-    """
+    """Return GPU or CPU, the number of devices of this process, and the bytes of memory of each."""
     gpus = gpus_of(processes)
     if gpus:
         return "GPU", len(gpus), _gpu_memory()
@@ -214,11 +206,9 @@ def open_mesh(
         problem = "NCCL's sums in TensorFlow are not known to support it"
         raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
     if gpus and len(gpus) < needed:
-        raise DeviceError(
-            f"layout ({local} replicas x {stages} devices in this process)",
-            f"needs {needed} GPUs, here are {len(gpus)}",
-            "give --parallel.layout auto to choose one that fits, with the same numbers",
-        )
+        where = f"layout ({local} replicas x {stages} devices in this process)"
+        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
+        raise DeviceError(where, f"needs {needed} GPUs, here are {len(gpus)}", remedy)
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
@@ -250,14 +240,7 @@ def gpus_of(processes: Processes) -> list[Any]:
     has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
     if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
         return gpus
-    if len(gpus) % count:
-        raise DeviceError(
-            f"cluster ({count} processes on this host)",
-            f"{len(gpus)} GPUs cannot be divided among them",
-            "choose a number that divides",
-        )
-    each, here = len(gpus) // count, processes.local_ranks.index(processes.rank)
-    return gpus[here * each : (here + 1) * each]
+    return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
 
 
 def _gpu_memory() -> int:
@@ -341,9 +324,7 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
         heartbeat_timeout_in_ms=1000 * cluster.lost_after_seconds,
         cluster_register_timeout_in_ms=1000 * REGISTER_SECONDS,
         shutdown_barrier_timeout_in_ms=1000 * LEAVE_SECONDS,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=processes.count)
-        ],
+        coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=processes.count)],
     )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(processes.workers)}),
@@ -357,11 +338,9 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     try:
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except tf.errors.OpError as error:
-        raise DeviceError(
-            f"cluster (rank {processes.rank} of {', '.join(processes.workers)})",
-            f"the processes did not connect ({error.message.splitlines()[0]})",
-            "check that all are started and the ports are free",
-        ) from error
+        where = f"cluster (rank {processes.rank} of {', '.join(processes.workers)})"
+        problem = f"the processes did not connect ({error.message.splitlines()[0]})"
+        raise DeviceError(where, problem, "check that all are started, ports free") from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
         bind_to_interface(interface, port, is_required=cluster.bind_address is not None)

@@ -25,7 +25,7 @@ from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
-from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, Watchdog
+from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
 from bert_cli.parallel.tensorflow.mesh import devices_here, open_mesh
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec
@@ -107,7 +107,7 @@ def run_training(
         spec.stream.fingerprint,
     )
     run = Run(settings, spec, engine, state, step, form, fixed)
-    stack.enter_context(Watchdog(engine.group, settings.cluster.report_waiting_after_seconds))
+    stack.enter_context(watchdog(engine.group, settings.cluster.report_waiting_after_seconds))
     _load_state(run, stack)
     ready = time.monotonic()
     if settings.compile_only:
