@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,22 +71,19 @@ def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_a
 
 def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_path, capsys):
     # Another rank notices at once and fails too, as one of a cluster does.
-    notices = (
-        ready(tmp_path / "a") + "import sys, time\n"
-        f"victim = pathlib.Path({str(tmp_path / 'victim')!r})\n"
-        "while not victim.exists(): time.sleep(0.001)\n"
-        "number = int(victim.read_text())\n"
-        "try:\n"
-        "    while open(f'/proc/{number}/stat').read().rpartition(')')[2].split()[0] not in 'ZX':\n"
-        "        time.sleep(0.001)\n"
-        "except (FileNotFoundError, ProcessLookupError): pass\n"
-        "time.sleep(0.1)\n"
-        "sys.exit('rank 1 is gone')"
-    )
+    gone = tmp_path / "gone"
+    waits = f"import sys, time\nwhile not os.path.exists({str(gone)!r}): time.sleep(0.001)\n"
+    notices = IGNORES + ready(tmp_path / "a") + waits + "sys.exit('rank 1 is gone')"
     victim = ready(tmp_path / "victim") + SLEEP
     ignores = IGNORES + ready(tmp_path / "ignores") + SLEEP
     paths = [tmp_path / name for name in ("a", "victim", "ignores")]
-    killer = when_ready(*paths, act=lambda: os.kill(numbers(paths[1])[0], signal.SIGKILL))
+
+    def kill() -> None:
+        os.kill(numbers(paths[1])[0], signal.SIGKILL)
+        time.sleep(0.1)
+        gone.touch()
+
+    killer = when_ready(*paths, act=kill)
     with pytest.raises(DeviceError, match=r"rank 1 \(this host\): was killed by SIGKILL"):
         supervise(processes(notices, victim, ignores), 0.5)
     killer.join()

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from bert_cli.config.settings import Parallel
 from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
@@ -46,10 +47,9 @@ from bert_cli.parallel.tensorflow.pipeline import (
     work_of,
 )
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.update import DeviceUpdate, UpdateOptions
+from bert_cli.parallel.tensorflow.update import DeviceUpdate
 
-AGREE_SECONDS = 1.0
-"""How often the processes ask one another during a step whether to stop."""
+AGREE_SECONDS = 1.0  # between the questions of the processes during a step whether to stop
 
 
 class ReplicatedVariable:
@@ -121,27 +121,27 @@ class TensorFlowEngine(Engine):
         *,
         seed: int,
         optimizer: Optimizer | None = None,
-        device_mapping: Sequence[int] = (0,),
-        options: UpdateOptions | None = None,
-        schedule: str = "1F1B",
-        traced_steps: int = 0,
+        parallel: Parallel | None = None,
+        compiled: bool = True,
     ) -> None:
-        """`device_mapping` has a device of the mesh for each stage. Without an optimizer weights are not updated."""
+        """Without an optimizer weights are not updated; XLA compiles the updates of large weights if `compiled`."""
         super().__init__()
         self.replicas, self.mesh, self.group = replicas, mesh, TensorFlowProcessGroup(mesh)
-        self.seed, self.schedule = seed, schedule
-        self.trace = Trace(traced_steps)
+        parallel = parallel or Parallel()
+        self.seed, self.schedule = seed, parallel.schedule
+        # The first of three steps still warms up.
+        self.trace = Trace(3 if parallel.trace is not None else 0)
         self.head: Any = replicas[0][-1].head
         self.weights = replicated_weights(replicas)
         self.updates: list[list[DeviceUpdate]] = [[] for _ in replicas]
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
-                pairs = zip(replicas[replica], device_mapping, strict=True)
+                pairs = zip(replicas[replica], parallel.pipeline_device_mapping or [0], strict=True)
                 stages = [stage for stage, on in pairs if on == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):
-                    group = device_group(mesh, replica, device)
-                    row.append(DeviceUpdate(stages, group, optimizer, options or UpdateOptions()))
+                    parts = stages, device_group(mesh, replica, device), optimizer, parallel
+                    row.append(DeviceUpdate(*parts, compiled, mesh.host))
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[int, ...]] = set()

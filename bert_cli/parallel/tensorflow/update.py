@@ -8,31 +8,19 @@ stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
+from bert_cli.config.settings import Parallel
 from bert_cli.optim.adam import Optimizer, Rule
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 
 # Elements of a device's weights, and of a weight, from which on compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING, LARGE = 2**23, 2**18
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateOptions:
-    """Where the optimizer's moments are, how gradients are all-reduced, and whether XLA compiles updates."""
-
-    sharded: bool = False
-    offloaded: bool = False
-    host: str = "CPU:0"
-    reduce_precision: str = "float32"
-    bucket_bytes: int = 64_000_000
-    compiled: bool = True
 
 
 class DeviceUpdate:
@@ -47,21 +35,23 @@ class DeviceUpdate:
         stages: Sequence[Stage],
         group: DeviceGroup,
         optimizer: Optimizer,
-        options: UpdateOptions,
+        parallel: Parallel,
+        compiled: bool = True,
+        host: str = "CPU:0",
     ) -> None:
-        self.group, self.optimizer, self.options = group, optimizer, options
+        self.group, self.optimizer, self.parallel = group, optimizer, parallel
         self.device = group.device
         # The device that has the moments and computes the update.
-        self.moment_device = options.host if options.offloaded else self.device
+        self.moment_device = host if parallel.optimizer_state_offload else self.device
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
             self.weights |= stage.weights
             for name, accumulator in stage.accumulators.items():
                 self.accumulators.setdefault(name, []).append(accumulator)
-        self.sharded = options.sharded and group.size > 1
+        self.sharded = parallel.replicated_tensor_sharding and group.size > 1
         self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
-        self.compiled = options.compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
+        self.compiled = compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
         self.moments: dict[str, list[tf.Variable]] = {}
         with tf.device(self.moment_device):
             for name, weight in self.weights.items():
@@ -76,7 +66,7 @@ class DeviceUpdate:
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
-        self.buckets = buckets(sizes, options.bucket_bytes)
+        self.buckets = buckets(sizes, 10**6 * parallel.reduce_bucket_megabytes)
         # Each function has one collective, with a number of its own.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))
@@ -159,10 +149,11 @@ class DeviceUpdate:
     def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: tf.Tensor) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
-        if self.options.reduce_precision != "float32":
-            flat = tf.cast(flat * shrink, self.options.reduce_precision)
+        precision = self.parallel.reduce_precision
+        if precision != "float32":
+            flat = tf.cast(flat * shrink, precision)
         flat = self.group.all_reduce(flat, number)
-        if self.options.reduce_precision != "float32":
+        if precision != "float32":
             flat = tf.cast(flat, tf.float32) / shrink
         parts = tf.split(flat, [self.sizes[name] for name in names])
         for accumulator, part in zip(accumulators, parts, strict=True):
@@ -212,7 +203,8 @@ class DeviceUpdate:
         with tf.device(self.moment_device):
             key = self.optimizer.key(weight_id, step)
             # Copied to the device that computes, if the weight is on another one.
-            inputs = list(map(tf.identity, state[:2])) if self.options.offloaded else state[:2]
+            is_copied = self.parallel.optimizer_state_offload
+            inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
             if rule.adapts:
                 function = self.function(self.update_moments, rule, weight)
                 result = function(*inputs, *moments, factor, updates)

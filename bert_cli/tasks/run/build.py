@@ -20,7 +20,7 @@ from bert_cli.optim.schedule import first_loss_scale, learning_rate
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.update import UpdateOptions, random_bits
+from bert_cli.parallel.tensorflow.update import random_bits
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
 
@@ -163,7 +163,7 @@ def build_engine(
     replicas: list[list[Stage]], settings: TrainSettings, mesh: Mesh
 ) -> TensorFlowEngine:
     """Return the engine that runs the schedule and updates the weights. Raises ConfigError without a rule for one."""
-    parallel, options = settings.parallel, settings.optimizer_opts
+    options = settings.optimizer_opts
     optimizer = Optimizer(
         hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
@@ -186,18 +186,8 @@ def build_engine(
         mesh,
         seed=settings.seed,
         optimizer=optimizer,
-        device_mapping=parallel.pipeline_device_mapping or [0],
-        options=UpdateOptions(
-            sharded=parallel.replicated_tensor_sharding,
-            offloaded=parallel.optimizer_state_offload,
-            host=mesh.host,
-            reduce_precision=parallel.reduce_precision,
-            bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
-            compiled=settings.compile != "nothing",
-        ),
-        schedule=parallel.schedule,
-        # The first of three steps still warms up.
-        traced_steps=3 if parallel.trace is not None else 0,
+        parallel=settings.parallel,
+        compiled=settings.compile != "nothing",
     )
 
 
