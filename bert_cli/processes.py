@@ -130,10 +130,7 @@ def print_help(text: str) -> None:
 def print_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """Print rows under their heads; `right` are the numbers of right-aligned columns.
-
-    On a terminal a cell that is too long continues on the next line; elsewhere each row is one line.
-    """
+    """Print rows under their heads, off a terminal one line each; `right` are numbers of right-aligned columns."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

@@ -101,9 +101,7 @@ class _TFConfig(BaseModel):
 
 
 def _from_tf_config(text: str) -> Processes:
-    remedy = (
-        'give JSON with "cluster": {"worker": [...]} and "task": {"type": "worker", "index": 0}'
-    )
+    remedy = 'give {"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}'
     try:
         config = _TFConfig.model_validate_json(text)
     except ValidationError as error:
@@ -121,11 +119,8 @@ def _from_tf_config(text: str) -> Processes:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Processes:
-    """Return the processes of an `srun` step.
-
-    TensorFlow's SlurmClusterResolver would import TensorFlow before mistakes are reported, sorts hosts by
-    name (n10 before n2), takes the block distribution without a check and one port for all steps.
-    """
+    # TensorFlow's SlurmClusterResolver sorts hosts by name (n10 before n2), takes the block distribution without a
+    # check and one port for all steps.
     try:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"])
         if tasks == 1:
@@ -268,8 +263,7 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
 def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:
     """Bind this process' sockets of a port to an interface: connections over another one are refused.
 
-    Where the system does not allow it (Linux before 5.7 without privileges) a message is printed, or DeviceError
-    raised if it `is_required`.
+    Linux before 5.7 does not allow it: a message is printed, or DeviceError raised if it `is_required`.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own descriptor, closed by now

@@ -80,10 +80,7 @@ class Mesh:
 
 
 class ProcessGroup(ABC):
-    """The processes of a run, seen from one of them. With one process every call returns at once.
-
-    All methods that communicate must be called by every process, in the same order.
-    """
+    """The processes of a run. Methods that communicate must be called by every process, in the same order."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -147,8 +144,7 @@ class ProcessGroup(ABC):
 def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
     """Print from a thread which ranks this process waits for; with one process nothing is done.
 
-    Each process publishes once a second how many collectives it has entered and what it is doing. A process that has
-    waited in one for a while prints the ranks that have not entered it. Nothing is ended here: whether a process is
+    Each process publishes once a second how many collectives it has entered and what it is doing. Whether a process is
     lost is decided by the cluster's heartbeats.
     """
     ended = threading.Event()

@@ -1,9 +1,8 @@
 """Run several processes as one run, and end all of them together.
 
-`supervise` starts each process, here or behind a remote shell, by `main` of this file. `main` gives the program its
-part of the host's devices and passes on the signals that `supervise` writes to its standard input; the end of the
-input means that the launcher or the connection is gone. The first process that fails is blamed: ends of processes
-and signals arrive in one queue in their order.
+`supervise` starts each process, here or behind a remote shell, by `main` of this file. `main` passes on the signals
+that `supervise` writes to its standard input, whose end means that the launcher or the connection is gone. Ends of
+processes and signals arrive in one queue in their order, so the first process that fails is blamed.
 """
 
 import os
@@ -226,11 +225,7 @@ def _print_line(text: str) -> None:
 
 
 def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[str]) -> int:
-    """Run a program on this host with its part of the devices, and return its exit code.
-
-    Standard input has names of signals, a line each; at its end the program is asked to stop, and killed after the
-    grace period.
-    """
+    """Run a program on this host with its part of the devices, and return its exit code."""
     try:
         gpus = gpus_of(local_rank, count, os.environ)
     except BertError as error:
@@ -250,6 +245,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
 
 
 def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
+    """Pass on the signals that are named on standard input; at its end stop the program, and kill it after a while."""
     # A person who runs the printed command is no launcher; a background job that reads a terminal is suspended.
     if os.isatty(0) or not sys.stdin.buffer.readline():
         return
@@ -261,7 +257,6 @@ def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
 
 
 def _kill_group(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and all that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -302,8 +297,7 @@ def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
 def cores_of(local_rank: int, count: int) -> list[int]:
     """Return the cores of one of `count` processes on this host; empty for all of them.
 
-    All get the same number, even if a core stays idle: a sum over two threads rounds otherwise than over three, and
-    replicas have to stay equal to the bit.
+    All get the same number, even if a core stays idle: a sum over two threads rounds otherwise than over three.
     """
     if count == 1 or not hasattr(os, "sched_getaffinity"):
         return []

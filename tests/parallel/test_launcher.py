@@ -58,15 +58,12 @@ def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_a
         with pytest.raises(BertError) as error:
             supervise(processes(talks, fails.format(code)), 20)
         assert error.type is KINDS.get(code, DeviceError)
-        how = f"ended with exit code {code}"
-        assert f"rank 1 (this host): {how}" in str(error.value)
-        printed = capsys.readouterr()
+        printed, how = capsys.readouterr(), f"ended with exit code {code}"
         assert printed.out == "[1] caf\ufffd\n" and "[1] line 99\n" in printed.err
         report = printed.err.partition(f"launch: rank 1 (this host) {how}")[2]
         assert "rank 0 asked to stop; its last lines:" in report
         assert "  line 99\n" in report and "  line 50\n" not in report
-        assert "  I am fine" not in report
-        assert "killed" not in report  # rank 0 ends by the request, before the grace period
+        assert "  I am fine" not in report and "killed" not in report
 
 
 def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_path, capsys):
@@ -113,10 +110,8 @@ def test_a_second_request_kills(tmp_path, monkeypatch):
 
 def test_a_process_stopped_before_it_can_save_is_not_blamed_but_one_that_fails_is(tmp_path, capsys):
     fails = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n"
-    for code, error, request in (
-        ("", KeyboardInterrupt, signal.SIGTERM),
-        (fails, BertError, signal.SIGHUP),
-    ):
+    cases = ("", KeyboardInterrupt, signal.SIGTERM), (fails, BertError, signal.SIGHUP)
+    for code, error, request in cases:
         paths = [tmp_path / f"{error.__name__}{number}" for number in (0, 1)]
         codes = [code + ready(paths[0]) + SLEEP, SAVES + ready(paths[1]) + SLEEP]
         asks = when_ready(*paths, act=lambda number=request: os.kill(os.getpid(), number))

@@ -1,9 +1,8 @@
 """TensorFlow's runtime: the devices of a mesh, replicas x stages, the processes of a run, and their collectives.
 
-The devices are GPUs if there are any, else as many logical CPU devices as the layout needs, so that any layout can be
-tried on a laptop. Every all-reduce and all-gather is TensorFlow's own operation (ring on CPUs, NCCL on GPUs), one to a
-tf.function, so that all devices issue them in one order. What is imported from `tensorflow.python` or
-`tensorflow.compiler` has no public counterpart in TensorFlow 2.21.
+The devices are GPUs if there are any, else as many logical CPU devices as the layout needs. Every collective is
+TensorFlow's own operation (ring on CPUs, NCCL on GPUs), one to a tf.function, so that all devices issue them in one
+order. What is imported from `tensorflow.python` or `tensorflow.compiler` is not public in TensorFlow 2.21.
 """
 
 import ctypes
@@ -63,9 +62,9 @@ _numbers = itertools.count(1)
 def traced(method: Callable[..., Any], compiled: bool = False, any_length: bool = False) -> Any:
     """Return a tf.function of a method, compiled by XLA or not.
 
-    The partial is a new object each time: TensorFlow would take the methods of two objects for one function and
-    warn about retracing. With `any_length` one trace serves arguments of all lengths, else each has its own.
+    With `any_length` one trace serves arguments of all lengths, else each has its own.
     """
+    # A new object each time: TensorFlow would take the methods of two objects for one function, and warn.
     return tf.function(
         partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
     )
@@ -187,9 +186,8 @@ def open_mesh(
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes; each holds as many replicas.
 
-    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError when the replicas
-    cannot be divided among the processes, DeviceError when this machine has too few devices or TensorFlow has been
-    started before with fewer.
+    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
+    layout that does not fit the processes or devices.
     """
     device_mapping = settings.parallel.pipeline_device_mapping or [0]
     replicas = settings.global_batch.replicas

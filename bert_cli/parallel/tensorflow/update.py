@@ -1,9 +1,8 @@
 """The end of a step on one device of one replica: all-reduce the gradients, and update the weights.
 
-A device holds the weights of its stages. Their accumulated gradients are all-reduced over the replicas in buckets, once
-a step; after that every replica has the complete gradient, so its norm needs no further exchange. The moments are next
-to the weights, or in host memory, where the update is then computed (offloaded), or sharded over the replicas (ZeRO
-stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every weight, and the shards are gathered.
+The accumulated gradients are all-reduced over the replicas in buckets, once a step, so their norm needs no further
+exchange. The moments are next to the weights, or in host memory, where the update is then computed, or sharded over the
+replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every weight.
 """
 
 import math
@@ -106,10 +105,7 @@ class DeviceUpdate:
                 function.get_concrete_function(directions, squares, number, integer)
 
     def all_reduce_gradients(self, shrink: float) -> tf.Tensor:
-        """Sum the gradients over the stages of this device and over the replicas; return their squared norm.
-
-        In a reduce_precision of 16 bits they are multiplied by `shrink`, a power of two, on their way.
-        """
+        """Sum the gradients over stages and replicas, in 16 bits `shrink` times; return their squared norm."""
         with tf.device(self.device):
             factor = tf.constant(shrink, tf.float32)
             if any(len(accumulators) > 1 for accumulators in self.accumulators.values()):
@@ -120,10 +116,7 @@ class DeviceUpdate:
             return self._gradient_squared()
 
     def update(self, factor: float, learning_rate: float, updates: int, step: int) -> tf.Tensor:
-        """Update the weights with `factor` times their gradients; return the new weights' squared norm.
-
-        LAMB leaves its directions in the accumulators.
-        """
+        """Update the weights with `factor` times their gradients; return the new weights' squared norm."""
         with tf.device(self.device):
             floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
             integers = [tf.constant(number, tf.int32) for number in (updates, step)]
@@ -353,10 +346,7 @@ def squared_norm(tensors: Iterable[Any]) -> tf.Tensor:
 
 
 def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
-    """Return uniform uint32 of a shape: those that a complete weight has from element `start` on.
-
-    They are a function of the key (weight, step), so a shard is rounded as in the complete weight.
-    """
+    """Return uniform uint32 of a shape: those of the key that a complete weight has from element `start` on."""
     count = tf.TensorShape(shape).num_elements()
     bits = tf.random.stateless_uniform(
         [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
