@@ -57,9 +57,30 @@ class Features:
     def fingerprint(self) -> str:
         """Return a digest of all arrays."""
         digest = hashlib.sha256()
-        for name, column in sorted(arrays_of(self).items()):
+        for name, column in sorted(self.arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:32]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all arrays by name, for a cache or a fingerprint."""
+        names = ("tokens", "segments", "ends")
+        named: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in names}
+        # An older name: another one would change the fingerprint in the checkpoints of existing runs.
+        groups = {"labels": self.labels, "place_labels": self.position_labels}
+        columns = {
+            f"{group}.{n}": column for group, own in groups.items() for n, column in own.items()
+        }
+        return named | columns
+
+    @staticmethod
+    def of(arrays: Arrays) -> "Features":
+        """Return the features of these arrays; others among them are ignored."""
+        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"labels": {}, "place_labels": {}}
+        for key, column in arrays.items():
+            prefix, _, name = key.partition(".")
+            if prefix in groups:
+                groups[prefix][name] = column
+        return Features(arrays["tokens"], arrays["segments"], arrays["ends"], *groups.values())
 
     def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
@@ -168,28 +189,6 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
     first, second = (first - alone, second) if first > second else (first, second - alone)
     rest = over - alone
     return first - rest // 2, second - (rest - rest // 2)
-
-
-def arrays_of(features: Features) -> dict[str, npt.NDArray[Any]]:
-    """Return all arrays of the features by name, for a cache or a fingerprint."""
-    named: dict[str, npt.NDArray[Any]] = {
-        name: getattr(features, name) for name in ("tokens", "segments", "ends")
-    }
-    named |= {f"labels.{name}": column for name, column in features.labels.items()}
-    # The older name: another one would change the fingerprint in the checkpoints of existing runs.
-    columns = features.position_labels.items()
-    return named | {f"place_labels.{name}": column for name, column in columns}
-
-
-def features_of(arrays: Arrays) -> Features:
-    """Return the features of these arrays; others among them are ignored."""
-    groups: dict[str, dict[str, npt.NDArray[Any]]] = {"labels": {}, "place_labels": {}}
-    for key, column in arrays.items():
-        prefix, _, name = key.partition(".")
-        if prefix in groups:
-            groups[prefix][name] = column
-    flat = arrays["tokens"], arrays["segments"], arrays["ends"]
-    return Features(*flat, *groups.values())
 
 
 def cached(

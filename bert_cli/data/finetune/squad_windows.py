@@ -17,14 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
-from bert_cli.data.finetune.features import (
-    ENCODED_AT_ONCE,
-    Arrays,
-    Features,
-    arrays_of,
-    by_length,
-    features_of,
-)
+from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length
 from bert_cli.data.finetune.squad import Question, best_score, gold_of, remark_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -60,13 +53,13 @@ def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[Any]]:
     """Return the windows as arrays by name, for a cache."""
     columns = {name: getattr(windows, name) for name in COLUMNS}
     remarks = np.array(windows.remarks, np.str_)
-    return {**arrays_of(windows.features), **columns, "remarks": remarks}
+    return {**windows.features.arrays(), **columns, "remarks": remarks}
 
 
 def windows_of(arrays: Arrays) -> Windows:
     """Return the windows of these arrays."""
     columns = {name: arrays[name] for name in COLUMNS}
-    return Windows(features_of(arrays), **columns, remarks=tuple(map(str, arrays["remarks"])))
+    return Windows(Features.of(arrays), **columns, remarks=tuple(map(str, arrays["remarks"])))
 
 
 class _Pieces(NamedTuple):

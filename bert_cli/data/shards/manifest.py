@@ -20,17 +20,9 @@ from typing import Any
 import google_crc32c
 from pydantic import BaseModel
 
-from bert_cli import __version__
+from bert_cli import __version__, files
 from bert_cli.errors import DataError
-from bert_cli.files import (
-    JSON,
-    InnerPath,
-    LockUnsupportedError,
-    fsync_paths,
-    lock_file,
-    read_json,
-    write_json_atomically,
-)
+from bert_cli.files import JSON, InnerPath, read_json, write_json_atomically
 
 MANIFEST = "manifest.json"
 DONE = ".done"
@@ -94,7 +86,7 @@ def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
     target.parent.mkdir(parents=True)
     stats = convert(shard.inputs, target, **shard.arguments)
     results = list(target.parent.iterdir())
-    fsync_paths(results)
+    files.fsync_paths(results)
     bytes_in = stats.bytes_in or _size_of(shard.inputs)
     return replace(stats, bytes_in=bytes_in, bytes_out=_size_of(results))
 
@@ -225,13 +217,13 @@ class OutputFolder:
             old.unlink(missing_ok=True)
         for folder in (target.parent, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        files = list((self.work_folder(shard) / "out").iterdir())
-        files.sort(key=lambda file: file.name == target.name)
-        for file in files:
+        results = list((self.work_folder(shard) / "out").iterdir())
+        results.sort(key=lambda file: file.name == target.name)
+        for file in results:
             os.replace(file, target.with_name(file.name))
         marker = self.markers[name] = Marker(
             output=name,
-            files=[shard.output.with_name(file.name).as_posix() for file in files],
+            files=[shard.output.with_name(file.name).as_posix() for file in results],
             inputs=_fingerprint(shard.inputs),
             stats=stats,
             versions=self.versions,
@@ -298,11 +290,11 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
     (out / DONE).mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock_file(out / DONE / "lock"))
+            stack.enter_context(files.lock_file(out / DONE / "lock"))
         except BlockingIOError:
             problem = "another process is at work in it"
             raise DataError(f"out ({out})", problem, "wait for it") from None
-        except LockUnsupportedError as error:
+        except files.LockUnsupportedError as error:
             problem = f"cannot be locked ({error.strerror}); let no other process work in it"
             print(f"{step.name}: {out} {problem}", file=sys.stderr)
         output = OutputFolder(step)

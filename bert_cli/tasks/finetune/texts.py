@@ -17,14 +17,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
-from bert_cli.data.finetune.features import (
-    Features,
-    arrays_of,
-    cached,
-    encode_texts,
-    features_of,
-    texts_hash,
-)
+from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
     TextExamples,
@@ -192,7 +185,7 @@ def features_of_texts(
     def build() -> Mapping[str, npt.NDArray[Any]]:
         texts = examples.first, examples.second
         features, cut = encode_texts(tokenizer, *texts, labels, max_seq_length=length)
-        return {**arrays_of(features), "cut": np.array(cut)}
+        return {**features.arrays(), "cut": np.array(cut)}
 
     made_from = {
         "texts": texts_hash(examples.first, examples.second or []),
@@ -206,7 +199,7 @@ def features_of_texts(
         remarks[f"longer than {length} tokens, cut"] = cut
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
     print_line(f"{name}: {len(examples):,} examples{more}")
-    return features_of(arrays)
+    return Features.of(arrays)
 
 
 def write_predictions(folder: Path, name: str, examples: TextExamples, logits: Floats) -> None:

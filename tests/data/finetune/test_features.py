@@ -108,7 +108,7 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
 
 def test_features_come_back_from_their_arrays_and_other_labels_are_another_fingerprint():
     examples = synthetic([3, 4])
-    again = features.features_of({**features.arrays_of(examples), "else": np.zeros(1)})
+    again = features.Features.of({**examples.arrays(), "else": np.zeros(1)})
     other = synthetic([3, 4], labels=np.array([1, 0], np.int32))
     assert again.fingerprint == examples.fingerprint != other.fingerprint
 
