@@ -18,7 +18,6 @@ from bert_cli.config.data import Masking, TokenizeSettings
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.inspect import unmasked
-from bert_cli.data.stream.permutation import record_at
 
 S, P = 48, 7
 LONGEST = S - 3
@@ -281,21 +280,6 @@ def test_every_position_is_equally_likely_to_be_masked_whatever_its_neighbours_a
     # Two segments have 43 pairs of neighbours.
     both = (rows.masked[:, 1:] & rows.masked[:, :-1]).sum(axis=1)
     assert is_zero(both - (LONGEST - 2) * P * (P - 1) / (LONGEST * (LONGEST - 1)))
-
-
-def test_the_masks_of_a_record_in_two_epochs_are_independent(open_records):
-    reader = open_records("dynamic", "pieces", "token")
-    size = reader.epoch_size
-    both = []
-    for epoch in (0, 1):
-        positions = np.arange(epoch * size, (epoch + 1) * size)
-        epochs, records = record_at(positions, size, reader.source.seed)
-        assert np.all(epochs == epoch)
-        both.append(sequences(reader.rows(positions[np.argsort(records)][:ENOUGH])))
-    one, other = both
-    assert np.array_equal(one.tokens, other.tokens)
-    shared = (one.masked & other.masked)[one.lengths == S].sum(axis=1)
-    assert is_zero(shared - P * P / LONGEST)
 
 
 def test_half_of_the_examples_have_a_random_next_and_a_tenth_a_random_shorter_length(read):

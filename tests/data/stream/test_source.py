@@ -15,25 +15,14 @@ from support.corpora import (
     static_examples,
 )
 
-from bert_cli.config.data import IndexSettings, Masking
+from bert_cli.config.data import IndexSettings, Masking, packed_predictions
 from bert_cli.data.records import index
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.records.tfrecord import RecordWriter, parse_features, serialize_examples, varint
+from bert_cli.data.stream.source import Packs, shortest_pack_first
 from bert_cli.errors import DataError
-
-
-def test_static_examples_come_back_as_they_were_written(tmp_path):
-    counts = [100, 7, 0, 142, 1]
-    reader = open_stream(make_corpus(tmp_path / "c", "static", counts))
-    starts = np.cumsum([0, *counts])
-    parts = [static_examples(s, n) for s, n in zip(starts, counts, strict=False) if n]
-    rows = reader.rows(np.arange(250))
-    numbers = rows["input_ids"][:, 1]
-    for name in parts[0]:
-        written = np.concatenate([part[name] for part in parts])
-        np.testing.assert_array_equal(rows[name], written[numbers], err_msg=name)
 
 
 def test_dynamic_examples_are_the_pairs_with_a_mask_of_their_epoch(tmp_path):
@@ -229,3 +218,74 @@ def test_a_million_records_give_their_first_batch_within_two_seconds(tmp_path):
     assert reader[3000]["input_ids"].shape == (8, 32, S)
     assert seconds < 0.5
     assert time.perf_counter() - began < 2.0
+
+
+# --- packs
+
+# Which records share an example is part of every run on packs that was ever started; only a change
+# that says so in the changelog, and makes such runs refuse to resume, may change these numbers.
+PINNED = [[27, 77, 7], [98, 38, 48], [9, 89, 69], [70, -1, -1]]
+
+
+def one_by_one(lengths, longest, most):
+    """Return how many packs shortest pack first makes over sequences and not over a histogram."""
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        fits = [p for p in packs if len(p) < most and sum(p) + length <= longest]
+        if fits:
+            min(fits, key=sum).append(length)
+        else:
+            packs.append([length])
+    return len(packs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 60])
+def test_a_histogram_is_packed_as_its_sequences_would_be_one_by_one(most):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        longest = int(rng.integers(8, 60))
+        lengths = rng.integers(1, longest + 1, int(rng.integers(1, 400)))
+        _, counts = shortest_pack_first(np.bincount(lengths, minlength=longest + 1), most)
+        assert int(counts.sum()) == one_by_one(lengths.tolist(), longest, most)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+def test_every_record_is_in_exactly_one_pack_of_each_epoch(most):
+    for count, longest in ((1, 16), (2, 16), (7, 20), (3000, 128)):
+        rng = np.random.default_rng(0)
+        lengths = np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
+        packs = Packs(lengths, longest, most, seed=1984)
+        epochs = []
+        for epoch in (0, 1, 2, 1000):
+            records = packs.records(np.arange(len(packs)), np.full(len(packs), epoch))
+            assert records.shape == (len(packs), most)
+            is_used = records >= 0
+            assert np.array_equal(np.sort(records[is_used]), np.arange(count))
+            assert np.where(is_used, lengths[records], 0).sum(axis=1).max() <= longest
+            assert np.array_equal(is_used, np.arange(most) < is_used.sum(axis=1)[:, None])
+            assert is_used[:, 0].all()
+            epochs.append({tuple(sorted(row)) for row in records.tolist()})
+        if count == 3000:
+            alone = sum((records >= 0).sum(axis=1) == 1)
+            assert len(epochs[0] & epochs[1]) < alone + 0.05 * len(packs)
+
+
+def test_some_packs_are_pinned():
+    pinned = Packs(np.arange(100) * 7 % 10 + 30, 128, 3, seed=1984)
+    assert pinned.records(np.array([0, 11, 22, 33]), np.full(4, 2)).tolist() == PINNED
+
+
+def test_a_pack_has_room_for_the_predictions_of_its_sequences():
+    rng = np.random.default_rng(0)
+    for probability in (0.1, 0.15, 0.5, 0.9):
+        for most, predictions in ((1, 20), (2, 76), (3, 1), (3, 76), (8, 20)):
+            room = packed_predictions(512, most, predictions, probability)
+            assert room <= most * predictions
+            cuts = np.sort(rng.integers(0, 513, (20_000, most - 1)), axis=1)
+            lengths = np.diff(cuts, axis=1, prepend=0, append=512)
+            wanted = np.clip(np.rint(lengths * probability), 1, predictions).astype(int)
+            assert np.where(lengths > 0, wanted, 0).sum(axis=1).max() <= room
+    sizes = [
+        packed_predictions(512, *rest) for rest in ((3, 76, None), (3, 76, 0.15), (1, 76, 0.15))
+    ]
+    assert sizes == [228, 79, 76]
