@@ -155,19 +155,14 @@ def test_records_that_cannot_be_packed_are_rejected(corpora, packed, tmp_path):
     folder, out = corpora["dynamic"], tmp_path / "out"
     gaps = make_corpus(tmp_path / "gaps", "static", [3, 20])
     wrong = make_records(tmp_path / "wrong", "static", masked_lm_prob=0.001)
-    cases = [
+    for settings, message in (
         (settings_of(folder, out, sequence_length=8), r"sequence_length \(8\): .* 16 positions"),
         (settings_of(folder, folder / "packed"), r"out \(.*\): is inside"),
-        (settings_of(out, folder), r"corpus.json: does not exist"),
         (settings_of(packed["static"], out), r"is packed already, with up to 3 sequences"),
         (settings_of(gaps, out), r"gaps \(record \d+\): its input_mask is not ones and then"),
         (settings_of(wrong, tmp_path / "none", sequence_length=4 * S), r"masked positions\): has"),
-        (
-            settings_of(folder, packed["dynamic"], max_sequences_per_pack=2),
-            "max_sequences_per_pack was 3, now 2",
-        ),
-    ]
-    for settings, message in cases:
+        (settings_of(folder, packed["dynamic"], max_sequences_per_pack=2), "was 3, now 2"),
+    ):
         with pytest.raises(DataError, match=message):
             pack.run(settings)
     with pytest.raises(DataError, match=r"\(2\): .* have 3; give 3"):

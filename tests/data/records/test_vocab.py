@@ -232,9 +232,8 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert not any(piece.lower() != piece or "ï" in piece for piece in vocabulary.pieces[5:])
     encoder = Encoder(vocabulary.ids, cased=False)
     assert special.unk not in encoder.encode("\n".join(SENTENCES)).tokens
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["step"] == "vocab" and "tokenizers" in manifest["versions"]
-    assert manifest["counts"]["pieces"] == number and manifest["counts"]["sentences"] == 80
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
+    assert (counts["pieces"], counts["sentences"]) == (number, 80)
     few, line = capsys.readouterr().out.splitlines()
     assert few.startswith(f"vocab: {number} pieces are all that occur 2 times in this text")
     assert few.endswith(f"--bert-config.vocab-size {number}")
@@ -242,7 +241,6 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     ids = encoder.encode("the quick dogs").tokens.tolist()
     assert theirs("the quick dogs")["input_ids"] == [special.cls, *ids, special.sep]
-    assert (theirs.mask_token_id, theirs.model_max_length) == (4, 512)
     # A vocabulary of the wanted size needs no message; a cased one has capitals and accents.
     smaller = train(tmp_path, "smaller", size=100, cased=True)
     pieces = find_vocabulary(str(smaller), cased=True).pieces

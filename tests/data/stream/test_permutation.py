@@ -57,14 +57,3 @@ def test_each_record_is_as_likely_at_each_index(size):
         chi_square = float(((counts - trials / size) ** 2 / (trials / size)).sum())
         # Mean size - 1, standard deviation sqrt(2 (size - 1)).
         assert abs(chi_square - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
-
-
-def test_neighbours_land_far_apart_and_all_orders_of_four_occur():
-    size = 1 << 20
-    records = permute(np.arange(100_000), size, 3, 0).astype(np.float64)
-    assert abs(np.corrcoef(records[:-1], records[1:])[0, 1]) < 0.02
-    assert np.abs(np.diff(records)).mean() == pytest.approx(size / 3, rel=0.02)
-    indices, epochs = np.tile(np.arange(4), 3000), np.repeat(np.arange(3000), 4)
-    orders = permute(indices, 4, 0, epochs).reshape(3000, 4)
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 24 and counts.min() > 60
