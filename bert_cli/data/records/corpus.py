@@ -33,10 +33,8 @@ from bert_cli.files import InnerPath, parse_json, read_json
 
 CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"
-COPY_LOCK = ".lock"
-"""A file that marks a folder as the local copy of a remote one."""
-LENGTHS_BLOCK = 1 << 20
-"""Records whose lengths are computed at once, in about 40 MB."""
+COPY_LOCK = ".lock"  # marks a folder as the local copy of a remote one
+LENGTHS_BLOCK = 1 << 20  # records whose lengths are computed at once, in about 40 MB
 
 Numbers = npt.NDArray[np.int64]
 Count = Annotated[int, Field(ge=0)]
@@ -270,27 +268,19 @@ class RecordFiles:
         path = self.folder / OFFSETS
         size = path.stat().st_size if path.exists() else 0
         if size != 8 * self.records or self._ends[-1] != self.records:
-            raise DataError(
-                f"{self.folder / OFFSETS} ({size} bytes)",
-                f"does not hold the offsets of the {self.records} records that corpus.json counts",
-                self._remedy,
-            )
+            problem = f"does not hold the offsets of the {self.records} records of corpus.json"
+            raise DataError(f"{path} ({size} bytes)", problem, self._remedy)
         for other in self.corpus.get("beside", []):
             path = self.folder / other["name"]
             if path.name == OFFSETS:
                 continue
             actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
-            if actual != f"checksum {other['crc32c']}":
-                raise DataError(
-                    f"{path} ({actual})",
-                    f"corpus.json says checksum {other['crc32c']}",
-                    "bring back the file that the records were made with, or "
-                    f"{self._remedy} if it was changed on purpose",
-                )
-        for path, expected in zip(self._paths, self._sizes.tolist(), strict=True):
+            self._compare(path, actual, f"checksum {other['crc32c']}")
+        for path, size in zip(self._paths, self._sizes.tolist(), strict=True):
             actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
-            if actual != f"{expected} bytes":
-                problem = f"corpus.json says {expected} bytes"
-                raise DataError(
-                    f"{path} ({actual})", problem, f"bring the file back or {self._remedy}"
-                )
+            self._compare(path, actual, f"{size} bytes")
+
+    def _compare(self, path: Path, actual: str, expected: str) -> None:
+        if actual != expected:
+            remedy = f"bring back the file, or {self._remedy} if it was changed on purpose"
+            raise DataError(f"{path} ({actual})", f"corpus.json says {expected}", remedy)

@@ -53,10 +53,8 @@ PACKED_FIELDS = (
 # Features of a static record and of a pack of them, in the order in which they are written.
 STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
 PACKED_FEATURES = sorted(PACKED_FIELDS)
-BLOCK = 1024
-"""Records that are read or parsed at once. TensorFlow parses numbers as int64: 3 MB at 128 positions."""
-LARGEST = 2**31 - 1
-"""Numbers that do not fit into int32 are read as this one, which no limit of values allows."""
+BLOCK = 1024  # records that are read or parsed at once
+LARGEST = 2**31 - 1  # larger numbers are read as this one, which no limit of values allows
 
 _loading = Lock()
 

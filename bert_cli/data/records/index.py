@@ -48,20 +48,17 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, write_json_atomically
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
-INDEX_FRACTION = 0.05
-"""Bytes of an index for a byte of records, at most: 0.05 for dynamic records of 128 tokens."""
-OFFSETS_FRACTION = 0.6
-"""Bytes of corpus.offsets for a byte of the indexes, whose lines have 13 bytes or more."""
+INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
+OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at most
 
 # What the maker of the records knows about them; the rest of corpus.json follows from the files.
 DESCRIPTION = (
     *("format", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
+# Part of the fingerprint where they are present, and never, since older folders lack it.
 OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
-"""Part of the fingerprint only where they are present."""
 INFORMATION = ("duplication_factor",)
-"""Never part of the fingerprint, which older folders have without them."""
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
 
@@ -150,11 +147,12 @@ def write_index(path: Path) -> int:
             payload = payload_bytes(file.read(HEAD_BYTES))
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
-                raise DataError(
+                problem = "no record starts here, or the file is cut within it"
+                where, remedy = (
                     f"{path} (byte {offset} of {size})",
-                    "no record starts here, or the file is cut within it",
                     "the file is corrupt, rebuild it",
                 )
+                raise DataError(where, problem, remedy)
             out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - HEAD_BYTES, os.SEEK_CUR)
@@ -243,9 +241,8 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     if path is None:
         raise DataError(f"folder ({folder})", "its files hold no records", "rebuild them")
     with path.open("rb") as file:
-        size = payload_bytes(file.read(HEAD_BYTES)) or 0
-        file.seek(0)
-        frame = file.read(size + FRAME_BYTES)
+        head = file.read(HEAD_BYTES)
+        frame = head + file.read((payload_bytes(head) or 0) + FRAME_BYTES - HEAD_BYTES)
     where = f"{path} (first record)"
     (payload,) = read_payloads([frame], lambda _: where, "rebuild the file")
     try:

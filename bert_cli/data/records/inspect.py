@@ -42,8 +42,7 @@ MASK_STYLE = "yellow"
 
 
 # Statistic -> the least and most without a warning, and the count that must be so large before a deviation is more than
-# chance; what is wrong beyond, and the remedy. English text under BERT's own vocabulary has 1.1 pieces a word, 0.0005 %
-# unknown tokens and, of five copies, 0.02 duplicates of an example.
+# chance; what is wrong beyond, and the remedy.
 CHECKS = {
     "pieces_per_word": (
         (0.0, 2.5, "tokens", 1000),
@@ -296,11 +295,11 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")
     if report["copies"] == 1:
+        problem = (
+            "static records of one copy (duplication_factor 1): every epoch has the same masks"
+        )
         yield Finding(
-            "static records of one copy (duplication_factor 1): every epoch has the same masks",
-            1,
-            "make them with --masking dynamic, which draws new ones each epoch, or with "
-            "--duplication-factor 5",
+            problem, 1, "make them with --masking dynamic, or with --duplication-factor 5"
         )
 
 
@@ -357,10 +356,8 @@ def _print_examples(
     _, records = record_at(np.arange(number), len(source), source.seed)
     files = source.corpus["files"]
     ends = np.cumsum([file["records"] for file in files])
-    console.print(
-        "\npredicted tokens: {word -> [MASK]}, {word -> another one} and, shown unchanged, {word}",
-        soft_wrap=True,
-    )
+    legend = "{word -> [MASK]}, {word -> another one} and, shown unchanged, {word}"
+    console.print(f"\npredicted tokens: {legend}", soft_wrap=True)
     for row, record in enumerate(records.tolist()):
         name = files[int(np.searchsorted(ends, record, side="right"))]["name"]
         console.print(f"\nexample {row + 1}: record {record:,}, in {name}")

@@ -18,11 +18,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from bert_cli.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]
-Feature = tuple[str, str, list[bytes]]
-"""Name, kind of list, and the packed values of each record."""
+Feature = tuple[str, str, list[bytes]]  # name, kind of list, packed values of each record
 
-FRAME_BYTES = 16
-"""Bytes of a frame around a payload: length 8, its checksum 4, the payload's checksum 4."""
+FRAME_BYTES = 16  # around a payload: length 8, its checksum 4, the payload's checksum 4
 HEAD_BYTES = 12
 CHECKSUM_BYTES = 4
 MASK = 0xA282EAD8

@@ -52,14 +52,10 @@ from bert_cli.data.text.files import (
 )
 from bert_cli.errors import DataError
 
-RANGE_BYTES = 32_000_000
-"""Approximate size of a range of a large file. A file of less than twice that is one range."""
-HELD_BYTES = 2 * RANGE_BYTES
-"""Text of a file that is held in memory at once; a larger compressed file is split there."""
-BUNDLE_BYTES = 16_000_000
-"""Text of a group of files that are one document each."""
-BLOCK_POSITIONS = 1 << 17
-"""Positions of the rows that are masked and serialized at once; twice as many are no faster."""
+RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
+HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
+BUNDLE_BYTES = 16_000_000  # text of a group of files that are one document each
+BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialized at once
 
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
 TEXT_BYTES_PER_TOKEN = 4.4
@@ -92,7 +88,7 @@ class Recipe:
     @property
     def copies(self) -> int:
         """Passes over the text."""
-        return self.settings.duplication_factor if self.settings.masking == "static" else 1
+        return self.settings.duplication_factor if self.masks else 1
 
     @property
     def longest(self) -> int:
@@ -155,10 +151,7 @@ def run(settings: TokenizeSettings) -> None:
 
 
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
-    """Estimate the bytes of the records and indexes of so many bytes of text.
-
-    `documents` is 0 where they were not counted. The last record of each is not full, which matters for short ones.
-    """
+    """Estimate the bytes of the records and indexes of so many bytes of text, with `documents` that are not full."""
     settings = recipe.settings
     records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[settings.nsp]
     size: float = STATIC_BYTES + 4 * settings.sequence_length + 7 * settings.mask_tokens
@@ -168,10 +161,7 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
 
 
 def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
-    """Return the settings that change the bytes written.
-
-    Newer ones only where they differ from their defaults, so that older folders can be continued.
-    """
+    """Return the settings that change the bytes written, newer ones only where they are not their defaults."""
     without_effect = {"input", "out", "vocab", "processes", "executor", "scheduler"}
     newer = ("nsp", "input_format", "text_field", "documents")
     fields = TokenizeSettings.model_fields
@@ -254,10 +244,8 @@ class Group:
     """Documents as one flat array of tokens."""
 
     tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: npt.NDArray[np.int64]
-    """[sentences + 1] index of each sentence's first token, and the end."""
-    documents: npt.NDArray[np.int64]
-    """[documents + 1] number of each document's first sentence, and the end."""
+    sentences: npt.NDArray[np.int64]  # index of each one's first token, and the end
+    documents: npt.NDArray[np.int64]  # number of each one's first sentence, and the end
 
 
 def encode_groups(

@@ -31,17 +31,14 @@ from bert_cli.files import read_json, write_atomically, write_json_atomically
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Ids 0 to 4 of a vocabulary trained here; other vocabularies have them anywhere."""
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a vocabulary
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, "special_tokens_map.json")
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
-LONGEST_WORD = 100
-"""Characters of a word without punctuation; a longer one is [UNK], as in Google's tokenizer."""
-KNOWN_WORDS = 400_000
-"""Distinct words in the cache, about 60 MB; then it is cleared, since new words never end."""
+LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
+KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 
 # BERT removes control characters, which joins their neighbours, but `str.split` takes all of these except the first for
 # spaces. So they are removed beforehand, and the first one marks the end of a line or of a word.
@@ -74,8 +71,7 @@ class Vocabulary:
 
     path: Path
     pieces: tuple[str, ...]
-    sha256: str
-    """Of the file's bytes."""
+    sha256: str  # of the file's bytes
 
     @property
     def ids(self) -> dict[str, int]:
@@ -155,10 +151,8 @@ class TextTokenizer:
 
     library: "Tokenizer"
     special: SpecialIds
-    pieces: tuple[str, ...]
-    """By id."""
-    fingerprint: str
-    """Of everything that decides how text is split."""
+    pieces: tuple[str, ...]  # by id
+    fingerprint: str  # of everything that decides how text is split
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
@@ -189,16 +183,16 @@ def _from_json(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     description = _read_json(path)
-    kind = description.get("model", {}).get("type")
-    if kind != "WordPiece":
+    if (kind := description.get("model", {}).get("type")) != "WordPiece":
         where = f"{path} (model.type {kind})"
         raise DataError(where, "is no WordPiece tokenizer", "give a BERT model")
     description |= dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
     try:
         return Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises Exception itself
-        problem = f"cannot be read ({error})"
-        raise DataError(str(path), problem, "take it from the model again") from error
+        raise DataError(
+            str(path), f"cannot be read ({error})", "take it from the model again"
+        ) from error
 
 
 def model_max_length(folder: Path) -> int | None:

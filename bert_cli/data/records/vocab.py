@@ -37,11 +37,9 @@ from bert_cli.files import read_json, write_json_atomically
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LETTERS = 1000
-"""Most characters in a trained vocabulary; words with others are [UNK]."""
+LETTERS = 1000  # most characters in a trained vocabulary; words with others are [UNK]
 CODE_POINTS = 0x110000
-CAPITALS = 0.05
-"""Least fraction of pieces with a capital in a cased vocabulary; Google's English one has 0.3."""
+CAPITALS = 0.05  # least fraction of pieces with one in a cased vocabulary; Google's has 0.3
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -59,10 +57,8 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     config: Path | None = path.with_name(CONFIG_FILE)
     if not path.is_file():
         if path.suffix == ".txt" or not _HUB_NAME.fullmatch(name):
-            remedy = "give a vocab.txt, a folder with one, or a model name on the Hugging Face hub"
-            raise DataError(
-                f"--vocab ({name})", f"no such file or folder with {VOCAB_FILE}", remedy
-            )
+            problem = f"no such file or folder with {VOCAB_FILE}"
+            raise DataError(f"--vocab ({name})", problem, "give one, or a model on the hub")
         path, config = _download(name)
     says_case = config is not None and config.is_file() and _check_config(config, name, cased)
     vocabulary = read_vocabulary(path)
@@ -94,7 +90,7 @@ def _download(name: str) -> tuple[Path, Path | None]:
 def _download_file(name: str, file: str) -> Path:
     """Return a file of a model on the hub, or its cached copy where the hub cannot be reached.
 
-    Its metadata are requested first: without a network the download itself would retry for 23 s and write eleven lines.
+    Its metadata are requested first, because without a network the download itself would retry for 23 s.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -214,17 +210,13 @@ def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple
     tokenizer = library_tokenizer({"[UNK]": 0}, cased=settings.cased)
     letters, continuing = _alphabet(texts(), tokenizer)
     if not letters:
-        raise DataError(
-            f"input ({settings.input})", "no text", "give a folder that `bert preprocess` wrote"
-        )
+        where, remedy = f"input ({settings.input})", "give a folder that `bert preprocess` wrote"
+        raise DataError(where, "no text", remedy)
     fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > settings.size:
-        raise ConfigError(
-            f"--size ({settings.size})",
-            "less than the special tokens and letters of this text",
-            f"give at least {least}",
-        )
+        problem = "less than the special tokens and letters of this text"
+        raise ConfigError(f"--size ({settings.size})", problem, f"give at least {least}")
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.size,
         min_frequency=settings.min_frequency,

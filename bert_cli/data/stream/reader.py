@@ -27,16 +27,12 @@ from bert_cli.data.stream.permutation import permute, record_at
 from bert_cli.data.stream.source import ByLength, Numbers, Records
 from bert_cli.errors import ConfigError, DataError
 
-BLOCK = 1024
-"""Sequences read, masked and packed at once: 15 MB at 512 positions, however large a step is."""
-MULTIPLE = 8
-"""Length buckets end at multiples of so many positions, as matrix units want them."""
-USUAL_BLOCK = 8192
-"""Largest block of a mixture where the weights allow it: just below a power of two is permuted fastest."""
-LONGEST_BLOCK = 65536
-"""Largest block: weights without a common measure are rounded to fractions of it."""
+BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
+MULTIPLE = 8  # length buckets end at multiples of so many positions, as matrix units want them
+USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
+LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
+# Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus.
 NUMBERING = "each corpus in complete epochs"
-"""Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,8 @@ class Batching:
 class Stream(Protocol):
     """Batches by step."""
 
-    fingerprint: str
-    """Changes with the examples and their order, so that a run does not continue on other ones."""
-    epoch_size: int | None
-    """Examples of an epoch; None where there is no end."""
+    fingerprint: str  # changes with the examples and their order: a run continues on no others
+    epoch_size: int | None  # examples of an epoch; None where there is no end
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...]."""
@@ -93,11 +87,9 @@ class ExampleStream(Stream, Protocol):
     """A stream of pre-training examples, which are also read by their sample indices."""
 
     batching: Batching
-    folder: Path | None
-    """Folder with the tokenizer of the examples; None for synthetic ones."""
+    folder: Path | None  # with the tokenizer of the examples; None for synthetic ones
     has_next_sentences: bool
-    sequences_per_example: float
-    """Mean number of sequences of an example: more than one in packs."""
+    sequences_per_example: float  # mean number: more than one in packs
 
     def rows(self, sample_indices: npt.ArrayLike) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""

@@ -28,11 +28,9 @@ from bert_cli.files import (
 )
 
 CONNECTIONS = 8  # one connection to object storage gives some 50 MB/s
-SMALL = 1 << 24
-"""Files up to so many bytes that are no records are compared each time that a copy is opened."""
+SMALL = 1 << 24  # bytes of a file, which is no records, that is compared when a copy is opened
 
-File = Mapping[str, Any]
-"""An entry of corpus.json: name, bytes, crc32c."""
+File = Mapping[str, Any]  # an entry of corpus.json: name, bytes, crc32c
 
 
 def local_copy(url: str, cache: Path) -> Path:

@@ -17,10 +17,8 @@ from bert_cli.data.stream.permutation import GOLDEN, mix
 from bert_cli.data.stream.reader import BLOCK, Batching, ExampleStream
 from bert_cli.errors import ConfigError
 
-SHORTEST = 6
-"""Fewest tokens of a sequence."""
-FIRST_WORD = 5
-"""Ids below are special tokens."""
+SHORTEST = 6  # tokens of a sequence
+FIRST_WORD = 5  # ids below are special tokens
 
 
 class SyntheticStream(ExampleStream):

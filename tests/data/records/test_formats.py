@@ -180,9 +180,6 @@ def test_other_bytes_than_those_of_the_format_are_rejected():
                 parse([payload], width)
 
 
-# --- lengths without reading
-
-
 @pytest.mark.parametrize("width", [2, 4])
 def test_the_size_of_its_frame_gives_the_length_of_every_dynamic_record(width):
     lengths = np.arange(1, 1101)
@@ -205,9 +202,6 @@ def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     for size in (-5, 0, 60, 10**9):
         with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
             dynamic_lengths(np.array([100, size]), 128)
-
-
-# --- columns of packs
 
 
 def test_two_packs_of_three_sequences_are_the_known_ones():

@@ -190,12 +190,9 @@ def texts(count, *, seed=0, of=(5, 50)):
 
 
 def make_records(folder, shards, kind="dynamic"):
-    payloads = [
-        dynamic_payloads(shard)
-        if kind == "dynamic"
-        else static_payloads(masked_examples(shard, S, P, len(PIECES)))
-        for shard in shards
-    ]
+    payloads = list(map(dynamic_payloads, shards))
+    if kind == "static":
+        payloads = [static_payloads(masked_examples(one, S, P, len(PIECES))) for one in shards]
     described = {"sequence_length": S, "mask_tokens": P, "masked_lm_prob": None}
     return write_folder(folder, kind, payloads, PIECES, **described)
 
@@ -241,9 +238,7 @@ def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corp
 def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
     text = inspected(capsys, corpus, "--sample", 150, "--examples", 60)
     assert "read: a sample of 150, drawn from the complete folder (seed 0)" in text
-    examples = [line for line in text.splitlines() if line.startswith("example ")]
-    files = {line.rpartition(" ")[2] for line in examples}
-    assert files == {f"wiki_{n:03}.tfrecord" for n in range(3)}
+    assert all(f"in wiki_{n:03}.tfrecord" in text for n in range(3))
     other = inspected(capsys, corpus, "--sample", 150, "--examples", 60, "--seed", 7)
     assert text.partition("example 1")[2] != other.partition("example 1")[2]
     # Each example has its pair, and each prediction in braces, the original word first.
@@ -294,10 +289,9 @@ def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
 
 
 def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
-    run = tmp_path / "runs" / "mine"
-    (run / "step_00000010").mkdir(parents=True)
+    (tmp_path / "runs/mine/step_00000010").mkdir(parents=True)
     with pytest.raises(DataError, match=r"mine is a run, see `bert runs .*runs`; give a folder"):
-        inspected(capsys, run)
+        inspected(capsys, tmp_path / "runs/mine")
 
 
 def test_remote_records_are_inspected_in_a_local_copy(tmp_path, capsys):

@@ -93,9 +93,6 @@ PINNED = {
 }
 
 
-# --- whole words
-
-
 def test_every_word_is_equally_likely_to_be_masked():
     continues = np.zeros(V, bool)
     continues[6] = True
@@ -110,9 +107,6 @@ def test_every_word_is_equally_likely_to_be_masked():
     assert np.abs(single / len(tokens) - fraction).max() < 5 * np.sqrt(fraction / len(tokens))
     # A word of two does not fit when one token is left, so it is chosen a little less often.
     assert 0.93 * fraction < counts[2:39:3].mean() / len(tokens) < fraction
-
-
-# --- spans
 
 
 def test_spans_are_complete_words_and_longer_ones_where_the_settings_say_so():

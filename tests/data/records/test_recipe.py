@@ -304,27 +304,23 @@ def test_the_first_segment_ends_at_every_sentence_equally_often(read):
 # --- spans, compared with a second implementation of the paper
 
 
-def drawn_spans(sizes: list[int], segment: list[bool], wanted: int, draw: random.Random):
-    """Return spans of one row as the paper describes them, with another generator: [words], then its toss."""
-    taken = [False] * len(sizes)
+def drawn_fates(sizes: list[int], segment: list[bool], wanted: int, draw: random.Random):
+    """Return the fates of the words of one row as the paper describes them, with another generator."""
+    fates = [0] * len(sizes)
     left, tries = wanted, 0
-    spans = []
     while left and tries < 30 * len(sizes):
         tries += 1
         first = draw.randrange(len(sizes))
-        if taken[first]:
+        if fates[first]:
             continue
         longest = draw.choices(range(1, 11), [0.2 * 0.8**count for count in range(10)])[0]
-        span = []
+        fate = 1 if draw.random() < 0.8 else 2
         for number in range(first, min(first + longest, len(sizes))):
-            if taken[number] or sizes[number] > left or segment[number] != segment[first]:
+            if fates[number] or sizes[number] > left or segment[number] != segment[first]:
                 break
-            taken[number] = True
+            fates[number] = fate
             left -= sizes[number]
-            span.append(number)
-        if span:
-            spans.append((span, draw.random()))
-    return spans
+    return fates
 
 
 def summary(fates: list[int], segment: list[bool], sizes: list[int]) -> list[int]:
@@ -363,10 +359,7 @@ def test_spans_are_distributed_as_those_drawn_by_the_paper(read):
         segment = (begins >= rows.first_lengths[row]).tolist()
         fates = np.where(hidden[row, begins], 1, 2 * rows.masked[row, begins]).tolist()
         ours.append(summary(fates, segment, of_words))
-        fates = [0] * len(begins)
-        for span, toss in drawn_spans(of_words, segment, int(wanted[row]), draw):
-            for number in span:
-                fates[number] = 1 if toss < 0.8 else 2
+        fates = drawn_fates(of_words, segment, int(wanted[row]), draw)
         theirs.append(summary(fates, segment, of_words))
     differences = np.array(ours) - np.array(theirs)
     for column in range(differences.shape[1]):

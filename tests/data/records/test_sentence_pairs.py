@@ -90,9 +90,6 @@ def test_every_sentence_of_every_other_document_is_an_equally_likely_random_next
         assert chi2 < 29 + 5 * np.sqrt(2 * 29)
 
 
-# --- truncation
-
-
 def truncated(a, b, longest):
     """Return the lengths that remain when tokens are removed one by one from the longer segment."""
     while a + b > longest:
@@ -129,18 +126,12 @@ def test_each_token_is_removed_from_the_front_with_a_chance_of_one_half(removed)
     assert abs(front.var() / (removed / 4) - 1) < 6 * np.sqrt(2 / count)
 
 
-# --- rows
-
-
 def test_a_row_of_a_single_segment_is_cls_a_sep_and_padding():
     segments = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, length=20)
     rows, lengths = gather(np.arange(10, 30), segments, SPECIAL, 20)
     assert lengths.tolist() == [7, 17]
     assert rows[0].tolist() == [2, 10, 11, 12, 13, 14, 3] + [0] * 13
     assert rows[1].tolist() == [2, *range(15, 30), 3] + [0] * 3
-
-
-# --- single segments
 
 
 def test_single_segments_hold_every_token_once_and_stay_in_their_document():

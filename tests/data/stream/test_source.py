@@ -160,24 +160,20 @@ def test_damaged_records_and_foreign_offsets_are_refused(tmp_path):
 
 def test_files_that_are_missing_or_changed_are_refused_when_opening(tmp_path):
     folder = make_corpus(tmp_path / "c", "static", [10, 10])
-    path, offsets = folder / "wiki_001.tfrecord", folder / "corpus.offsets"
-    data = path.read_bytes()
-
-    def refuses(message):
+    for name, cut, message in (
+        ("wiki_001.tfrecord", 1, r"wiki_001\.tfrecord \(\d+ bytes\).*says \d+ bytes"),
+        ("wiki_001.tfrecord", None, r"wiki_001\.tfrecord \(missing"),
+        ("corpus.offsets", 8, r"corpus\.offsets \(152 bytes\).* 20 records"),
+        ("corpus.offsets", None, r"corpus\.offsets \(0 bytes\)"),
+        ("corpus.json", None, r"corpus\.json: does not exist"),
+    ):
+        good = (folder / name).read_bytes()
+        (folder / name).unlink()
+        if cut:
+            (folder / name).write_bytes(good[:-cut])
         with pytest.raises(DataError, match=message):
             open_stream(folder)
-
-    path.write_bytes(data[:-1])
-    refuses(rf"{len(data) - 1} bytes.*says {len(data)} bytes")
-    path.unlink()
-    refuses("missing")
-    path.write_bytes(data)
-    offsets.write_bytes(offsets.read_bytes()[:-8])
-    refuses(r"corpus\.offsets \(152 bytes\).* 20 records")
-    offsets.unlink()
-    refuses(r"corpus\.offsets \(0 bytes\)")
-    (folder / "corpus.json").unlink()
-    refuses(r"corpus\.json: does not exist")
+        (folder / name).write_bytes(good)
 
 
 def test_an_impossible_offset_or_a_file_cut_during_the_run_is_an_error_and_no_crash(tmp_path):
