@@ -242,9 +242,6 @@ def test_folders_without_records_are_rejected(tmp_path):
     assert not (tmp_path / "corpus.json").exists()
 
 
-# --- bert index
-
-
 def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(tmp_path, capsys):
     for name in "abc":
         write_records(tmp_path / f"{name}.tfrecord", 6)

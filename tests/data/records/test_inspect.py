@@ -123,27 +123,8 @@ def test_equal_texts_are_counted_with_and_without_their_masks():
     assert counted(*batches).report(9)["equals_per_example"] == 6 / 4 * 8 / 3
 
 
-# --- warnings
-
-HEALTHY = {
-    "records": 10_000,
-    "files": 4,
-    "copies": 5,
-    "largest_shard_share": 0.26,
-    "tokens": 10**6,
-    "real_token_share": 0.95,
-    "predictions": 150_000,
-    "masked_share_of_tokens": 0.15,
-    "masks_shown_as_mask": 0.8,
-    "next_sentence_labels": 10_000,
-    "random_next_share": 0.5,
-    "unknown_share_of_tokens": 0.0001,
-    "pieces_per_word": 1.2,
-    "equal_pairs": 40,
-    "equals_per_example": 0.01,
-}
-WITHOUT_PAIRS = {"random_next_share": None, "next_sentence_labels": 0}
-# Change of a healthy report, the warning and its remedy.
+OF_FIVE_COPIES = {"next_sentence_labels": 0, "copies": 5, "equal_pairs": 40}
+# Change of the report of healthy records, the warning and its remedy.
 PROBLEMS = [
     ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
     ({"unknown_share_of_tokens": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
@@ -152,28 +133,28 @@ PROBLEMS = [
     ({"masked_share_of_tokens": 0.05}, "5.0% of the tokens", "--mask-tokens"),
     ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
     ({"random_next_share": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
-    ({"equals_per_example": 5.0, **WITHOUT_PAIRS}, "5.00 times more", "--deduplicate"),
+    ({"equals_per_example": 5.0, **OF_FIVE_COPIES}, "5.00 times more", "--deduplicate"),
     ({"real_token_share": 0.3}, "only 30.0% of the positions", "bert pack"),
     ({"copies": 1}, "static records of one copy", "--masking dynamic"),
     ({"predictions": 0, "masked_share_of_tokens": None}, "no token is masked", "masks"),
 ]
 # Deviations that may be chance or are unknown.
 NO_PROBLEMS = [
-    WITHOUT_PAIRS,
+    {"random_next_share": None, "next_sentence_labels": 0},
     {"random_next_share": 0.65, "next_sentence_labels": 50},
-    {"equals_per_example": 4.0, **WITHOUT_PAIRS},
+    {"equals_per_example": 4.0, **OF_FIVE_COPIES},
     {"pieces_per_word": 4.0, "tokens": 30},
     {"largest_shard_share": 1.0, "files": 1},
-    {"copies": None},
 ]
 
 
-def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_none():
+def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_none(corpus, capsys):
+    healthy = report_of(capsys, corpus)
     for change, what, remedy in PROBLEMS:
-        (warning,) = inspect.find_warnings(HEALTHY | change)
+        (warning,) = inspect.find_warnings(healthy | change)
         assert what in warning.what and remedy in warning.remedy, change
     for change in NO_PROBLEMS:
-        assert list(inspect.find_warnings(HEALTHY | change)) == [], change
+        assert list(inspect.find_warnings(healthy | change)) == [], change
 
 
 # --- the command

@@ -276,9 +276,6 @@ def test_a_vocabulary_of_more_than_65536_pieces_takes_four_bytes(home, tmp_path)
     assert parse_dynamic(payloads(out), 4).tokens.max() > 70_000
 
 
-# --- the same bytes
-
-
 def test_the_records_of_a_seed_never_change(static):
     # Runs continue on existing records: change this only with the format or the recipe.
     digest = hashlib.sha256(b"".join(payloads(static))).hexdigest()
@@ -309,9 +306,6 @@ def test_the_bytes_depend_on_the_seed_and_not_on_processes_or_a_second_run(
     other = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.tfrecord")}
     assert sorted(other) == ["wiki_000.tfrecord", "wiki_001.tfrecord"]
     assert all((static / name).read_bytes() != data for name, data in other.items())
-
-
-# --- what is rejected
 
 
 def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):

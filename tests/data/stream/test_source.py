@@ -82,20 +82,18 @@ def assert_refused(folder, message):
         index.run(IndexSettings(folder=folder, check=True, processes=1))
 
 
-def with_last_value(payload, column, value):
-    """Return a record with another last value in a column, as TensorFlow writes it."""
-    import tensorflow as tf
-
-    example = tf.train.Example.FromString(payload)
-    example.features.feature[column].int64_list.value[-1] = value
-    return example.SerializeToString()
+def changed(payload, name, data):
+    """Return a record with other bytes in a feature."""
+    features = parse_features(payload) | {name: data}
+    kinds = {b"tokens": "bytes", b"masked_lm_weights": "float"}
+    columns = [(key.decode(), kinds.get(key, "int64"), [value]) for key, value in features.items()]
+    return next(serialize_examples(columns))
 
 
 def test_an_impossible_value_is_named_by_file_record_column_value_and_range(tmp_path):
     folder = make_corpus(tmp_path / "c", "static", [5, 5])
     for column, value, shown in (
         ("input_ids", 999_999, "999999"),
-        ("input_ids", -3, "-3"),
         ("input_ids", 2**32 + 5, "2147483647"),
         ("input_mask", 2, "2"),
         ("segment_ids", 7, "7"),
@@ -107,12 +105,14 @@ def test_an_impossible_value_is_named_by_file_record_column_value_and_range(tmp_
         examples = static_examples(5, 5)
         dtype = np.float32 if column.endswith("weights") else int
         examples[column] = examples[column].astype(dtype)
-        examples[column].reshape(5, -1)[3, -1] = abs(value)
-        payloads = list(static_payloads(examples))
-        if value < 0:
-            payloads[3] = with_last_value(payloads[3], column, int(value))
-        rewrite(folder, payloads)
+        examples[column].reshape(5, -1)[3, -1] = value
+        rewrite(folder, static_payloads(examples))
         assert_refused(folder, f"{column} has {shown}")
+    payloads = list(static_payloads(static_examples(5, 5)))
+    payloads[3] = changed(payloads[3], b"input_ids", varint(2**64 - 3) * S)
+    rewrite(folder, payloads)
+    assert_refused(folder, "input_ids has -3")
+    index.run(IndexSettings(folder=folder, processes=1))
 
 
 def test_dynamic_records_are_checked_too(tmp_path, capsys):
@@ -129,15 +129,8 @@ def test_dynamic_records_are_checked_too(tmp_path, capsys):
     records = dynamic_records(5, 5)
     for extra, shown in ((1, r"\d+"), (2**70, "2147483647")):
         payloads = list(dynamic_payloads(records))
-        features = parse_features(payloads[3])
-        features[b"first_length"] = varint(int(records.lengths[3]) + extra)
-        kinds = ("int64", "int64", "bytes")
-        (payloads[3],) = serialize_examples(
-            [
-                (name.decode(), kind, [features[name]])
-                for name, kind in zip(features, kinds, strict=True)
-            ]
-        )
+        first_length = varint(int(records.lengths[3]) + extra)
+        payloads[3] = changed(payloads[3], b"first_length", first_length)
         rewrite(folder, payloads)
         assert_refused(folder, f"first_lengths has {shown}")
 
