@@ -20,10 +20,7 @@ from bert_cli.data.records.tokenizer import SpecialIds
 
 
 class Pairs(NamedTuple):
-    """Sentence pairs as ranges of a flat token array, each column [examples].
-
-    The second length of a single segment is 0.
-    """
+    """Sentence pairs as ranges of a flat token array, columns [examples]; a single segment's second length is 0."""
 
     first_start: npt.NDArray[np.int64]
     first_length: npt.NDArray[np.int64]
@@ -124,10 +121,7 @@ def fill_sentences(
 
 
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
-    """Truncate every pair to `longest` tokens.
-
-    Tokens are removed one by one from the longer segment (B if equal), from front or back at random.
-    """
+    """Truncate every pair to `longest` tokens, one by one from the longer segment (B if equal), at a random end."""
     first, second = pairs.first_length, pairs.second_length
     # A segment shrinks to the length of the other one, then both in turn, B first.
     shrunk = np.clip(longest - second, (longest + 1) // 2, first)
