@@ -74,9 +74,7 @@ class Format:
     from_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: Mapping[str, Any]
-    """config.json."""
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
-    """The tokenizer's files by name."""
 
 
 class SavedState(BaseModel):
@@ -150,8 +148,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 def remove_partial_checkpoints(folder: Path) -> list[str]:
     """Remove what interrupted writes left; return the names of the checkpoints among it.
 
-    Raises CheckpointError for a step_* without its state.json. No save leaves one, but copying or
-    removing files may, and the save of that step would fail hours later.
+    Raises CheckpointError for a step_* without its state.json, as after a copy: the save of that step would fail.
     """
     for path in folder.glob("step_*"):
         if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
@@ -193,9 +190,8 @@ def write_best(folder: Path, step: int, name: str, value: float) -> None:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint with the best score, None if none was scored."""
-    best = read_best(folder)
-    path = folder / checkpoint_name(best.step) if best else None
-    return path if path is not None and (path / STATE).is_file() else None
+    best, complete = read_best(folder), complete_checkpoints(folder)
+    return next((path for path in complete if best and step_of(path) == best.step), None)
 
 
 # --- save

@@ -1,8 +1,7 @@
 """Runs as their folders describe them, read without TensorFlow, and the numbers that summarize them.
 
-A line of metrics.jsonl with an earlier step than the line before means that the run started again from
-there: the lines beyond that step are ignored. The loss of a single step is noisy, so last and best
-values are means over a window of steps. Values that are not finite are left out of means and counted.
+The loss of a single step is noisy, so last and best values are means over a window of steps. Values
+that are not finite are left out of means and counted.
 """
 
 import json
@@ -34,11 +33,10 @@ from bert_cli.train.checkpoint import (
     complete_checkpoints,
     step_of,
 )
-from bert_cli.train.metrics import format_duration, read_line
+from bert_cli.train.metrics import HELD_OUT, format_duration, read_line
 
 Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
-HELD_OUT = "validation_"
 LOSS, ACCURACY = "loss", "accuracy"
 # A setting that only one kind of run has -> the command; the first that is present.
 COMMAND_BY_SETTING = {
@@ -83,6 +81,7 @@ class Run:
         """Return step -> its metrics, in order; a value that is not finite is None."""
         found: dict[int, Metrics] = {}
         for step, metrics in _lines(self.folder / METRICS):
+            # A run that started again repeats steps.
             while found and next(reversed(found)) >= step:
                 found.popitem()
             found[step] = metrics
@@ -178,19 +177,17 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
 
     Raises DataError for a folder that is absent or has no run, and for a run that is given twice.
     """
-    runs: list[Run] = []
+    runs: dict[Path, Run] = {}
     for folder in folders:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
             problem = f"nothing below it has {METRICS}" if folder.is_dir() else "is no folder"
             remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
-        runs += below
-    resolved = [run.folder.resolve() for run in runs]
-    for run, path in zip(runs, resolved, strict=True):
-        if resolved.count(path) > 1:
-            raise DataError(f"{where} ({run.folder})", "is given twice", "give each run once")
-    return runs
+        for run in below:
+            if runs.setdefault(run.folder.resolve(), run) is not run:
+                raise DataError(f"{where} ({run.folder})", "is given twice", "give each run once")
+    return list(runs.values())
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
@@ -237,22 +234,18 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def series(run: Run, name: str) -> tuple[Array, Array]:
     """Return the steps that have a metric, and its values; NaN where it was not finite."""
-    pairs = [(step, metrics[name]) for step, metrics in run.steps.items() if name in metrics]
-    steps = np.array([step for step, _ in pairs], np.float64)
-    values = np.array([np.nan if value is None else value for _, value in pairs], np.float64)
-    return steps, values
+    values = {step: metrics[name] for step, metrics in run.steps.items() if name in metrics}
+    # None becomes NaN.
+    return np.array([*values], np.float64), np.array([*values.values()], np.float64)
 
 
 def smoothed(values: Array, window: int) -> Array:
     """Return the mean of each value and the `window - 1` before it, of those that are finite."""
     is_finite = np.isfinite(values)
-    sums = np.cumsum(np.concatenate([[0.0], np.where(is_finite, values, 0.0)]))
-    counts = np.cumsum(np.concatenate([[0], is_finite]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    number = counts[ends] - counts[starts]
-    means = (sums[ends] - sums[starts]) / np.maximum(number, 1)
-    return np.where(number > 0, means, np.nan)
+    sums, counts = np.cumsum(np.where(is_finite, values, 0.0)), np.cumsum(is_finite)
+    for totals in (sums, counts):
+        totals[window:] -= totals[:-window].copy()
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def window_for(runs: Sequence[Run], window: int | None) -> int:
@@ -276,34 +269,32 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
 
     Last and best values are means over `window` steps. A metric that the run does not have is absent.
     """
-    summary: dict[str, float] = {"steps": float(run.step)}
-    if run.total_steps is not None:
-        summary["of steps"] = float(run.total_steps)
     losses = metric_names([run], LOSS)
+    rows = run.steps.values()
+    speeds = ("examples_per_second", "tokens_per_second")
+    names = ("gradient_norm", "seconds_per_step", "skipped", *speeds)
+    values = {name: series(run, name)[1] for name in names}
+    summary: dict[str, float] = {"steps": run.step}
+    if run.total_steps is not None:
+        summary["of steps"] = run.total_steps
     for name in (*losses, *metric_names([run], ACCURACY)):
         summary |= _last_and_best(run, name, name, window)
     for name in metric_names([run], held_out=True):
         summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
-    for name, value in run.scores.items():
-        summary[f"score {name.replace('_', ' ')}"] = value
-    for name in ("examples_per_second", "tokens_per_second"):
-        values = series(run, name)[1]
-        if np.isfinite(values).any():
-            summary[f"{name.replace('_', ' ')}, median"] = float(np.nanmedian(values))
-    gradient = smoothed(series(run, "gradient_norm")[1], window)
+    summary |= {f"score {name.replace('_', ' ')}": value for name, value in run.scores.items()}
+    for name in speeds:
+        if np.isfinite(values[name]).any():
+            summary[f"{name.replace('_', ' ')}, median"] = np.nanmedian(values[name])
+    gradient = smoothed(values["gradient_norm"], window)
     if np.isfinite(gradient).any():
-        summary["gradient norm, last"] = float(gradient[np.isfinite(gradient)][-1])
-    seconds = series(run, "seconds_per_step")[1]
-    if len(seconds):
-        summary["seconds in steps"] = float(np.nansum(seconds))
-    skipped = series(run, "skipped")[1]
-    if np.nansum(skipped):
-        summary["steps skipped"] = float(np.nanmax(skipped))
-    rows = run.steps.values()
-    not_finite = sum(any(metrics.get(name, 0.0) is None for name in losses) for metrics in rows)
-    if not_finite:
-        summary["steps whose loss is not finite"] = float(not_finite)
-    return summary
+        summary["gradient norm, last"] = gradient[np.isfinite(gradient)][-1]
+    if len(values["seconds_per_step"]):
+        summary["seconds in steps"] = np.nansum(values["seconds_per_step"])
+    if np.nansum(values["skipped"]):
+        summary["steps skipped"] = np.nanmax(values["skipped"])
+    if count := sum(any(row.get(name, 0.0) is None for name in losses) for row in rows):
+        summary["steps whose loss is not finite"] = count
+    return {name: float(value) for name, value in summary.items()}
 
 
 def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:
@@ -314,21 +305,20 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
     best = int(np.nanargmin(values) if name.endswith(LOSS) else np.nanargmax(values))
     label = label.replace("_", " ")
     return {
-        f"{label}, last": float(values[np.isfinite(values)][-1]),
-        f"{label}, best": float(values[best]),
-        f"{label}, step of the best": float(steps[best]),
+        f"{label}, last": values[np.isfinite(values)][-1],
+        f"{label}, best": values[best],
+        f"{label}, step of the best": steps[best],
     }
 
 
 def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
-    shared = [name for name in summaries[0] if all(name in other for other in summaries)]
-    values = {name: [summary[name] for summary in summaries] for name in shared}
-    several = len(summaries) > 1
-    return {
-        name: (statistics.mean(row), statistics.stdev(row) if several else None)
-        for name, row in values.items()
-    }
+    spreads: dict[str, tuple[float, float | None]] = {}
+    for name in summaries[0]:
+        row = [summary[name] for summary in summaries if name in summary]
+        if len(row) == len(summaries):
+            spreads[name] = statistics.mean(row), statistics.stdev(row) if len(row) > 1 else None
+    return spreads
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:

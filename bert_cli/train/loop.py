@@ -1,9 +1,6 @@
 """The training loop (`train`): read the batch of a step, run it, call the hooks; and what the loop works with.
 
-`State` is the four things of a run that change; everything else is a function of the settings and the step. `Step` runs
-one step; one whose gradient is not finite updates nothing and is counted. `StopRequest` turns signals into a request to
-stop between micro-batches: the step is abandoned, and the state before it is saved. `BackgroundWriter` writes a copy
-of the state in a thread, so that training waits only for the copy.
+`State` is the four things of a run that change; everything else is a function of the settings and the step.
 """
 
 import math
@@ -12,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -32,6 +30,7 @@ Array = npt.NDArray[Any]
 Hook = Callable[["Info"], None]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING = "saving and stopping; once more stops at once"
 REPEAT_SECONDS = 5.0
 """A SIGTERM so soon after the first request is taken for the same one: SLURM and its srun both send it."""
 
@@ -41,7 +40,6 @@ class State:
     """What changes in a run."""
 
     weights: Mapping[str, Value]
-    """By name."""
     moments: Mapping[str, tuple[Value, Value]]
     """The optimizer's two float32 moments of each weight."""
     loss_scale: LossScale
@@ -138,11 +136,7 @@ class Step:
 def means(
     sums: Mapping[str, float], counts: Mapping[str, float], table: Mapping[str, tuple[str, str]]
 ) -> dict[str, float]:
-    """Return each metric of a head's table: a sum divided by a count.
-
-    A metric is left out if its count is 0 (no example has a next sentence) or if the head has no such sum (a regression
-    has no accuracy).
-    """
+    """Return each metric of a head's table: a sum divided by a count, if there is a sum and the count is not 0."""
     return {
         name: sums[over] / counts[by]
         for name, (over, by) in table.items()
@@ -157,9 +151,8 @@ class Info:
     step: int
     """Steps completed."""
     metrics: dict[str, float]
-    """Metrics of the step. A hook may add some for the hooks after it."""
+    """A hook may add some for the hooks after it."""
     batch: Batch
-    """The batch of the step, arrays [M, B, ...]."""
     seconds_waited: float
     """How long the loop waited for the batch."""
 
@@ -216,7 +209,7 @@ class StopRequest:
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._handlers.items():
             # A handler that was not set from Python is None.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler or signal.SIG_DFL)
 
     def __call__(self) -> bool:
         """Return whether a stop was requested."""
@@ -230,8 +223,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self._requested_at = now
         # Not `print`, which the handler may have interrupted.
-        name = signal.Signals(number).name
-        os.write(2, f"{name}: saving and stopping; once more stops at once\n".encode())
+        os.write(2, f"{signal.Signals(number).name}: {STOPPING}\n".encode())
 
 
 def train(
@@ -264,33 +256,32 @@ class BackgroundWriter:
     """Runs one write at a time in a thread. As a context it waits for the last one."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._write: Future[None] = Future()
+        self._write.set_result(None)
 
     def start(self, write: Callable[[], None]) -> None:
         """Start a write when the one before has ended. Raises that one's error."""
         self.wait()
+        future = self._write = Future()
+
+        def run() -> None:
+            try:
+                write()
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+
         # A daemon: a run that is killed by a second request to stop does not wait for a disk.
-        self._thread = threading.Thread(target=self._run, args=(write,), name="save", daemon=True)
-        self._thread.start()
+        threading.Thread(target=run, name="save", daemon=True).start()
 
     def check(self) -> None:
-        """Raise the error of a write that has failed, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Raise the error of a write that has failed."""
+        if self._write.done():
+            self._write.result()
 
     def wait(self) -> None:
         """Wait until everything is written. Raises the error of a write that failed."""
-        if self._thread is not None:
-            self._thread.join()
-        self.check()
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
+        self._write.result()
 
     def __enter__(self) -> "BackgroundWriter":
         return self
@@ -299,5 +290,5 @@ class BackgroundWriter:
         """Wait, also after an error of the run, but not after KeyboardInterrupt."""
         if kind is None:
             self.wait()
-        elif issubclass(kind, Exception) and self._thread is not None:
-            self._thread.join()
+        elif issubclass(kind, Exception):
+            self._write.exception()

@@ -26,20 +26,31 @@ from bert_cli.config.load import leaves
 from bert_cli.errors import CheckpointError, DataError, needs_extra
 from bert_cli.files import write_atomically
 from bert_cli.processes import console
+from bert_cli.train.loop import STOPPING
 
+HELD_OUT = "validation_"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
-STOPPING = "saving and stopping; once more stops at once"
 silent = False
 """Whether this process prints nothing: of several that make one run, only rank 0 prints."""
+# Until wandb's server must have answered first; the run continues meanwhile. If the run ends sooner, wandb itself
+# waits for it (measured: ten seconds more than this, whether the server refuses or hangs).
 START_SECONDS = 20.0
-"""Until wandb's server must have answered first; the run continues meanwhile. If the run ends sooner, wandb itself
-waits for it (measured: ten seconds more than this, whether the server refuses or hangs)."""
+# For sending the rest at the end of a run.
 FINISH_SECONDS = 12.0
-"""For sending the rest at the end of a run."""
+# Until the run ends without a tracker: less than its other processes wait for rank 0.
 LEAVE_SECONDS = 15.0
-"""Until the run ends without a tracker: less than its other processes wait for rank 0."""
+# Settings that cannot influence how good a run is.
+NO_HPARAMS = (
+    "about",
+    "save_ckpt_path",
+    "tensorboard_dir",
+    "wandb",
+    "cluster",
+    "dry_run",
+    "compile_only",
+)
 
 
 # --- metrics.jsonl
@@ -60,7 +71,6 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **finite}) + "\n")
         except OSError as error:
-            # A checkpoint could not be written either.
             problem = f"cannot be written ({error.strerror})"
             remedy = "make room, then run the same command again"
             raise CheckpointError(str(path), problem, remedy) from error
@@ -125,23 +135,20 @@ def _format_speed(metrics: Metrics) -> str:
 
 
 def format_losses(metrics: Metrics) -> str:
-    """Return losses with their accuracies: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
+    """Return losses with their accuracies, without held-out ones: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
 
-    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`. Held-out metrics are left out.
+    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`.
     """
-    own = {name: value for name, value in metrics.items() if not name.startswith("validation_")}
     parts = []
-    for name, value in own.items():
-        if not name.endswith("loss"):
-            continue
-        head = name.removesuffix("loss")
+    for head in (n.removesuffix("loss") for n in metrics if n.endswith("loss")):
         accuracies = [
-            f"{other[len(head) : -len('accuracy')].rstrip('_')} {100 * own[other]:.1f} %".lstrip()
-            for other in own
-            if other.startswith(head) and other.endswith("accuracy")
+            f"{name[len(head) :].removesuffix('accuracy').rstrip('_')} {100 * value:.1f} %".lstrip()
+            for name, value in metrics.items()
+            if name.startswith(head) and name.endswith("accuracy") and not name.startswith(HELD_OUT)
         ]
-        text = f" ({', '.join(accuracies)})" if accuracies else ""
-        parts.append(f"{head.rstrip('_') or 'loss'} {value:.4f}{text}")
+        if not head.startswith(HELD_OUT):
+            text = f" ({', '.join(accuracies)})" if accuracies else ""
+            parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
     return "  ".join(parts)
 
 
@@ -164,11 +171,8 @@ class Pace:
     """
 
     def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total_steps = total_steps
-        self.clock = clock
-        self.started = clock()
-        self.recent: deque[float] = deque(maxlen=20)
-        self.first = True
+        self.total_steps, self.clock, self.started = total_steps, clock, clock()
+        self.recent: deque[float] | None = None
 
     def restart(self) -> None:
         """Start the clock of the next step."""
@@ -178,9 +182,10 @@ class Pace:
         """Return the metrics of speed of the step that has just ended; `tokens` exclude padding."""
         now = self.clock()
         seconds, self.started = max(now - self.started, 1e-9), now
-        if not self.first:
+        if self.recent is None:
+            self.recent = deque(maxlen=20)
+        else:
             self.recent.append(seconds)
-        self.first = False
         mean = sum(self.recent) / len(self.recent) if self.recent else seconds
         return {
             "examples_per_second": examples / seconds,
@@ -193,8 +198,8 @@ class Pace:
 class ProgressBar:
     """A progress bar and a line of metrics at the bottom of a terminal, from step `done` to `total_steps`.
 
-    Use it as a context; `shown` is False where standard output is no terminal. `stop_requested` is checked
-    at each refresh, because the message of the signal handler is overwritten.
+    Use it as a context; `shown` is False where standard output is no terminal, and after an error of the bar.
+    `stop_requested` is checked at each refresh, because the message of the signal handler is overwritten.
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
@@ -227,26 +232,19 @@ class ProgressBar:
     def _start(self) -> None:
         from rich.console import Group
         from rich.live import Live
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TimeElapsedColumn
         from rich.text import Text
 
+        percentage, left = "{task.percentage:.1f} %", "{task.fields[left]}"
+        columns = ("{task.description}", BarColumn(None), percentage, TimeElapsedColumn(), left)
         terminal = console()
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:.1f} %"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=terminal,
-            expand=True,
-        )
-        first = f"step {self.done:,}/{self.total_steps:,}"
-        self.bar.add_task(first, total=self.total_steps, completed=self.done, left="")
+        self.bar = Progress(*columns, console=terminal, expand=True)
+        text = f"step {self.done:,}/{self.total_steps:,}"
+        self.bar.add_task(text, total=self.total_steps, completed=self.done, left="")
         self.text = Text(no_wrap=True, overflow="ellipsis")
 
         def lines() -> Group:
-            stopping = [STOPPING] if self.stop_requested() else []
-            return Group(self.bar, self.text, *stopping)
+            return Group(self.bar, self.text, *([STOPPING] if self.stop_requested() else []))
 
         self.live = Live(
             get_renderable=lines, console=terminal, transient=True, refresh_per_second=2
@@ -256,13 +254,10 @@ class ProgressBar:
         terminal.show_cursor(True)
 
     def _show(self, step: int, metrics: Metrics) -> None:
-        left = metrics.get("seconds_left")
-        self.bar.update(
-            self.bar.task_ids[0],
-            completed=step,
-            description=f"step {step:,}/{self.total_steps:,}",
-            left="" if left is None else f"{format_duration(left)} left",
-        )
+        seconds = metrics.get("seconds_left")
+        left = "" if seconds is None else f"{format_duration(seconds)} left"
+        task, text = self.bar.task_ids[0], f"step {step:,}/{self.total_steps:,}"
+        self.bar.update(task, completed=step, description=text, left=left)
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
         self.text.plain = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
 
@@ -273,14 +268,13 @@ class ProgressBar:
 def tensorboard(
     folder: Path, run_settings: Mapping[str, Any], last: int, closing: ExitStack
 ) -> Reporter:
-    """Return a reporter that writes TensorBoard's event files; the settings go to HParams.
-
-    The run is marked as successful after step `last`.
-    """
+    """Return a reporter that writes TensorBoard's event files, with settings for HParams and success at step `last`."""
 
     def start(own: ExitStack) -> Reporter:
         import tensorflow as tf
 
+        chosen = {name: value for name, value in run_settings.items() if name not in NO_HPARAMS}
+        scalars = {n: v for n, v in leaves(chosen) if isinstance(v, bool | int | float | str)}
         writer = tf.summary.create_file_writer(str(folder))
         own.callback(writer.close)
         success: bytes | None = None
@@ -289,7 +283,7 @@ def tensorboard(
 
             success = summary.session_end_pb(api_pb2.STATUS_SUCCESS).SerializeToString()
             with writer.as_default(step=0):
-                api.hparams(scalars(run_settings))
+                api.hparams(scalars)
         except ModuleNotFoundError:
             extra = needs_extra("tensorboard")
             print_line(f"tensorboard: writes no settings for HParams, which {extra}")
@@ -307,21 +301,6 @@ def tensorboard(
     return in_background("tensorboard", start, closing)
 
 
-def scalars(run_settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the settings that may influence how good a run is and are a number or a string, by dotted names."""
-    others = {
-        "about",
-        "save_ckpt_path",
-        "tensorboard_dir",
-        "wandb",
-        "cluster",
-        "dry_run",
-        "compile_only",
-    }
-    chosen = {name: value for name, value in run_settings.items() if name not in others}
-    return {n: value for n, value in leaves(chosen) if isinstance(value, bool | int | float | str)}
-
-
 def wandb(
     settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
 ) -> Reporter:
@@ -337,8 +316,7 @@ def wandb(
         identity = folder / "wandb_id"
         if not identity.exists():
             # A sweep sets the id.
-            new = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-            identity.write_text(new, encoding="utf-8")
+            identity.write_text(os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
         run = client.init(
             entity=settings["entity"],
             project=settings["project"],
@@ -346,7 +324,7 @@ def wandb(
             tags=list(settings["tags"]),
             config=dict(run_settings),
             dir=str(folder),
-            id=identity.read_text(encoding="utf-8"),
+            id=identity.read_text(),
             resume="allow",
             settings=client.Settings(init_timeout=START_SECONDS, finish_timeout=FINISH_SECONDS),
         )

@@ -241,17 +241,15 @@ def test_the_run_continues_during_a_write_and_a_second_write_waits_for_the_first
     assert disk.written == [0, 1]
 
 
-def test_an_error_of_a_write_is_raised_once_at_the_next_check_or_at_the_end():
+def test_an_error_of_a_write_is_raised_by_each_call_and_at_the_end():
     def fail() -> None:
         raise OSError("the disk is full")
 
-    writer = BackgroundWriter()
-    writer.start(fail)
-    with pytest.raises(OSError, match="full"):
-        writer.wait()
-    writer.check()
-    with pytest.raises(OSError, match="full"), writer:
+    with pytest.raises(OSError, match="full"), BackgroundWriter() as writer:
         writer.start(fail)
+    for call in (writer.wait, writer.check, lambda: writer.start(fail)):
+        with pytest.raises(OSError, match="full"):
+            call()
 
 
 @pytest.mark.parametrize(("error", "waits"), [(ValueError, True), (KeyboardInterrupt, False)])

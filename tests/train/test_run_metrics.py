@@ -11,8 +11,8 @@ import pytest
 
 from bert_cli.train import metrics
 from bert_cli.train.checkpoint import write_best
+from bert_cli.train.loop import STOPPING
 from bert_cli.train.metrics import (
-    STOPPING,
     Pace,
     ProgressBar,
     format_duration,
