@@ -200,13 +200,11 @@ def best_checkpoint(folder: Path) -> Path | None:
 def fixed_settings(
     settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
-    """Return what two starts must share to be one run: the settings of FIXED and numbers that follow.
-
-    The micro-batch size is among them, because dropout is a function of the micro-batch.
-    """
+    """Return what two starts must share to be one run: the settings of FIXED and numbers that follow."""
     stored_names = {"length_buckets": "length_bins"}
     return {
         **{stored_names.get(name, name): settings[name] for name in FIXED if name in settings},
+        # Dropout is a function of the micro-batch.
         "micro_batch_size": settings["global_batch"]["micro_batch_size"],
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,

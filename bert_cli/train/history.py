@@ -123,10 +123,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Return `running`, `done`, `stopped`, `killed` or `empty`.
-
-        A stopped run has a checkpoint of its last step, a killed one has steps after its last checkpoint.
-        """
+        """Return `running`, `done`, `stopped`, `killed` (with steps after its last checkpoint) or `empty`."""
         if is_locked(self.folder / LOCK):
             return "running"
         saved = self.checkpoints[-1] if self.checkpoints else 0
@@ -265,10 +262,7 @@ def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = Fals
 
 
 def summary_of(run: Run, window: int) -> dict[str, float]:
-    """Return last and best of each loss and accuracy, held-out scores, speed and duration, by name.
-
-    Last and best values are means over `window` steps. A metric that the run does not have is absent.
-    """
+    """Return what a run has of last and best losses and accuracies over `window` steps, scores and speed, by name."""
     losses = metric_names([run], LOSS)
     rows = run.steps.values()
     speeds = ("examples_per_second", "tokens_per_second")
@@ -322,10 +316,7 @@ def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, f
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return dotted name -> value in each run of the settings that are not the same in all.
-
-    A setting is `ABSENT` from a run of another kind or of an earlier version.
-    """
+    """Return dotted name -> value in each run, or `ABSENT`, of the settings that are not the same in all."""
     names = dict.fromkeys(name for run in runs for name in run.flat_settings)
     found = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
     return {

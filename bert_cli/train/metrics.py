@@ -135,9 +135,9 @@ def _format_speed(metrics: Metrics) -> str:
 
 
 def format_losses(metrics: Metrics) -> str:
-    """Return losses with their accuracies, without held-out ones: `mlm 6.9524 (12.1 %)  nsp 0.6931 (50.0 %)`.
+    """Return losses with their accuracies: `mlm 6.9524 (12.1 %)`, `loss 2.1 (start 40.0 %, end 41.2 %)`.
 
-    Several accuracies of one loss are named: `loss 2.1 (start 40.0 %, end 41.2 %)`.
+    Held-out metrics are left out.
     """
     parts = []
     for head in (n.removesuffix("loss") for n in metrics if n.endswith("loss")):
@@ -304,10 +304,7 @@ def tensorboard(
 def wandb(
     settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
 ) -> Reporter:
-    """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run.
-
-    `closing` ends it, because a second run of this process would be taken for the same.
-    """
+    """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
 
     def start(own: ExitStack) -> Reporter:
         import wandb as client
@@ -337,10 +334,9 @@ def wandb(
 def in_background(
     name: str, start: Callable[[ExitStack], Reporter], closing: ExitStack
 ) -> Reporter:
-    """Return a reporter whose tracker starts, reports and ends in a thread.
+    """Return a reporter whose tracker starts, reports and ends in a thread; its exception is only printed.
 
-    `start` returns the tracker's reporter and registers its end. When `closing` ends, the tracker has
-    LEAVE_SECONDS for the rest. An exception of the tracker is printed once and has no other effect.
+    `start` returns the tracker's reporter and registers its end. When `closing` ends, it has LEAVE_SECONDS for that.
     """
     waiting: queue.SimpleQueue[tuple[int, Metrics] | None] = queue.SimpleQueue()
     last, failed = 0, threading.Event()

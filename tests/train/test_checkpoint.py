@@ -300,7 +300,8 @@ def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_pa
     moment, newest, partial = random.Random(1984), 0, 0
     w, first, second = (tf.Variable(tf.zeros(1 << 21)) for _ in range(3))
     state = State({"w": w}, {"w": (first, second)}, SCALE)
-    for _ in range(10):
+    # Until some kills have hit a save, and saving continued between them.
+    while partial < 4 or newest < 4:
         with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tmp_path]) as child:
             # Until it saves, and a random part of a second more.
             until = time.monotonic() + 30
@@ -319,9 +320,6 @@ def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_pa
         newest = state.step
         partial += len(remove_partial_checkpoints(tmp_path))
         assert sorted(tmp_path.iterdir()) == complete
-    # Some kills hit a save, and saving continued between them.
-    assert partial > 3
-    assert newest > 3
 
 
 # --- errors of the disk
