@@ -1,8 +1,7 @@
 """BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), and the last ones of a task.
 
-Running the model is calling the blocks in order; a pipeline stage is a slice of the list. A block can be
-built alone, on the current device: its weights' names and first values follow from the seed and its name,
-its dropout ids from its number. Only `heads` needs something from another block, the word table of `emb`.
+Running the model is calling the blocks in order; a pipeline stage is a slice of the list. A block can be built alone,
+on the current device: its weights' first values follow from the seed and its name, its dropout ids from its number.
 """
 
 import hashlib
@@ -53,11 +52,10 @@ def build_block(
     labels: int = 2,
     chunks: int = 1,
 ) -> keras.layers.Layer:
-    """Build one block, with its first weights, on the current device.
+    """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
-    `policy` is a Keras policy: the dtypes of variables and of matrix products. Only `heads` takes the `word_table` of
-    `emb`: its weights then include it, with its value unchanged. `labels` are the outputs of a task's head, `chunks`
-    those of the vocabulary in the masked-LM loss.
+    Only `heads` takes the `word_table` of `emb`, with its value unchanged. `labels` are the outputs of a task's head,
+    `chunks` those of the vocabulary in the masked-LM loss.
     """
     kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
     layers = int(number) if number else config.num_hidden_layers
@@ -104,10 +102,7 @@ def word_table(emb: keras.layers.Layer) -> keras.Variable:
 
 
 def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:
-    """Return every weight of the blocks once, by its path, in running order.
-
-    The word table has the path `emb/word/embeddings`, also in a list that has `heads` alone.
-    """
+    """Return every weight of the blocks once, by its path, in running order."""
     return {weight.path: weight for _, block in blocks for weight in block.weights}
 
 
@@ -116,8 +111,7 @@ def initial_value(
 ) -> npt.NDArray[np.float32]:
     """Return the first value of a weight: a function of the run's seed and the weight's name.
 
-    Kernels and tables are drawn from a normal distribution of standard deviation `deviation`, truncated
-    at two of them (as in Devlin et al. 2019); biases and betas are 0, gammas 1.
+    Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     """
     kind = name.rpartition("/")[2]
     if kind in ("bias", "beta", "gamma"):

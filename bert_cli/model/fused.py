@@ -1,11 +1,9 @@
 """Dropout and the other operations between matrix products, in float32 whatever the compute dtype.
 
-A dropout mask is a function of run seed, sample index of the micro-batch, dropout id and position. Three fused
-operations: bias and GELU; bias, dropout, residual and LayerNorm; attention scores to attention probabilities. Each has
-a plain form in `keras.ops` and, for TensorFlow after `compile_fused(True)`, a form in which XLA makes one kernel of the
-forward pass and one of the backward pass. The compiled form saves only its inputs, in the compute dtype, and draws
-dropout again. Matrix products and sums of columns stay with TensorFlow, whose library is faster for them on CPUs (four
-times for products of 16 bits).
+A dropout mask is a function of run seed, sample index of the micro-batch, dropout id and position. The fused operations
+have a plain form in `keras.ops` and, for TensorFlow after `compile_fused(True)`, one in which XLA makes one kernel of
+the forward pass and one of the backward pass; it saves only its inputs, in the compute dtype, and draws dropout again.
+Matrix products and sums of columns stay with TensorFlow, whose library is faster for them on CPUs.
 """
 
 import math
@@ -29,8 +27,7 @@ Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
 
-# Odd, so that id -> id * constant is one to one in 32 bits; large, so that the dropouts of neighbouring
-# run seeds get different seeds.
+# Odd: id -> id * constant is one to one in 32 bits. Large: the dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
 
 _compiles = False
@@ -59,10 +56,8 @@ def value_of(weight: Tensor) -> Tensor:
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a differentiable function; `function` returns (results, function of their gradients).
-
-    Other backends than TensorFlow differentiate `function` themselves, with more memory.
-    """
+    """Return a differentiable function; `function` returns (results, function of their gradients)."""
+    # Other backends differentiate the function themselves, with more memory.
     if tf is None:
         return lambda *arguments: function(*arguments)[0]
     wrapped: Callable[..., Any] = tf.custom_gradient(function)
@@ -77,22 +72,17 @@ def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
         return tf.identity(x)
 
 
-def matmul_with_transpose(x: Tensor, table_VD: Tensor) -> Tensor:
-    """Return [M, D] times the transpose of [V, D]: [M, V]; both in one dtype.
+def matmul_transposed(
+    x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
+    """Return the product of two matrices of one dtype, either of them transposed.
 
-    TensorFlow's product reads the table as it is stored; an explicit transpose copies it in the
-    backward pass, and `einsum` of float16 is 6 times slower on CPUs.
+    TensorFlow reads them as they are stored; an explicit transpose copies, and `einsum` of float16 is 6 times slower.
     """
-    if tf is None:
-        return ops.matmul(x, ops.transpose(table_VD))
-    return tf.matmul(x, table_VD, transpose_b=True)
-
-
-def matmul_of_transpose(x: Tensor, y: Tensor) -> Tensor:
-    """Return the transpose of [M, V] times [M, D]: [V, D]; both in one dtype, without copies."""
-    if tf is None:
-        return ops.matmul(ops.transpose(x), y)
-    return tf.matmul(x, y, transpose_a=True)
+    if tf is not None:
+        return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
+    x = ops.transpose(x) if transpose_a else x
+    return ops.matmul(x, ops.transpose(y) if transpose_b else y)
 
 
 def argmax(x: Tensor) -> Tensor:
@@ -108,8 +98,7 @@ def argmax(x: Tensor) -> Tensor:
 def dropout_seed(key: Tensor | None, dropout_id: int) -> Tensor | None:
     """Return the int32 seed of one dropout; None, for no dropout, without a key.
 
-    `key` is int32 [2], (run seed, sample index of the micro-batch); no other dropout of the model has the
-    same `dropout_id`.
+    `key` is int32 [2], (run seed, sample index of the micro-batch); each dropout of the model has its own id.
     """
     if key is None:
         return None
@@ -126,23 +115,17 @@ def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
 def keep_mask(shape: tuple[Any, ...], rate: float, seed: Tensor) -> Tensor:
     """Return a boolean tensor, False with probability `rate`: a function of its arguments.
 
-    Integer bits from a hash of the element's index and the seed are compared with a threshold: no generator, no
-    state, nothing to save for the backward pass, and the same mask in eager mode, in a graph, under XLA, on every
-    backend of Keras and when a block is recomputed. XLA fuses the hash into the kernel that uses the mask: 15 times
-    faster than drawing Philox bits before it (0.5 ms and 7.7 for the attention of 8 examples of 128 positions, one
-    core). Signed arithmetic that wraps, because not every backend multiplies unsigned integers.
+    A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
+    pass, and the same mask in eager mode, in a graph, under XLA and on every backend of Keras. XLA fuses the hash into
+    the kernel that uses the mask: 15 times faster than drawing Philox bits before it. Signed arithmetic that wraps,
+    because not every backend multiplies unsigned integers.
     """
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"dropout rate ({rate}): not in [0, 1)")
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
 
 
 def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
-    """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
-
-    Float32 in and out. Without a seed, or with a rate of 0, `x` is returned.
-    """
+    """Zero each element of a float32 tensor with probability `rate` and scale the others by 1 / (1 - rate)."""
     if seed is None or rate == 0.0:
         return x
     keep = ops.cast(keep_mask(ops.shape(x), rate, seed), "float32")
@@ -152,10 +135,8 @@ def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
 def _indices_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """Return the index of each element, counted row by row from `first`, int32 that wraps.
 
-    Raises ValueError for a shape that is not known when the graph is made: the mask would be wrong.
-
     A sum of one short range for each axis, of which `first` is known only at run time: a range of all elements would
-    be stored as constants, 6 MB in a kernel for the attention of 8 examples of 128 positions, and 100 MB for 512.
+    be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
     """
     if not all(isinstance(size, int) for size in shape):
         raise ValueError(f"dropout of shape {shape}: must be known when the graph is made")
@@ -221,8 +202,7 @@ def add_and_normalize(
 ) -> Tensor:
     """Return LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
 
-    Product and residual [..., D] have one dtype, which the result has too. The end of both halves of a
-    post-norm encoder layer (Vaswani et al. 2017, section 3.1).
+    Product and residual [..., D] have one dtype, which the result has too.
     """
     if _is_compiled(product):
         inputs, fixed = (product, residual, bias, *scale), {"rate": rate, "epsilon": epsilon}
@@ -235,10 +215,16 @@ def attention_probabilities(
     scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None
 ) -> Tensor:
     """Return softmax of scores [B, N, S, S] plus the attention bias, then dropout, in the dtype of the scores."""
-    if _is_compiled(scores):
-        return _softmax_compiled(scores, bias, rate, seed)
-    probabilities = ops.softmax(float32(scores) + bias, axis=-1)
-    return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
+    if not _is_compiled(scores):
+        probabilities = ops.softmax(float32(scores) + bias, axis=-1)
+        return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
+
+    @tf.custom_gradient
+    def operation(scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        dropped, probabilities = _kernel(_softmax_forward, rate=rate)(seed, scores, bias)
+        return dropped, partial(_kernel(_softmax_backward, rate=rate), seed, probabilities)
+
+    return operation(scores)
 
 
 def _add_residual(
@@ -262,8 +248,8 @@ def _fused(
 ) -> Tensor:
     """Run an operation in two kernels; the backward pass reads the same inputs again.
 
-    `backward` returns the gradients of the first inputs, and what is to be summed for the others. XLA sums
-    columns on a CPU one number at a time: 8.4 of 13.3 ms of GELU's backward pass for 1,024 x 3,072.
+    `backward` returns the gradients of the first inputs, and for the others what TensorFlow sums: XLA sums columns on
+    a CPU one number at a time, 63 % of the time of GELU's backward pass.
     """
 
     @tf.custom_gradient
@@ -294,7 +280,6 @@ def _gelu_backward(product: Tensor, bias: Tensor, gradient: Tensor) -> Gradients
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
-    """Return Phi(x), the distribution function of the normal distribution."""
     return 0.5 * (1.0 + ops.erf(x * math.sqrt(0.5)))
 
 
@@ -317,15 +302,6 @@ def _norm_backward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: f
     dropped = dropout(joined_gradient, rate, seed)
     gradients = ops.cast(dropped, product.dtype), ops.cast(joined_gradient, residual.dtype)
     return gradients, (dropped, gradient * normal, gradient)
-
-
-def _softmax_compiled(scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None) -> Tensor:
-    @tf.custom_gradient
-    def operation(scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        dropped, probabilities = _kernel(_softmax_forward, rate=rate)(seed, scores, bias)
-        return dropped, partial(_kernel(_softmax_backward, rate=rate), seed, probabilities)
-
-    return operation(scores)
 
 
 def _softmax_forward(

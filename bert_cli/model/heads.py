@@ -4,8 +4,8 @@
 the loss is a sum divided by a count of the complete step (masked positions, examples). Micro-batches, replicas and
 accumulation then only add, and the gradient is that of the one big batch, however the padding falls.
 
-Shapes: B examples, S sequence length, P masked positions, M = B * P, C sequences of a pack (1 without packing), D
-hidden size, V vocabulary size, W tokens of a chunk, L labels.
+Sections are those of Devlin et al. 2019. Shapes: B examples, S sequence length, P masked positions, M = B * P, C
+sequences of a pack (1 without packing), D hidden size, V vocabulary size, W tokens of a chunk, L labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,7 @@ from bert_cli.model.fused import (
     dropout_seed,
     float32,
     gelu,
-    matmul_of_transpose,
-    matmul_with_transpose,
+    matmul_transposed,
     run_after,
     value_of,
 )
@@ -59,8 +58,8 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        scores_MV = ops.cast(matmul_with_transpose(*self._factors(x_BPD)), "float32")
-        scores_MV = scores_MV + ops.cast(self.bias, "float32")
+        product_MV = matmul_transposed(*self._factors(x_BPD), transpose_b=True)
+        scores_MV = float32(product_MV) + float32(self.bias)
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
     def loss_sums(
@@ -81,7 +80,7 @@ class MaskedLM(ConfiguredLayer):
 
 
 class PretrainingHeads(Head):
-    """Block `heads`: masked-LM and next-sentence prediction (Devlin et al. 2019, section 3.1)."""
+    """Block `heads`: masked-LM and next-sentence prediction (section 3.1)."""
 
     READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
     COUNTS: ClassVar[Mapping[str, str]] = {
@@ -115,11 +114,7 @@ class PretrainingHeads(Head):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Return the sum of both losses.
-
-        `labels` are `masked_lm_ids` and `masked_lm_weights` [B, P], `next_sentence_labels` and, where not
-        every sequence has one, `next_sentence_weights` [B], of packs [B, C].
-        """
+        """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], of packs [B, C]."""
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
@@ -136,10 +131,7 @@ class PretrainingHeads(Head):
 
 
 class QuestionAnswering(Head):
-    """Block `qa_head`: scores of each position as the start and the end of an answer.
-
-    Devlin et al. 2019, section 4.2. Padding has the scores of a masked position of attention.
-    """
+    """Block `qa_head`: scores of each position as the start and the end of an answer (section 4.2)."""
 
     READS = ("input_mask", "start_positions", "end_positions")
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -182,10 +174,7 @@ class Classifier(Head):
 
 
 class SequenceClassification(Classifier):
-    """Block `glue_head`: a classifier of the pooled [CLS]; with one output, regression.
-
-    Devlin et al. 2019, section 4.1. A regression has no accuracy.
-    """
+    """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression."""
 
     READS = ("labels",)
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -211,10 +200,7 @@ class SequenceClassification(Classifier):
 
 
 class TokenClassification(Classifier):
-    """Block `token_head`: a classifier of every position; only weighted positions count.
-
-    Devlin et al. 2019, section 5.3: a word is labelled at its first piece.
-    """
+    """Block `token_head`: a classifier of every position (section 5.3); only weighted positions count."""
 
     READS = ("labels", "label_weights")
     COUNTS: ClassVar[Mapping[str, str]] = {"words": "label_weights"}
@@ -247,13 +233,9 @@ class RowState(NamedTuple):
     """The state of each row [M] after some chunks, float32 but for the best token."""
 
     largest: Tensor
-    """Largest score so far."""
-    exponentials: Tensor
-    """Sum of exp(score - largest)."""
-    label_score: Tensor
-    """The label's score, 0 before its chunk."""
-    best: Tensor
-    """The token of the largest score, int32."""
+    exponentials: Tensor  # sum of exp(score - largest)
+    label_score: Tensor  # 0 before the label's chunk
+    best: Tensor  # the token of the largest score, int32
 
 
 def chunk_ranges(size: int, chunks: int) -> list[tuple[int, int]]:
@@ -267,12 +249,10 @@ def chunked_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted float32 sums over rows of the cross entropy and of the right predictions.
 
-    Computed in chunks of the vocabulary, without the complete matrix of scores: of each row [V] softmax cross entropy
-    needs only the logarithm of the summed exponentials, the label's score and the best token, which are carried from
-    one chunk to the next (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3). The
-    backward pass computes each chunk's scores again: one product in four more in the head, for 1 / chunks of its
-    memory. `x_MD` and `table_VD` are in the compute dtype, labels int32, weights float32. Equal to `loss_sums` of the
-    complete scores, but for rounding.
+    Equal to `loss_sums` of the complete scores, but for rounding. Computed in chunks of the vocabulary, for 1 / chunks
+    of the memory: the row state is carried from one to the next (Milakov and Gimelshein 2018, "Online normalizer
+    calculation for softmax", section 3), and the backward pass computes each chunk's scores again. `x_MD` and
+    `table_VD` are in the compute dtype, labels int32, weights float32.
     """
 
     @custom_gradient
@@ -290,8 +270,7 @@ def chunked_loss(
 
         return (loss, correct), gradient
 
-    result: tuple[Tensor, Tensor] = sums(x_MD, table_VD, bias_V)
-    return result
+    return sums(x_MD, table_VD, bias_V)
 
 
 def _forward(
@@ -302,7 +281,8 @@ def _forward(
     state = RowState(zeros32_M - float("inf"), zeros32_M, zeros32_M, zeros_M)
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
         # One chunk after the other: all at once would need the memory of all scores.
-        product_MW = matmul_with_transpose(run_after(x_MD, state), table_VD[start:end])
+        after_MD = run_after(x_MD, state)
+        product_MW = matmul_transposed(after_MD, table_VD[start:end], transpose_b=True)
         scores_MW = float32(product_MW) + float32(bias_V[start:end])
         state = _with_chunk(state, scores_MW, labels_M - start, start)
     return state
@@ -342,12 +322,12 @@ def _backward(
         # would save all scores.
         done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
         x_again_MD, table_WD = run_after(x_MD, done), table_VD[start:end]
-        product_MW = matmul_with_transpose(x_again_MD, table_WD)
+        product_MW = matmul_transposed(x_again_MD, table_WD, transpose_b=True)
         gradient_MW = compiled(_chunk_gradient)(
             product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M
         )
         x_gradient_MD = x_gradient_MD + float32(ops.matmul(gradient_MW, table_WD))
-        table_gradients.append(matmul_of_transpose(gradient_MW, x_again_MD))
+        table_gradients.append(matmul_transposed(gradient_MW, x_again_MD, transpose_a=True))
         bias_gradients.append(ops.sum(float32(gradient_MW), axis=0))
     return (
         ops.cast(x_gradient_MD, x_MD.dtype),

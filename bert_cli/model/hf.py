@@ -1,9 +1,8 @@
 """Our weights under Hugging Face's names and back: one table of names, read both ways.
 
-A row of the table is a layer of ours and the same layer in `BertForPreTraining`. Besides the names, PyTorch
-stores kernels as [outputs, inputs]. Dtypes are not converted, so the bytes come back exactly. A tensor
-without a counterpart on either side is an error that names it, except for buffers of position numbers,
-copies of tied weights, and heads that a published encoder does not have.
+Besides the names, PyTorch stores kernels as [outputs, inputs]. Dtypes are not converted, so the bytes come back
+exactly. A tensor without a counterpart on either side is an error, except for buffers of position numbers, copies of
+tied weights, and heads that a published encoder does not have.
 """
 
 import re
@@ -101,11 +100,10 @@ def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
 def from_hf(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the weights `wanted` (our name -> shape) from tensors under Hugging Face's names.
+    """Return the weights `wanted` (our name -> shape), and the parts of OPTIONAL that the file lacks completely.
 
-    Returns (values by our names, in the dtype of the file; the parts of `OPTIONAL` that the file
-    lacks completely). Raises CheckpointError, naming all of them and `where` they were read, for
-    tensors without a weight, weights that are missing, shapes that differ, and tied copies that differ.
+    Raises CheckpointError, naming all of them, for tensors without a weight, weights that are missing, shapes that
+    differ, and tied copies that differ.
     """
     theirs = _current_names(tensors, where)
     names = {name: hf_name(name) for name in wanted}
@@ -130,11 +128,8 @@ def from_hf(
         "are missing": missing,
         "fit no weight of the model": list(theirs),
     }
-    if listed := [
-        f"{len(names)} tensors {what}: {_listed(names)}"
-        for what, names in problems.items()
-        if names
-    ]:
+    listed = [f"{len(n)} tensors {what}: {_listed(n)}" for what, n in problems.items() if n]
+    if listed:
         remedy = "use the bert_config these weights were made with"
         raise CheckpointError(where, "; ".join(listed), remedy)
     return values, missing_parts
@@ -143,10 +138,7 @@ def from_hf(
 def fitting(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the tensors without heads that this model does not have, or has for other labels.
-
-    Returns (these tensors; the names of the parts that were left out).
-    """
+    """Return the tensors without heads that this model lacks or has for other labels, and the names of those."""
     theirs = {
         hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
         for name, shape in wanted.items()
@@ -168,11 +160,7 @@ def hf_config(
     head: str = "heads",
     label_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the contents of `config.json`, with which transformers' Auto classes open the directory.
-
-    `head` is the model's last block. `label_names` are those of a classifier; None with a classifier
-    means regression.
-    """
+    """Return the contents of `config.json`; `head` is the last block, a classifier without names a regression."""
     described = {
         "architectures": [ARCHITECTURES[head]],
         "model_type": "bert",
@@ -191,10 +179,9 @@ def hf_config(
 
 
 def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
-    """Return the shape of the model that a `config.json` describes.
+    """Return the shape of the model that a `config.json` describes; Hugging Face's defaults are also ours.
 
-    A missing key has Hugging Face's default, which is also ours. Raises CheckpointError for a model that
-    cannot be built: no BERT, another activation, relative positions.
+    Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions.
     """
     kind = described.get("model_type", "bert")
     if kind != "bert":
@@ -215,8 +202,7 @@ def check_hf_config(
 ) -> None:
     """Raise CheckpointError for weights of another model, also where their shapes would not show it.
 
-    A missing key has Hugging Face's default, which is also ours. Dropout rates and `initializer_range`
-    may differ: they change how a model is trained, not its output.
+    Dropout rates and `initializer_range` may differ: they change how a model is trained, not its output.
     """
     free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     defaults = BertConfig().model_dump()
@@ -255,7 +241,6 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
 
 
 def _transposed(name: str, value: Array) -> Array:
-    """Return a kernel transposed and contiguous; other weights unchanged."""
     return np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
 
 

@@ -1,16 +1,14 @@
 """Embeddings, encoder layer, gather of the masked positions, pooler: the blocks before the heads.
 
-Every block is `block(hidden, batch, key) -> hidden`; READS names the columns of a micro-batch that it
-needs. Matrix products run in the compute dtype of the policy, the operations between them in float32,
-and the hidden states between blocks have the compute dtype. Keras casts no weights.
-
-An example may be a pack of several sequences (Krell et al. 2021). Its batch then has `position_ids`,
-which start again in each sequence, and `next_sentence_positions`, where each begins; `input_mask` numbers
-the sequences. Shapes: B examples, S sequence length, P masked positions, C sequences of a pack (1 without
-packing), N heads, H head size, D hidden size, F intermediate size.
+Every block is `block(hidden, batch, key) -> hidden`; READS names the columns of a micro-batch that it needs. Matrix
+products run in the compute dtype of the policy, which the hidden states between blocks have too, the operations
+between them in float32. An example may be a pack of several sequences (Krell et al. 2021): `position_ids` then start
+again in each, `next_sentence_positions` are where each begins, and `input_mask` numbers them. Shapes: B examples, S
+sequence length, P masked positions, C sequences of a pack (1 without packing), N heads, H head size, D hidden size, F
+intermediate size.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -27,16 +25,14 @@ from bert_cli.model.fused import (
     normalize,
 )
 
-# Added in float32 to the attention score of a padded position. exp(-1e9 - max) is exactly 0, and a row in
-# which every position is padded still has finite scores.
+# Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
 
 
 def matmul(x: Tensor, kernel: Tensor) -> Tensor:
-    """Multiply the last axis of `x` by `kernel`, in the dtype of `x`.
+    """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product.
 
-    As one rank-2 product, whose gradient is again one product. The reshape afterwards also keeps
-    Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
+    The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
     """
     inputs, outputs = kernel.shape
     rows = ops.matmul(ops.reshape(x, (-1, inputs)), ops.cast(kernel, x.dtype))
@@ -131,16 +127,11 @@ class Embeddings(ConfiguredLayer):
     dropout_id: int
 
     def _create_weights(self) -> None:
-        config, policy = self.config, self.dtype_policy
-        sizes = {
-            "word": config.vocab_size,
-            "position": config.max_position_embeddings,
-            "segment": config.type_vocab_size,
-        }
-        self.word, self.position, self.segment = (
-            Embedding(name=name, policy=policy, rows=rows, size=config.hidden_size)
-            for name, rows in sizes.items()
-        )
+        config = self.config
+        shared = {"policy": self.dtype_policy, "size": config.hidden_size}
+        self.word = Embedding(name="word", **shared, rows=config.vocab_size)
+        self.position = Embedding(name="position", **shared, rows=config.max_position_embeddings)
+        self.segment = Embedding(name="segment", **shared, rows=config.type_vocab_size)
         self.layer_norm = self.norm()
 
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
@@ -243,22 +234,13 @@ class EncoderLayer(ConfiguredLayer):
         self.attention = SelfAttention(name="attention", **shared, dropout_id=first)
         self.feed_forward = FeedForward(name="feed_forward", **shared, dropout_id=first + 2)
 
-    @property
-    def kind(self) -> Hashable:
-        """Equal for layers that differ by their weights and `dropout_id` only."""
-        return type(self), self.config, self.dtype_policy.name
-
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         return self.feed_forward(self.attention(hidden, attention_bias(batch), key), key)
 
 
 def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the additive attention mask: [B, 1, 1, S], of packs [B, 1, S, S].
-
-    It hides padding and, in a pack, all positions of other sequences. Padding attends to padding, which
-    no token does.
-    """
+    """Return the additive mask of padding [B, 1, 1, S], of packs also of other sequences [B, 1, S, S]."""
     # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
     mask_B1S = batch["input_mask"][:, None]
     if "position_ids" in batch:

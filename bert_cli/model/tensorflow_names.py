@@ -1,10 +1,9 @@
 """The weights of TensorFlow checkpoints under Hugging Face's names.
 
-TensorFlow 1: the models that google-research/bert published in 2018 and those that its scripts pre-train and
-fine-tune. TensorFlow 2: transformers' TFBert models and the original's. Such a checkpoint has a graph of objects, in
-which a variable is identified by the attributes that lead to it. Layers are recognised by their attributes, so one
-rule reads transformers' classes (`bert.encoder.layer`) and the original's functional models
-(`layer_with_weights-3`). Source: the attributes of transformers 4's modeling_tf_bert.py.
+TensorFlow 1: the models of google-research/bert and its scripts. TensorFlow 2: transformers' TFBert models and the
+original's. Such a checkpoint has a graph of objects, in which a variable is identified by the attributes that lead to
+it. Layers are recognised by their attributes, so one rule reads transformers' classes (`bert.encoder.layer`) and the
+original's functional models (`layer_with_weights-3`). Source: the attributes of transformers 4's modeling_tf_bert.py.
 """
 
 import itertools
@@ -44,8 +43,7 @@ TRAINING = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|global_step|beta[12]_power|"
     r"(current_)?loss_scale|good_steps|bad_steps|signature_digest|_CHECKPOINTABLE_OBJECT_GRAPH)"
 )
-# Keys of a bert_config.json without an effect on the model: those of the multilingual and Chinese models
-# describe the usual pooler.
+# Keys of a bert_config.json without an effect: those of the multilingual and Chinese models.
 IGNORED = (
     "directionality",
     "pooler_fc_size",
@@ -115,12 +113,9 @@ DENSE = {"pooler": "bert.pooler.dense", "qa_outputs": "qa_outputs", "classifier"
 class Node(NamedTuple):
     """An object of a TensorFlow 2 checkpoint."""
 
-    children: Mapping[str, int]
-    """Attribute -> index of the object."""
-    key: str | None
-    """Name of a variable in the file."""
-    full_name: str
-    """Name of a variable in TensorFlow."""
+    children: Mapping[str, int]  # attribute -> index of the object
+    key: str | None  # name of a variable in the file
+    full_name: str  # name of a variable in TensorFlow
 
 
 def is_object_based(names: Mapping[str, Any]) -> bool:
@@ -152,10 +147,7 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
 
 
 def config_of(content: Any) -> dict[str, Any]:
-    """Return the contents of a bert_config.json as those of a Hugging Face config.json.
-
-    The names are the same. Raises CheckpointError for a file that is no JSON object, and for unknown keys.
-    """
+    """Return the contents of a bert_config.json as those of a Hugging Face config.json, of which it has the names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
         raise CheckpointError(where, "is no JSON object", "give Google's file")
@@ -167,10 +159,7 @@ def config_of(content: Any) -> dict[str, Any]:
 
 
 def architecture_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Return the entries of a config.json about the class of a model, from the shapes of its variables.
-
-    Google's bert_config.json has neither these nor names of labels.
-    """
+    """Return the entries of a config.json about the class of a model, from the shapes of its variables."""
     if "cls/squad/output_weights" in shapes:
         return {"architectures": ["BertForQuestionAnswering"]}
     if "output_weights" in shapes:
@@ -185,9 +174,8 @@ def from_tf2(
 ) -> dict[str, Array]:
     """Return the weights of a TensorFlow 2 checkpoint as a Hugging Face model has them.
 
-    `value_of` reads the variable of a key. The original can omit weights: missing biases are zeros, which is the same
-    model; query, key and value in one kernel are split. A masked-LM head without its transform is another head and is
-    left out. Raises CheckpointError, naming them, for variables that no attributes of BERT lead to.
+    The original can omit weights: missing biases are zeros; query, key and value in one kernel are split. A masked-LM
+    head without its transform is left out. Raises CheckpointError for variables that no attributes of BERT lead to.
     """
     names = {key: name for key, name in _named_keys(nodes) if key is not None}
     keys = {node.key for node in nodes if node.key is not None}
@@ -239,12 +227,11 @@ def _named_keys(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
                 yield nodes[child].key, f"{prefix}{name}"
     # Dense layers of the model itself are known by the names of their variables.
     for node in nodes:
-        parts = (
-            nodes[node.children["kernel"]].full_name.split("/") if "kernel" in node.children else []
-        )
-        for part, leaf in itertools.product(DENSE, ("kernel", "bias")):
-            if part in parts and leaf in node.children:
-                yield nodes[node.children[leaf]].key, f"{DENSE[part]}.{leaf}"
+        if "kernel" in node.children:
+            parts = nodes[node.children["kernel"]].full_name.split("/")
+            for part, leaf in itertools.product(DENSE, ("kernel", "bias")):
+                if part in parts and leaf in node.children:
+                    yield nodes[node.children[leaf]].key, f"{DENSE[part]}.{leaf}"
 
 
 def _encoder_layers(nodes: Sequence[Node]) -> list[int]:

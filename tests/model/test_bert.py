@@ -4,21 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.model.bert import (
-    build_block,
-    build_blocks,
-    initial_value,
-    named_weights,
-)
+from bert_cli.model.bert import build_block, build_blocks, initial_value, named_weights
 
 
-@pytest.fixture(scope="module")
-def blocks(tiny):
-    return build_blocks(tiny, seed=1984, policy="float32")
-
-
-def test_first_values_depend_on_seed_and_name_alone_and_not_on_what_was_built_before(tiny, blocks):
-    complete = named_weights(blocks)
+def test_first_values_depend_on_seed_and_name_alone_and_not_on_what_was_built_before(tiny):
+    complete = named_weights(build_blocks(tiny, seed=1984, policy="float32"))
     with tf.name_scope("replica"), tf.device("CPU:1"):
         alone = build_block("hid_1", tiny, seed=1984, policy="float32")
     for name, weight in named_weights([("hid_1", alone)]).items():

@@ -21,11 +21,9 @@ def test_the_mask_is_the_same_in_eager_mode_in_a_graph_and_under_xla():
     def draw(key):
         return keep_mask(SHAPE, 0.1, dropout_seed(key, 5))
 
-    eager = draw(KEY).numpy()
-    np.testing.assert_array_equal(eager, tf.function(draw)(tf.constant(KEY)).numpy())
-    np.testing.assert_array_equal(
-        eager, tf.function(draw, jit_compile=True)(tf.constant(KEY)).numpy()
-    )
+    for compiles in (False, True):
+        graph = tf.function(draw, jit_compile=compiles)(tf.constant(KEY))
+        np.testing.assert_array_equal(draw(KEY), graph)
 
 
 def test_the_fraction_of_elements_that_stay_is_one_minus_the_rate_and_neighbours_are_independent():
@@ -64,16 +62,10 @@ def test_a_shifted_key_gives_the_masks_of_shifted_ids():
     for ids in (1, 6, 69, -3):
         shifted = shifted_key(KEY, ids)
         for dropout_id in (5, 100):
-            assert int(dropout_seed(shifted, dropout_id)) == int(
-                dropout_seed(KEY, dropout_id + ids)
-            )
-    assert shifted_key(None, 3) is None
+            assert dropout_seed(shifted, dropout_id) == dropout_seed(KEY, dropout_id + ids)
 
 
-def test_a_rate_of_one_and_a_shape_that_is_not_known_in_the_graph_are_refused():
-    with pytest.raises(ValueError, match=r"dropout rate \(1.0\)"):
-        mask(rate=1.0)
-
+def test_a_shape_that_is_not_known_in_the_graph_is_refused():
     @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
     def dropped(x):
         return dropout(x, 0.1, dropout_seed(KEY, 5))

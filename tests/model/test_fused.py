@@ -1,6 +1,5 @@
-"""GELU and LayerNorm are those of the papers, and each compiled chain is its plain form."""
+"""LayerNorm is that of the paper, and each compiled chain is its plain form."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -10,9 +9,8 @@ import tensorflow as tf
 from bert_cli.model import fused
 from bert_cli.model.fused import dropout_seed
 
-# (largest difference of a value, of a gradient), relative to the largest of either: a few roundings
-# of the dtype that the chain's inputs and results have.
-ROUNDING = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
+# Largest difference relative to the largest value or gradient: a few roundings.
+ROUNDING = {"float32": 2e-6, "float16": 2**-10}
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +59,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize(
-    ("dtype", "drops"),
-    [("float32", True), ("float32", False), ("bfloat16", True), ("float16", True)],
+    ("dtype", "drops"), [("float32", True), ("float32", False), ("float16", True)]
 )
 def test_a_compiled_chain_is_the_plain_one(chain, dtype, drops):
     function, shapes = CHAINS[chain]
@@ -95,12 +92,6 @@ def test_a_large_chain_of_known_shape_is_compiled_once_for_all_layers_and_others
     monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
     tf.function(lambda: fused.bias_gelu(fused.bias_gelu(rows, bias), 2.0 * bias))()
     assert kernel.experimental_get_tracing_count() == before + 1
-
-
-def test_gelu_is_the_exact_one():
-    x = np.linspace(-6, 6, 241, dtype=np.float32)
-    exact = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.astype(np.float64)]
-    np.testing.assert_allclose(fused.gelu(tf.constant(x)).numpy(), exact, atol=5e-7)
 
 
 def test_layer_norm_is_that_of_the_paper_also_where_the_mean_is_large():

@@ -7,16 +7,11 @@ from support.model_inputs import make_examples
 from bert_cli.model.bert import build_blocks
 
 
-@pytest.fixture(scope="module")
-def blocks(tiny):
-    return build_blocks(tiny, seed=1, policy="float32")
-
-
-def test_correct_predictions_are_counted_and_losses_divided_by_the_counts_of_the_step(tiny, blocks):
+def test_correct_predictions_are_counted_and_losses_divided_by_the_counts_of_the_step(tiny):
     columns = make_examples(tiny.vocab_size, examples=16)
     counts = {"masked": np.float32(70), "pairs": np.float32(40)}
     hidden = np.random.default_rng(0).normal(size=(16, 6, 32)).astype(np.float32) * 3
-    heads = blocks[-1][1]
+    heads = build_blocks(tiny, seed=1, policy="float32")[-1][1]
     mlm, nsp = (value.numpy() for value in heads.logits(hidden))
     assert mlm.shape == (16, 5, 97) and nsp.shape == (16, 2)
     weights, nexts = columns["masked_lm_weights"], columns["next_sentence_labels"]

@@ -1,19 +1,14 @@
 """Names and layouts read both ways, with nothing left over; transformers opens what is written."""
 
+import re
+
 import numpy as np
 import pytest
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
-from bert_cli.model.hf import (
-    check_hf_config,
-    config_of,
-    fitting,
-    from_hf,
-    hf_config,
-    to_hf,
-)
+from bert_cli.model.hf import check_hf_config, config_of, fitting, from_hf, hf_config, to_hf
 
 TEXTS = ("pool", "glue_head")
 
@@ -23,9 +18,7 @@ def weights(tiny):
     """Values that are all different from 0 and from one another."""
     draw = np.random.default_rng(0)
     named = named_weights(build_blocks(tiny, seed=1, policy="float32"))
-    return {
-        name: draw.normal(size=weight.shape).astype(np.float32) for name, weight in named.items()
-    }
+    return {n: draw.normal(size=weight.shape).astype(np.float32) for n, weight in named.items()}
 
 
 def shapes_of(values):
@@ -37,33 +30,22 @@ def values_of(config, last_blocks, labels=2):
     return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
-def encoder_only(tensors):
-    return {n.removeprefix("bert."): value for n, value in tensors.items() if n.startswith("bert.")}
-
-
-def test_an_encoder_without_prefix_or_heads_says_what_starts_new(weights):
-    tensors = encoder_only(to_hf(weights))
-    assert "embeddings.LayerNorm.weight" in tensors
-    values, missing = from_hf(tensors, shapes_of(weights))
+def test_an_encoder_without_prefix_or_heads_says_what_starts_new(tiny, weights):
+    theirs = to_hf(weights).items()
+    bare = {n.removeprefix("bert."): value for n, value in theirs if n.startswith("bert.")}
+    values, missing = from_hf(bare, shapes_of(weights))
     assert missing == ["heads/masked_lm", "heads/next_sentence"]
     assert set(values) == {name for name in weights if not name.startswith("heads/")}
-    bare = {name: value for name, value in tensors.items() if not name.startswith("pooler")}
-    assert from_hf(bare, shapes_of(weights))[1] == [
-        "pool",
-        "heads/masked_lm",
-        "heads/next_sentence",
-    ]
+    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))))[1] == ["pooler"]
+    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)))[1] == []
 
 
 def test_old_names_buffers_and_tied_copies_are_understood(weights):
     tensors = to_hf(weights)
     leaves = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    old = {}
-    for name, value in tensors.items():
-        for new, leaf in leaves.items():
-            name = name.replace(new, leaf)
-        old[name] = value
-    assert sum(name.endswith(("gamma", "beta")) for name in old) == 2 * (1 + 2 * 2 + 1)
+    old = {
+        re.sub(r"LayerNorm\.\w+", lambda leaf: leaves[leaf[0]], n): v for n, v in tensors.items()
+    }
     old["bert.embeddings.position_ids"] = np.arange(24)[None]
     old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
@@ -75,16 +57,13 @@ def test_old_names_buffers_and_tied_copies_are_understood(weights):
 
 def test_a_table_that_is_not_tied_and_a_weight_in_two_copies_are_refused(weights):
     tensors = to_hf(weights)
-    untied = {
-        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"] + 1
-    }
-    twice = {"pooler.dense.bias": tensors["bert.pooler.dense.bias"]}
-    for more, message in (
-        (untied, r"cls\.predictions\.decoder\.weight \(file\): differs from bert\."),
-        (twice, r"second tensor for bert\.pooler\.dense\.bias"),
+    table = tensors["bert.embeddings.word_embeddings.weight"]
+    for name, value, message in (
+        ("cls.predictions.decoder.weight", table + 1, r"\.weight \(file\): differs from bert\."),
+        ("pooler.dense.bias", np.zeros(32), r"second tensor for bert\.pooler\.dense\.bias"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            from_hf({**tensors, **more}, shapes_of(weights), where="file")
+            from_hf({**tensors, name: value}, shapes_of(weights), where="file")
 
 
 def test_leftovers_missing_and_other_shapes_are_named_together(weights):
@@ -95,14 +74,13 @@ def test_leftovers_missing_and_other_shapes_are_named_together(weights):
     tensors["bert.encoder.layer.0.intermediate.dense.weight"] = np.zeros((48, 32), np.float32)
     with pytest.raises(CheckpointError) as refusal:
         from_hf(tensors, shapes_of(weights), where="old/model.safetensors")
-    text = str(refusal.value)
-    assert text.startswith("old/model.safetensors: 1 tensors have another shape: ")
     for part in (
-        "bert.encoder.layer.0.intermediate.dense.weight ((32, 48) there, (32, 64) here",
+        "old/model.safetensors: 1 tensors have another shape: bert.encoder.layer.0.intermediate.",
+        "((32, 48) there, (32, 64) here",
         "2 tensors are missing: bert.encoder.layer.1.output.dense.bias, cls.predictions.bias;",
         "1 tensors fit no weight of the model: classifier.weight;",
     ):
-        assert part in text
+        assert part in str(refusal.value)
     # Heads alone are left out, and no layers.
     fewer = shapes_of({name: value for name, value in weights.items() if "hid_1/" not in name})
     kept, _ = fitting(to_hf(weights), fewer)
@@ -114,7 +92,6 @@ def test_leftovers_missing_and_other_shapes_are_named_together(weights):
     ("there", "here", "left_out", "new"),
     [
         (PRETRAINING, ("qa_head",), ["bert.pooler", "cls.predictions", "cls.seq_relationship"], ["qa_head"]),
-        (PRETRAINING, TEXTS, ["cls.predictions", "cls.seq_relationship"], ["glue_head"]),
         (TEXTS, ("token_head",), ["bert.pooler", "classifier"], ["token_head"]),
         (("qa_head",), PRETRAINING, ["qa_outputs"], ["pool", "heads/masked_lm", "heads/next_sentence"]),
         (TEXTS, TEXTS, ["classifier"], ["glue_head"]),
@@ -134,12 +111,6 @@ def test_a_task_takes_the_encoder_and_leaves_heads_of_others_and_for_other_label
     assert fitting(to_hf(values), shapes_of(values))[1] == []
 
 
-def test_a_pooler_without_its_prefix_is_left_out_too(tiny, weights):
-    bare = encoder_only(to_hf(weights))
-    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))))[1] == ["pooler"]
-    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)))[1] == []
-
-
 def test_a_config_made_for_another_model_is_refused(tiny):
     config = hf_config(tiny)
     check_hf_config({**config, "hidden_dropout_prob": 0.0, "use_cache": True}, tiny)
@@ -157,8 +128,6 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
     for described, message in (
         ({"model_type": "roberta"}, r"\(model_type roberta\): is no BERT"),
         ({"hidden_act": "gelu_new"}, r"c\.json \(hidden_act 'gelu_new'\)"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"hidden_size": "wide"}, "hidden_size 'wide'"),
         ({"hidden_size": 32}, r"c\.json: .*num_attention_heads 12 does not divide"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.model_inputs import assert_gradients_of_pytorch, gradients_of, hidden_of, make_examples
 
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.hf import hf_config, to_hf
 
 LABELS = ("one", "two", "three")
@@ -46,10 +46,7 @@ def theirs_of(kind, config, values, columns, labels):
     names = LABELS if outputs == 3 and last[-1] != "qa_head" else None
     described = hf_config(config, head=last[-1], label_names=names)
     model = getattr(transformers, architecture)(transformers.BertConfig(**described)).eval()
-    missing = model.load_state_dict(
-        {name: torch.tensor(value) for name, value in to_hf(values).items()}, strict=True
-    )
-    assert not missing.missing_keys
+    model.load_state_dict({name: torch.tensor(value) for name, value in to_hf(values).items()})
     given = {name: torch.tensor(value) for name, value in columns.items()}
     kinds = {"labels": torch.float32 if kind == "regression" else torch.int64}
     out = model(
@@ -59,13 +56,10 @@ def theirs_of(kind, config, values, columns, labels):
         **{n: torch.tensor(v).to(kinds.get(n, torch.int64)) for n, v in labels.items()},
     )
     out.loss.backward()
-    logits = (
-        torch.stack([out.start_logits, out.end_logits], -1)
-        if kind == "question answering"
-        else out.logits
-    )
+    if kind == "question answering":
+        out.logits = torch.stack([out.start_logits, out.end_logits], -1)
     gradients = {name: weight.grad.numpy() for name, weight in model.named_parameters()}
-    return logits.detach().numpy(), float(out.loss.detach()), gradients
+    return out.logits.detach().numpy(), float(out.loss.detach()), gradients
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,26 +104,21 @@ def test_a_head_equals_hugging_faces(kind, tiny):
 
 
 def test_an_answer_is_not_looked_for_in_the_padding(tiny):
-    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=("qa_head",))
-    head = blocks[-1][1]
+    head = build_block("qa_head", tiny, seed=1, policy="float32")
     hidden = np.random.default_rng(0).normal(size=(1, 6, 32)).astype(np.float32)
     places = {n: np.array([1], np.int32) for n in ("start_positions", "end_positions")}
-    counts = {"examples": np.float32(1)}
-    short = {"input_mask": np.ones((1, 4), np.int32), **places}
-    long = {"input_mask": np.array([[1, 1, 1, 1, 0, 0]], np.int32), **places}
-    alone, _ = head(hidden[:, :4], short, counts, None)
-    padded, _ = head(hidden, long, counts, None)
-    assert abs(float(alone) - float(padded)) < 1e-6
+    losses = []
+    for mask in ([1, 1, 1, 1], [1, 1, 1, 1, 0, 0]):
+        labels = {"input_mask": np.array([mask], np.int32), **places}
+        losses.append(head(hidden[:, : len(mask)], labels, {"examples": np.float32(1)}, None)[0])
+    assert abs(float(losses[0]) - float(losses[1])) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["sequence classification", "token classification"])
-def test_dropout_before_the_classifier_follows_from_the_key(kind, tiny):
-    last, _, outputs = KINDS[kind]
-    blocks = build_blocks(tiny, seed=1, policy="float32", last_blocks=last, labels=outputs)
-    head = blocks[-1][1]
+def test_dropout_before_the_classifier_follows_from_the_key(tiny):
+    head = build_block("glue_head", tiny, seed=1, policy="float32")
     hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
-    keys = [np.array([7, position], np.int32) for position in (0, 1)]
-    first, again, other = (head.logits(hidden, key).numpy() for key in (*keys[:1], *keys))
+    keys = ([7, 0], [7, 0], [7, 1])
+    first, again, other = (head.logits(hidden, np.array(key, np.int32)) for key in keys)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    assert not np.array_equal(first, head.logits(hidden, None).numpy())
+    assert not np.array_equal(first, head.logits(hidden, None))

@@ -45,11 +45,8 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
     """Return the settings of a run in a layout, with so many micro-batches a step over all replicas."""
     replicas, stages, devices = LAYOUTS[layout]
     model = {**MODEL, **changes.pop("model", {})}
-    optimizer = {
-        "name": "LAMB",
-        "learning_rate": {"max_learning_rate": 0.01},
-        **changes.pop("optimizer", {}),
-    }
+    rate = {"learning_rate": {"max_learning_rate": 0.01}}
+    optimizer = {"name": "LAMB", **rate, **changes.pop("optimizer", {})}
     parallel: dict[str, Any] = {**changes.pop("parallel", {})}
     if stages is not None:
         parallel |= {"pipeline_stages": stages, "pipeline_device_mapping": devices}
@@ -73,15 +70,20 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
     )  # fmt: skip
 
 
+def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:
+    """Return engine, state, step and stream of a run."""
+    mesh = open_mesh(settings, Processes(()))
+    plan = make_plan(settings, None)
+    run = build.build_run(settings, mesh, plan)
+    return *run, corpora.open_stream(settings, plan.examples_per_step)
+
+
 def built(
     settings: PretrainSettings, updates: bool = True
 ) -> tuple[TensorFlowEngine, State, Step, Any]:
-    """Return engine, state, step and stream of a run, traced; without `updates` only the stages are traced."""
-    mesh = open_mesh(settings, Processes(()))
-    plan = make_plan(settings, None)
-    engine, state, step = build.build_run(settings, mesh, plan)
-    reader = corpora.open_stream(settings, plan.examples_per_step)
-    sample = reader.first_micro_batches(len(mesh.devices))
+    """Return a run, traced; without `updates` only the stages are traced."""
+    engine, state, step, reader = untraced(settings)
+    sample = reader.first_micro_batches(len(engine.mesh.devices))
     if updates:
         engine.compile(sample)
     else:
@@ -104,12 +106,12 @@ def _engine_of(described: str) -> tuple[TensorFlowEngine, Any]:
 
 
 def accumulate(
-    engine: TensorFlowEngine, batch: Batch, first_index: int = 0, scale: float = 1.0
+    engine: TensorFlowEngine, batch: Batch, first_index: int = 0
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Return the sums and the complete gradient of a batch."""
     engine.clear_gradients()
     counts = count(batch, PretrainingHeads.COUNTS)
-    sums = engine.accumulate(batch, first_index, counts, scale)
+    sums = engine.accumulate(batch, first_index, counts, 1.0)
     squared = engine.all_reduce_gradients(1.0)
     complete = gradients(engine)
     norm = sum(np.square(gradient, dtype=np.float64).sum() for gradient in complete.values())
@@ -127,31 +129,22 @@ def gradients(engine: TensorFlowEngine) -> dict[str, np.ndarray]:
 
 
 def assert_close(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float
+    a: Mapping[str, np.ndarray],
+    b: Mapping[str, np.ndarray],
+    tolerance: float,
+    wander: float | None = None,
 ) -> None:
-    """Assert that gradients are equal relative to the norm of each tensor.
+    """Assert that gradients, or with `wander` weights, are equal relative to the norm of each tensor.
 
-    The true gradient of an attention key's bias is zero: its rounding is compared with the norm of all gradients.
+    An attention key's bias changes no output: its gradient is rounding, and is compared with the norm of all gradients.
+    Adam divides it by its size, so the bias wanders by up to the learning rate a step, `wander` in all.
     """
     assert a.keys() == b.keys()
     norm = np.sqrt(sum(np.sum(np.square(right, dtype=np.float64)) for right in b.values()))
     for name, right in b.items():
-        scale = norm if name.endswith(KEY_BIAS) else np.linalg.norm(right)
-        assert np.linalg.norm(a[name] - right) <= tolerance * scale, name
-
-
-def assert_weights_close(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float, wander: float
-) -> None:
-    """Assert that weights are equal relative to the norm of each tensor.
-
-    An attention key's bias changes no output. Adam divides its gradient, which is rounding, by its size, so the bias
-    wanders by up to the learning rate a step, `wander` in all.
-    """
-    assert a.keys() == b.keys()
-    for name, right in b.items():
         difference = a[name] - right
-        if name.endswith(KEY_BIAS):
+        if name.endswith(KEY_BIAS) and wander is not None:
             assert np.abs(difference).max() <= wander, name
         else:
-            assert np.linalg.norm(difference) <= tolerance * np.linalg.norm(right), name
+            scale = norm if name.endswith(KEY_BIAS) else np.linalg.norm(right)
+            assert np.linalg.norm(difference) <= tolerance * scale, name

@@ -145,8 +145,8 @@ class TensorFlowEngine(Engine):
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[int, ...]] = set()
+        # By stage, the most micro-batches of the last step whose activations were saved at once.
         self.max_in_flight: list[int] = []
-        """By stage, the most micro-batches of the last step whose activations were saved at once."""
 
     @property
     def moments(self) -> dict[str, tuple[Value, Value]]:
@@ -200,18 +200,13 @@ class TensorFlowEngine(Engine):
         request: UpdateRequest,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> UpdateResult:
-        """Accumulate the gradients of the step, all-reduce them, and update the weights if they are finite.
-
-        The loss scale appears only here and in the loss of the last stage: the loss is multiplied by it, and the norm
-        and the factor of the gradient are divided by it.
-        """
+        """Accumulate the gradients of the step, all-reduce them, and update the weights if they are finite."""
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         # Without a masked token, or a labelled one, the loss is 0 and not 0 / 0.
         divisors = {name: max(number, 1.0) for name, number in counts.items()}
         scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
-        first_index = request.step * request.micro_batches + self.group.rank * len(
-            batch["input_ids"]
-        )
+        here = len(batch["input_ids"])
+        first_index = request.step * request.micro_batches + self.group.rank * here
         self.group.activity = f"step {request.step + 1}"
         with self.record("forward_backward"):
             sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
@@ -240,8 +235,7 @@ class TensorFlowEngine(Engine):
     ) -> dict[str, float]:
         """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
 
-        `first_index` is the index of the first micro-batch in the stream, which decides its dropout; `counts` are
-        those of the complete step.
+        `first_index` is that of the first one in the stream, for its dropout; `counts` are those of the whole step.
         """
         is_one_stage = len(self.replicas) == len(self.replicas[0]) == self.group.world_size == 1
         if not is_one_stage and batch["input_ids"].shape[1:] not in self._traced_shapes:
@@ -260,21 +254,15 @@ class TensorFlowEngine(Engine):
         except StoppedBetweenMicroBatchesError:
             self.clear_gradients()
             raise
-        stages = range(len(workers[0]))
-        self.max_in_flight = [max(row[stage].max_in_flight for row in workers) for stage in stages]
+        columns = zip(*workers, strict=True)
+        self.max_in_flight = [max(worker.max_in_flight for worker in column) for column in columns]
         self.trace.steps -= 1
         # Rounded once: the same sums in every layout.
         rows = [row for replica in workers for row in tf.stack(replica[-1].sums).numpy()]
-        return {
-            name: math.fsum(float(row[index]) for row in rows)
-            for index, name in enumerate(self.sum_names)
-        }
+        return dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=True))
 
     def all_reduce_gradients(self, shrink: float) -> float:
-        """Sum the gradients over stages and replicas; return the squared norm of the complete gradient.
-
-        Every process gets the same bits, so all take the same decision. See DeviceUpdate.all_reduce_gradients.
-        """
+        """Sum the gradients over stages and replicas; return the squared norm of the sum, the same in every process."""
         squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
         return self.group.broadcast([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
 
@@ -322,21 +310,18 @@ class TensorFlowEngine(Engine):
         abandoned: threading.Event,
     ) -> list[list[StageWorker]]:
         each = len(batch["input_ids"]) // len(self.replicas)
-        workers = []
+        divisors = {name: tf.constant(number, tf.float32) for name, number in counts.items()}
+        scale = tf.constant(loss_scale, tf.float32)
+        workers: list[list[StageWorker]] = []
         for replica, stages in enumerate(self.replicas):
             rows = range(replica * each, (replica + 1) * each)
-            micro_batches = MicroBatches(batch, rows, first_index, self.seed, counts, loss_scale)
-            channels = [Channel(abandoned) for _ in stages[1:]]
-            workers.append(
-                [
-                    StageWorker(
-                        stage, micro_batches, before, after, partial(self.trace.span, replica, n)
-                    )
-                    for n, (stage, before, after) in enumerate(
-                        zip(stages, [None, *channels], [*channels, None], strict=True)
-                    )
-                ]
-            )
+            micro_batches = MicroBatches(batch, rows, first_index, self.seed, divisors, scale)
+            channels = [None, *(Channel(abandoned) for _ in stages[1:]), None]
+            workers.append([])
+            for n, stage in enumerate(stages):
+                span = partial(self.trace.span, replica, n)
+                worker = StageWorker(stage, micro_batches, channels[n], channels[n + 1], span)
+                workers[-1].append(worker)
         return workers
 
     def _run_pipelines(

@@ -8,7 +8,7 @@ micro-batch in one. No worker reads a value on the host: on a GPU a tensor may b
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,16 +21,14 @@ from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
 from bert_cli.parallel.tensorflow.stage import Stage, Tensors
 
-POLL_SECONDS = 0.2
-"""How often a waiting stage worker checks whether the step was abandoned."""
+POLL_SECONDS = 0.2  # how often a waiting stage worker checks whether the step was abandoned
 
 
 class Work(NamedTuple):
     """One pass of a micro-batch through a stage."""
 
     kind: Literal["forward", "backward", "forward-backward"]
-    micro_batch: int
-    """Number of the micro-batch among those of the replica's step."""
+    micro_batch: int  # among those of the replica's step
 
 
 # Schedule -> (stage, stages, micro-batches) -> the forward passes before the first backward pass.
@@ -57,13 +55,11 @@ def work_of(schedule: str, stage: int, stages: int, micro_batches: int) -> list[
 class Trace:
     """Records when each stage worked on which micro-batch in the first steps, for chrome://tracing or Perfetto.
 
-    A row is a stage of a replica, a bar one pass of a micro-batch. On a CPU a bar is as long as the work; on a GPU it
-    is as long as its submission, since the host does not wait.
+    A row is a stage of a replica, a bar one pass of a micro-batch; on a GPU it is as long as its submission.
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
-        """Steps that are still to be recorded."""
+        self.steps = steps  # that are still to be recorded
         self.events: list[dict[str, Any]] = []
         self.began = time.perf_counter()
 
@@ -90,22 +86,15 @@ class Trace:
             raise ConfigError(f"parallel.trace ({path})", problem, "choose another file") from error
 
 
-class MicroBatches:
+class MicroBatches(NamedTuple):
     """A replica's micro-batches of one step, and what the loss of each is divided and multiplied by."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        rows: range,
-        first_index: int,
-        seed: int,
-        counts: Mapping[str, float],
-        loss_scale: float,
-    ) -> None:
-        """Take `rows` of a batch [M, B, ...]; `first_index` is the index of its row 0 in the stream."""
-        self.batch, self.rows, self.first_index, self.seed = batch, rows, first_index, seed
-        self.counts = {name: tf.constant(number, tf.float32) for name, number in counts.items()}
-        self.loss_scale = tf.constant(loss_scale, tf.float32)
+    batch: Batch
+    rows: range  # of the batch [M, B, ...]
+    first_index: int  # index of its row 0 in the stream
+    seed: int
+    counts: Tensors
+    loss_scale: tf.Tensor
 
     def columns(self, number: int) -> Batch:
         """Return the columns of a micro-batch [B, ...]."""
@@ -152,10 +141,8 @@ class StageWorker:
         self.stage, self.micro_batches, self.span = stage, micro_batches, span
         self.before, self.after = before, after
         self.saved: dict[int, tuple[Tensors, Any]] = {}
-        self.max_in_flight = 0
-        """The most micro-batches whose activations were saved at once."""
-        self.sums: list[tf.Tensor] = []
-        """The head's sums of each micro-batch, in the last stage."""
+        self.max_in_flight = 0  # the most micro-batches whose activations were saved at once
+        self.sums: list[tf.Tensor] = []  # the head's for each micro-batch, in the last stage
 
     def run(self, work: Iterable[Work], stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""

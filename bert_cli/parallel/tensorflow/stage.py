@@ -17,34 +17,29 @@ from bert_cli.parallel.engine import Batch
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
-SavedActivations = Literal["all", "layer", "stage"]
 
 
 class SharedTraces:
-    """Runs the blocks of a stage; blocks of one `kind`, which differ by their weights alone, share a trace.
+    """Runs the blocks of a stage; blocks of one class, which differ by their weights alone, share a trace.
 
-    TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. Traced as a function of its
-    weights, a layer is traced once for a stage. The runtime inlines the calls before it optimizes, so the result is
-    that of separate traces, bit for bit. A block without a `kind`, or alone with it, is called directly.
+    TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. The runtime inlines the calls
+    before it optimizes, so the result is that of separate traces, bit for bit. A block alone of its class is called
+    directly.
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
-        kinds = Counter(map(_kind, blocks))
-        self._first: dict[Hashable, Any] = {}
-        for block in blocks:
-            if kinds[_kind(block)] > 1:
-                self._first.setdefault(_kind(block), block)
+        many = Counter(map(type, blocks))
+        self._first = {type(block): block for block in reversed(blocks) if many[type(block)] > 1}
+        # By class and shape: one function for several would be traced for unknown ones, and dropout needs to know.
         self.functions: dict[Hashable, Any] = {}
-        """By kind and shape. One function for several shapes would be traced for unknown ones, and dropout needs
-        to know its shape."""
 
     def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
         """Return `block(hidden, columns, key)`."""
-        first = self._first.get(_kind(block))
+        first = self._first.get(type(block))
         if first is None or tf.executing_eagerly():
             return block(hidden, columns, key)
         read = {name: columns[name] for name in block.READS if name in columns}
-        function = _kind(block), *hidden.shape
+        function = type(block), *hidden.shape
         if function not in self.functions:
             self.functions[function] = traced(first.stateless_call)
         weights = [weight.value for weight in block.weights]
@@ -52,10 +47,6 @@ class SharedTraces:
         key = shifted_key(key, block.dropout_id - first.dropout_id)
         output, _ = self.functions[function](weights, [], hidden, read, key)
         return output
-
-
-def _kind(block: Any) -> Hashable:
-    return getattr(block, "kind", id(block))
 
 
 class Stage:
@@ -72,14 +63,13 @@ class Stage:
         weights: Mapping[str, Any],
         *,
         device: str,
-        saved: SavedActivations = "all",
+        saved: Literal["all", "layer", "stage"] = "all",
         compiled: bool = False,
     ) -> None:
         self.body, self.head, self.device = list(body), head, device
         self.weights = {
-            name: weight.value
-            if hasattr(weight, "path")
-            else weight  # Keras' is around TensorFlow's
+            # Keras' variable is around TensorFlow's.
+            name: weight.value if hasattr(weight, "path") else weight
             for name, weight in weights.items()
         }
         blocks = [*body, head] if head is not None else list(body)
@@ -89,13 +79,12 @@ class Stage:
                 name: tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False)
                 for name, weight in self.weights.items()
             }
+        # Whether the accumulators hold gradients of this step; if not, the next gradients overwrite them.
         self.has_gradients = False
-        """Whether the accumulators hold gradients of this step; if not, the next gradients overwrite them."""
         self.saved, self.compiled = saved, compiled
+        # Blocks that are computed again under one gradient tape.
         self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
-        """Blocks that are computed again under one gradient tape."""
-        self.sum_names: list[str] = []
-        """Names of the head's sums, known once it has been traced."""
+        self.sum_names: list[str] = []  # of the head, known once it has been traced
         self.run_block = SharedTraces(self.body).run
         self.trace_functions()
 
@@ -177,8 +166,7 @@ class Stage:
         inputs = []
         for segment in self.segments:
             inputs.append(hidden)
-            # The key depends on the segment's input: else TensorFlow draws the dropout masks of all segments first
-            # and holds them all (measured: 1,191 MB instead of 860 on five layers of width 256).
+            # Else TensorFlow draws the dropout masks of all segments first and holds them all.
             with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
                 segment_key = tf.identity(key)
             for block in segment:
@@ -194,15 +182,11 @@ class Stage:
         is_first: tf.Tensor,
         accumulated: Set[str] = frozenset(),
     ) -> Any:
-        """Compute the segments again from their inputs, the last one first, and accumulate their gradients.
-
-        `accumulated` are the names of weights that have a gradient of this micro-batch already.
-        """
+        """Compute the segments again from their inputs, the last one first, and accumulate their gradients."""
         for segment, saved in zip(reversed(self.segments), reversed(inputs), strict=True):
-            # All inputs of the segment depend on the gradient of its output. Else TensorFlow would compute all segments
-            # again at once, and in the last stage the graph optimizer would merge this with the first forward pass:
-            # either way all activations would be alive together. The dependency is on an identity because a call of
-            # a tf.function is only waited for when it has side effects.
+            # Without this dependency TensorFlow would compute all segments again at once, and the graph optimizer
+            # would merge this with the first forward pass: all activations would be alive together. It is on an
+            # identity because a call of a tf.function is only waited for when it has side effects.
             with tf.control_dependencies([tf.identity(gradient)]):
                 segment_input = _on_this_device(saved)
                 segment_columns = {name: tf.identity(column) for name, column in columns.items()}
@@ -261,7 +245,7 @@ class Stage:
     def _gradients(
         self, tape: Any, output: Any, hidden: Any, gradient: Any
     ) -> tuple[Any, list[Any]]:
-        """Return the gradients of the input and of every weight; None for a weight without a part in the output."""
+        """Return the gradients of the input and of every weight, None where it has no part in the output."""
         weights = list(self.weights.values())
         sources = weights if hidden is None else [hidden, *weights]
         gradients = tape.gradient(output, sources, output_gradients=gradient)
@@ -275,10 +259,9 @@ class Stage:
     ) -> Set[str]:
         """Add gradients to the accumulators; return the names of all weights that have one of this micro-batch.
 
-        The first gradients of a step are assigned instead, which takes over their memory. Zeroed accumulators would
-        cost the memory once more, since TensorFlow stores zeros of a known shape as a constant, and a pass to copy
-        them. The word table has two gradients in a micro-batch that is computed again by layer, as the embeddings
-        and in the head: the second is always added.
+        The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store zeros
+        as a constant. The second of a weight `accumulated` in this micro-batch (the word table, in the embeddings and
+        in the head) is always added.
         """
         pairs = {
             name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
@@ -308,11 +291,10 @@ class Stage:
         return accumulated | pairs.keys()
 
     def _zero_others(self, accumulated: Set[str]) -> None:
-        """Zero the accumulators of weights without a gradient, where LAMB may have left its direction."""
+        # LAMB may have left its direction there.
         for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 
 
 def _on_this_device(tensor: Any) -> Any:
-    """Return the tensor on the current device: a copy if it comes from another one."""
     return None if tensor is None else tf.identity(tensor)

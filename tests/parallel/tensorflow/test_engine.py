@@ -16,10 +16,10 @@ from support.layouts import (
     V,
     accumulate,
     assert_close,
-    built,
     engine_of,
     gradients,
     settings_of,
+    untraced,
 )
 from support.model_inputs import make_examples
 from tensorflow.core.protobuf import config_pb2
@@ -34,10 +34,6 @@ from bert_cli.parallel.engine import (
 )
 from bert_cli.parallel.tensorflow import engine as engine_module
 from bert_cli.parallel.tensorflow.pipeline import Trace
-
-KEY = np.array([3, 0], np.int32)
-RECOMPUTE = {"recompute": True}
-BY_STAGE = {"recompute": True, "recompute_by": "stage"}
 
 
 def examples(number: int, micro_batches: int = 1) -> dict[str, np.ndarray]:
@@ -57,40 +53,28 @@ def plain():
 
 
 @pytest.fixture(scope="module")
-def dropping():
-    """One device with dropout."""
-    return engine_of()[0]
+def pipelines():
+    """Two replicas of three stages, with dropout."""
+    return engine_of("2x2")[0]
 
 
 def test_micro_batches_have_the_gradient_of_one_large_batch(plain):
     sums, expected = accumulate(plain, examples(8))
     # Their numbers of masked positions differ, so a mean of their means would be another gradient.
-    for micro_batches in (2, 8):
-        their_sums, gradient = accumulate(plain, examples(8, micro_batches))
-        assert_close(gradient, expected, 1e-6)
-        assert their_sums["mlm_loss"] == pytest.approx(sums["mlm_loss"], rel=1e-6)
+    their_sums, gradient = accumulate(plain, examples(8, 8))
+    assert_close(gradient, expected, 1e-6)
+    assert their_sums["mlm_loss"] == pytest.approx(sums["mlm_loss"], rel=1e-6)
 
 
-def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(dropping):
-    batch = examples(4)
-    _, first = accumulate(dropping, batch, 5)
-    _, same = accumulate(dropping, batch, 5)
-    _, other = accumulate(dropping, batch, 6)
-    # As the second of two micro-batches, the first of which has no weight in the loss.
-    two = {name: np.concatenate([column, column]) for name, column in batch.items()}
-    weights = np.ones(two["next_sentence_labels"].shape, np.float32)
-    two["next_sentence_weights"] = weights
-    for name in ("masked_lm_weights", "next_sentence_weights"):
-        two[name][0] = 0.0
-    _, second = accumulate(dropping, two, 4)
+def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(pipelines):
+    first, same, other = (accumulate(pipelines, examples(4, 2), n)[1] for n in (5, 5, 6))
     for name, gradient in first.items():
         np.testing.assert_array_equal(gradient, same[name])
-    assert_close(second, first, 1e-6)
     assert any(np.abs(gradient - other[name]).max() > 1e-4 for name, gradient in first.items())
 
 
 def products_of(function, *arguments) -> int:
-    """Return the matrix products left in a function's graph after the graph optimizer has merged what it can."""
+    """Return the matrix products that the graph optimizer leaves in a function."""
     graph = function.get_concrete_function(*arguments).graph
     meta = export_meta_graph(graph=graph, graph_def=graph.as_graph_def())
     fetched = [op.name for op in graph.get_operations() if op.type == "If"]  # which add gradients
@@ -105,31 +89,21 @@ def test_recomputation_in_the_last_stage_really_runs_the_forward_pass_again(plai
     def products(engine) -> int:
         (stage,) = engine.replicas[0]
         counts = {name: tf.constant(1.0) for name in ("masked", "pairs", "examples", "tokens")}
-        columns = stage.columns(micro_batch(2))
-        arguments = None, columns, KEY, counts, tf.constant(1.0), tf.constant(True)
-        return products_of(stage._forward_backward, *arguments)
+        arguments = stage.columns(micro_batch(2)), np.array([3, 0], np.int32), counts
+        return products_of(
+            stage._forward_backward, None, *arguments, tf.constant(1.0), tf.constant(True)
+        )
 
-    again, _ = engine_of(model=NO_DROPOUT, parallel=RECOMPUTE)
+    again, _ = engine_of(model=NO_DROPOUT, parallel={"recompute": True})
     # One more forward pass of every block but the last: the products of two layers and the pooler.
     assert products(again) - products(plain) >= 2 * 6
 
 
-def test_a_stage_saves_its_input_or_those_of_its_layers():
-    for parallel, layers in ((BY_STAGE, 1), (RECOMPUTE, 2)):
-        middle = engine_of("1x2", parallel=parallel)[0].replicas[0][1]
-        _, saved = middle.forward(tf.zeros([2, S, 16]), middle.columns(micro_batch(2)), KEY)
-        assert [tuple(value.shape) for value in saved] == [(2, S, 16)] * layers
-
-
-def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, dropping):
-    pipelines, _ = engine_of("2x2")
-    for engine in (plain, dropping, pipelines):
-        engine.clear_gradients()
+def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, pipelines):
+    pipelines.clear_gradients()
     batch = micro_batch(4)
-    assert dropping.evaluate(batch) == plain.evaluate(batch)
     assert pipelines.evaluate(batch) == pytest.approx(plain.evaluate(batch), rel=1e-6)
-    for stage in dropping.replicas[0] + pipelines.replicas[0]:
-        assert not stage.has_gradients
+    assert not any(stage.has_gradients for stage in pipelines.replicas[0])
 
 
 def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
@@ -157,43 +131,37 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
     assert many < 0.01 < 0.02 < error(2048, 1.0)
 
 
-def test_functions_are_traced_once_however_many_micro_batches_there_are():
-    engine, _ = engine_of("2x2")
+def test_functions_are_traced_once_however_many_micro_batches_there_are(pipelines):
     names = ("_forward_backward", "_forward", "_forward_saving_inputs", "_accumulate")
-
-    def traces() -> list[int]:
-        stages = [stage for row in engine.replicas for stage in row]
-        return [getattr(s, name).experimental_get_tracing_count() for s in stages for name in names]
-
-    accumulate(engine, examples(4, 2))
-    before = traces()
-    assert sum(before) >= len(engine.replicas[0])
-    for micro_batches in (4, 16):
-        accumulate(engine, examples(2 * micro_batches, micro_batches))
-    assert traces() == before
+    stages = [stage for row in pipelines.replicas for stage in row]
+    traces = set()
+    for micro_batches in (2, 4, 16):
+        accumulate(pipelines, examples(2 * micro_batches, micro_batches))
+        functions = [getattr(stage, name) for stage in stages for name in names]
+        traces.add(tuple(function.experimental_get_tracing_count() for function in functions))
+    assert len(traces) == 1 and sum(*traces) >= len(pipelines.replicas[0])
 
 
-def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient(monkeypatch):
+def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient(
+    pipelines, monkeypatch
+):
     monkeypatch.setattr(engine_module, "AGREE_SECONDS", 0.05)
-    engine, _ = engine_of("2x2")
     # Minutes of work.
     batch = {name: np.repeat(column, 20_000, 0) for name, column in examples(4, 2).items()}
     requested = threading.Event()
     threading.Timer(0.2, requested.set).start()
     began = time.monotonic()
+    counts = count(batch, PretrainingHeads.COUNTS)
     with pytest.raises(StoppedBetweenMicroBatchesError):
-        engine.accumulate(batch, 0, count(batch, PretrainingHeads.COUNTS), 1.0, requested.is_set)
+        pipelines.accumulate(batch, 0, counts, 1.0, requested.is_set)
     assert time.monotonic() - began < 15
-    for row in engine.replicas:
-        for stage in row:
-            assert not stage.has_gradients
+    assert not any(stage.has_gradients for row in pipelines.replicas for stage in row)
     # The engine can run the next step.
-    accumulate(engine, examples(4, 2))
+    accumulate(pipelines, examples(4, 2))
 
 
-def test_an_error_in_one_stage_ends_the_step_with_that_error(monkeypatch):
-    engine, _ = engine_of("1x2")
-    stage = engine.replicas[0][1]
+def test_an_error_in_one_stage_ends_the_step_with_that_error(pipelines, monkeypatch):
+    stage = pipelines.replicas[0][1]
     backward, calls = stage.backward, []
 
     def fail_at_the_third(*arguments):
@@ -204,15 +172,15 @@ def test_an_error_in_one_stage_ends_the_step_with_that_error(monkeypatch):
 
     monkeypatch.setattr(stage, "backward", fail_at_the_third)
     with pytest.raises(ValueError, match="a stage broke"):
-        accumulate(engine, examples(16, 8))
+        accumulate(pipelines, examples(16, 8))
 
 
 FAILING = """
 import time
-from support.layouts import SHALLOW, accumulate, engine_of
+from support.layouts import SHALLOW, settings_of, untraced
 
-engine, reader = engine_of("2x1", model=SHALLOW)
-accumulate(engine, reader[0])
+engine, *_ = untraced(settings_of("2x1", model=SHALLOW))
+engine.all_reduce_gradients(1.0)
 
 def fail(shrink):
     time.sleep(0.5)  # the other device is in the all-reduce by now
@@ -234,32 +202,28 @@ def test_a_device_that_fails_in_the_update_does_not_leave_the_others_waiting():
     assert done.stdout == "raised no room\n", done.stderr
 
 
-class Sleeper:
-    """A block that takes time without using a core, as another device would."""
+NAP = 0.05
 
-    READS = ("input_mask",)
 
-    def __init__(self, seconds: float):
-        self.seconds = seconds
+def sleep_through(hidden, batch, key):
+    """Take time without using a core, as another device would."""
 
-    def __call__(self, hidden, batch, key):
-        def wait(value):
-            time.sleep(self.seconds)
-            return value
+    def wait(value):
+        time.sleep(NAP)
+        return value
 
-        asleep = tf.numpy_function(wait, [tf.stop_gradient(hidden)], hidden.dtype)
-        asleep.set_shape(hidden.shape)
-        return hidden + 0.0 * asleep
+    asleep = tf.numpy_function(wait, [tf.stop_gradient(hidden)], hidden.dtype)
+    asleep.set_shape(hidden.shape)
+    return hidden + 0.0 * asleep
 
 
 def test_stages_on_different_devices_work_at_the_same_time():
     """Three sleeping stages: the step takes little more than one stage's work and the pipeline's bubble."""
-    nap, micro_batches = 0.05, 8
-    engine = built(settings_of("gather alone", parallel=BY_STAGE), updates=False)[0]
-    *stages, _ = engine.replicas[0]
-    for stage in stages:
-        stage.body.append(Sleeper(nap))
-        stage.reads = sorted({*stage.reads, "input_mask"})
+    micro_batches = 8
+    by_stage = {"recompute": True, "recompute_by": "stage"}
+    engine, *_ = untraced(settings_of("gather alone", parallel=by_stage))
+    for stage in engine.replicas[0][:-1]:
+        stage.body.append(sleep_through)
         stage.segments = [stage.body]
         stage.trace_functions()
     batch = examples(2 * micro_batches, micro_batches)
@@ -270,7 +234,7 @@ def test_stages_on_different_devices_work_at_the_same_time():
     engine.accumulate(batch, 0, counts, 1.0)
     seconds = time.monotonic() - began
     # Forward, and again in the backward pass, three stages one after another.
-    in_series = 2 * 3 * nap * micro_batches
+    in_series = 2 * 3 * NAP * micro_batches
     assert seconds < 0.6 * in_series
     assert {(bar["tid"], bar["cat"]) for bar in engine.trace.events} == {
         *((f"replica 0 stage {n}", kind) for n in range(3) for kind in ("forward", "backward")),
