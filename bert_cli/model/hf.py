@@ -42,7 +42,7 @@ LAYERS = {
     "token_head/classifier": "classifier",
 }
 
-# Last part of a name of ours -> of theirs. Only kernels are transposed.
+# Last part of a name of ours, or of an old one of theirs -> of theirs. Only kernels are transposed.
 LEAVES = {
     "kernel": "weight",
     "bias": "bias",
@@ -78,17 +78,12 @@ ARCHITECTURES = {
     "token_head": "BertForTokenClassification",
 }
 
-# Older TensorFlow names of the weights of a LayerNorm.
-OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
-
 
 def hf_name(name: str) -> str:
-    """Return Hugging Face's name of a weight of ours; ValueError if the table has none."""
+    """Return Hugging Face's name of a weight of ours; KeyError if LAYERS has none."""
     layer, _, leaf = name.rpartition("/")
     number = re.match(r"hid_(\d+)/", layer)
     row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
-    if row not in LAYERS or leaf not in LEAVES:
-        raise ValueError(f"weight ({name}): has no Hugging Face name; add its layer to LAYERS")
     return f"{LAYERS[row].format(number[1] if number else '')}.{LEAVES[leaf]}"
 
 
@@ -223,7 +218,7 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
         if name.endswith("embeddings.position_ids"):
             continue
         stem, _, leaf = name.rpartition(".")
-        current = f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
+        current = f"{stem}.{LEAVES.get(leaf, leaf)}"
         if current.startswith(("embeddings.", "encoder.", "pooler.")):
             current = f"bert.{current}"
         if current in renamed:

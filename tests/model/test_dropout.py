@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.model.fused import dropout, dropout_seed, keep_mask, shifted_key
+from bert_cli.model.fused import dropout, dropout_seed, keep_mask
 
 SHAPE = (64, 4, 32)
 KEY = np.array([7, 3], np.int32)
@@ -56,13 +56,6 @@ def test_elements_that_stay_are_scaled_and_others_are_zero():
     np.testing.assert_allclose(y, np.where(mask(rate=0.25), x.numpy() / 0.75, 0.0), rtol=1e-6)
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, tf.constant(7)) is x
-
-
-def test_a_shifted_key_gives_the_masks_of_shifted_ids():
-    for ids in (1, 6, 69, -3):
-        shifted = shifted_key(KEY, ids)
-        for dropout_id in (5, 100):
-            assert dropout_seed(shifted, dropout_id) == dropout_seed(KEY, dropout_id + ids)
 
 
 def test_a_shape_that_is_not_known_in_the_graph_is_refused():

@@ -30,11 +30,12 @@ def both_ways(config, values, columns):
     for name, value in values.items():
         weights[name].assign(value)
     mlm, nsp = blocks[-1][1].logits(hidden_of(blocks, columns))
-    loss, _, gradients = gradients_of(blocks, columns, counts_of(columns))
+    loss, sums, gradients = gradients_of(blocks, columns, counts_of(columns))
     ours = {
         "mlm": mlm.numpy(),
         "nsp": nsp.numpy(),
         "loss": float(loss),
+        "right": [float(sums["mlm_correct"]), float(sums["nsp_correct"])],
         "gradients": to_hf({name: value.numpy() for name, value in gradients.items()}),
     }
     return ours, in_torch(
@@ -74,7 +75,10 @@ def in_torch(config, tensors, columns):
     }
 
 
-def assert_equal_models(ours, theirs):
+def assert_equal_models(ours, theirs, columns):
+    right = (theirs["mlm"].argmax(-1) == columns["masked_lm_ids"]) * columns["masked_lm_weights"]
+    pairs = theirs["nsp"].argmax(-1) == columns["next_sentence_labels"]
+    assert ours["right"] == [right.sum(), pairs.sum()]
     for kind, tolerance in (("mlm", 1e-5), ("nsp", 1e-5), ("loss", 1e-6)):
         assert np.abs(ours[kind] - theirs[kind]).max() < tolerance, kind
     assert_gradients_of_pytorch(ours["gradients"], theirs["gradients"])
@@ -86,7 +90,7 @@ def test_random_weights(tiny):
     values = {n: weight.numpy() + draw.normal(0, 0.1, weight.shape) for n, weight in names.items()}
     columns = make_examples(tiny.vocab_size, examples=6)
     config = tiny.model_copy(update={"layer_norm_eps": 0.1})
-    assert_equal_models(*both_ways(config, values, columns))
+    assert_equal_models(*both_ways(config, values, columns), columns)
 
 
 def test_trained_weights():
@@ -107,4 +111,4 @@ def test_trained_weights():
     for name, value in to_hf(values).items():
         assert value.tobytes() == tensors[name.removeprefix("bert.")].tobytes()
     columns = make_examples(config.vocab_size, length=48)
-    assert_equal_models(*both_ways(config, values, columns))
+    assert_equal_models(*both_ways(config, values, columns), columns)

@@ -17,9 +17,9 @@ KINDS = {
 }
 
 
-def labels_of(kind, columns, seed=0):
+def labels_of(kind, columns):
     """Labels as ours are given them, and as theirs are."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     examples, length = columns["input_ids"].shape
     if kind == "question answering":
         # Within the shortest example: their loss has nothing against answers in the padding.
@@ -48,12 +48,13 @@ def theirs_of(kind, config, values, columns, labels):
     model = getattr(transformers, architecture)(transformers.BertConfig(**described)).eval()
     model.load_state_dict({name: torch.tensor(value) for name, value in to_hf(values).items()})
     given = {name: torch.tensor(value) for name, value in columns.items()}
-    kinds = {"labels": torch.float32 if kind == "regression" else torch.int64}
     out = model(
         input_ids=given["input_ids"],
         attention_mask=given["input_mask"],
         token_type_ids=given["segment_ids"],
-        **{n: torch.tensor(v).to(kinds.get(n, torch.int64)) for n, v in labels.items()},
+        **{
+            n: torch.tensor(v if kind == "regression" else v.astype(int)) for n, v in labels.items()
+        },
     )
     out.loss.backward()
     if kind == "question answering":
@@ -89,8 +90,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
     assert abs(float(found) - loss) < 1e-5
     named = to_hf({name: gradient.numpy() for name, gradient in own.items()})
     no_gradient = ["qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"]
-    no_gradient = no_gradient if kind == "question answering" else []
-    assert_gradients_of_pytorch(named, gradients, no_gradient)
+    assert_gradients_of_pytorch(named, gradients, no_gradient if "qa_head" in last else ())
     best = logits.argmax(1 if kind == "question answering" else -1)
     expected = {}
     if kind == "question answering":
