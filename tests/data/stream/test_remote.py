@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, namedtuple
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ from support.corpora import assert_equal, make_corpus, open_stream
 from support.processes import wait_for
 
 import bert_cli
+from bert_cli import files
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.stream import remote
 from bert_cli.data.stream.remote import local_copy
@@ -204,6 +205,14 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         message = rf"not installed \(.*{module}.*\); .*pip install .*'fsspec=="
         with pytest.raises(ConfigError, match=message):
             local_copy("s3://bucket/records", tmp_path)
+
+
+def test_a_disk_too_small_is_refused_before_the_first_file(url, tmp_path, monkeypatch, fetched):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage(1000))
+    with pytest.raises(DataError, match="make room or choose a folder on another disk"):
+        local_copy(url, tmp_path)
+    assert fetched == []
 
 
 def test_a_copy_killed_with_signal_9_is_continued(server, records, tmp_path):
