@@ -22,7 +22,7 @@ from bert_cli.config.settings import BertConfig
 from bert_cli.model.bert import build_blocks
 config = BertConfig.model_validate_json(sys.argv[1])
 columns = make_examples(config.vocab_size)
-counts = {name: float(count) for name, count in counts_of(columns).items()}
+counts = {name: ops.convert_to_tensor(n) for name, n in counts_of(columns).items()}
 columns = {name: ops.convert_to_tensor(column) for name, column in columns.items()}
 blocks = build_blocks(config, seed=1, policy="float32")
 for key in (None, [7, 3], [7, 3], [7, 4]):
