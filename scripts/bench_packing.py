@@ -74,8 +74,8 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
     """Return the step and the reader of a run on these records, with one micro-batch per step."""
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import Processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
+    from bert_cli.tasks.run.build import open_mesh
 
     source = Records(folder, seed=args.seed)
     settings = PretrainSettings.model_validate(

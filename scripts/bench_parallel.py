@@ -81,9 +81,9 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.config.settings import Cluster
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
+    from bert_cli.tasks.run.build import open_mesh
 
     run = PretrainSettings.model_validate(settings)
     processes = find_processes(Cluster(), os.environ)

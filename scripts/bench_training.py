@@ -64,8 +64,8 @@ def build_ours(options: argparse.Namespace) -> Any:
     from bert_cli.config.settings import Cluster
     from bert_cli.config.training import PretrainSettings, make_plan
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.parallel.tensorflow.mesh import open_mesh
     from bert_cli.tasks.run import build, corpora
+    from bert_cli.tasks.run.build import open_mesh
 
     settings = PretrainSettings.model_validate(
         {

@@ -25,9 +25,9 @@ from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.tensorflow.mesh import open_mesh
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start
+from bert_cli.tasks.run.build import open_mesh
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
     LOCK,

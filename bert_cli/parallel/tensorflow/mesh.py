@@ -22,8 +22,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
-from bert_cli.config.settings import Cluster
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.settings import Cluster, Parallel
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
@@ -179,18 +178,29 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     return "CPU", 1, memory // len(processes.local_ranks)
 
 
+def configure_runtime(precision: str, deterministic: bool) -> None:
+    """Set determinism and the options of the graph optimizer."""
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if precision == "float16" or (precision == "mixed_float16" and not has_gpu):
+        # Grappler fuses a float16 product and its bias into an operation that takes 40 ms a row on a CPU.
+        tf.config.optimizer.set_experimental_options({"remapping": False})
+
+
 def open_mesh(
-    settings: TrainSettings,
     processes: Processes,
+    replicas: int,
+    parallel: Parallel,
+    cluster: Cluster,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
-    """Take the devices of the settings' layout and join the other processes; each holds as many replicas.
+    """Take the devices of a layout and join the other processes; each holds as many replicas.
 
     Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
     layout that does not fit the processes or devices.
     """
-    device_mapping = settings.parallel.pipeline_device_mapping or [0]
-    replicas = settings.global_batch.replicas
+    device_mapping = parallel.pipeline_device_mapping or [0]
     if replicas % processes.count:
         raise ConfigError(
             f"global_batch.replicas ({replicas})",
@@ -200,7 +210,7 @@ def open_mesh(
     local, stages = replicas // processes.count, max(device_mapping) + 1
     needed = local * stages
     gpus = gpus_of(processes)
-    if gpus and settings.parallel.reduce_precision == "bfloat16":
+    if gpus and parallel.reduce_precision == "bfloat16":
         problem = "NCCL's sums in TensorFlow are not known to support it"
         raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
     if gpus and len(gpus) < needed:
@@ -211,9 +221,12 @@ def open_mesh(
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
         fuse_results()
-        _configure(settings, bool(gpus), 2 + local * len(device_mapping))
+        # Stages without a thread each run one after another. The default is one thread per core.
+        threads = max(2 + local * len(device_mapping), os.cpu_count() or 1)
+        if tf.config.threading.get_inter_op_parallelism_threads() < threads:
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
         if processes.count > 1:
-            processes = _join(processes, settings.cluster, stop_requested)
+            processes = _join(processes, cluster, stop_requested)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
             problem = f"TensorFlow was started before they were set ({error})"
@@ -293,19 +306,6 @@ def fuse_results() -> None:
 def are_results_fused() -> bool:
     """Return whether XLA has the option of `fuse_results`."""
     return FUSES_RESULTS in os.environ.get("XLA_FLAGS", "")
-
-
-def _configure(settings: TrainSettings, has_gpu: bool, threads: int) -> None:
-    """Set determinism, the graph optimizer's options, and at least so many threads for operations."""
-    if settings.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    if settings.precision == "float16" or (settings.precision == "mixed_float16" and not has_gpu):
-        # Grappler fuses a float16 product and its bias into an operation that takes 40 ms a row on a CPU.
-        tf.config.optimizer.set_experimental_options({"remapping": False})
-    # Stages without a thread each run one after another. The default is one thread per core.
-    threads = max(threads, os.cpu_count() or 1)
-    if tf.config.threading.get_inter_op_parallelism_threads() < threads:
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
 def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:

@@ -17,7 +17,9 @@ from bert_cli.model.bert import block_names, build_block, named_weights, word_ta
 from bert_cli.model.fused import compile_fused
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate
+from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
+from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import random_bits
@@ -85,6 +87,19 @@ class Run:
     def is_first_rank(self) -> bool:
         """Return whether this process writes the run's files."""
         return self.engine.group.rank == 0
+
+
+def open_mesh(
+    settings: TrainSettings,
+    processes: Processes,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Mesh:
+    """Take the devices of the settings' layout and join the other processes."""
+    tensorflow_mesh.configure_runtime(settings.precision, settings.deterministic)
+    replicas = settings.global_batch.replicas
+    return tensorflow_mesh.open_mesh(
+        processes, replicas, settings.parallel, settings.cluster, stop_requested
+    )
 
 
 def build_run(

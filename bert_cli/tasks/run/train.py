@@ -26,9 +26,9 @@ from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
-from bert_cli.parallel.tensorflow.mesh import devices_here, open_mesh
+from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.tasks.run import build, start
-from bert_cli.tasks.run.build import Run, RunSpec
+from bert_cli.tasks.run.build import Run, RunSpec, open_mesh
 from bert_cli.train import checkpoint, history, metrics
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import (

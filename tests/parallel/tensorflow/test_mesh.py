@@ -9,7 +9,8 @@ from support.layouts import settings_of
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.tensorflow import mesh as runtime
-from bert_cli.parallel.tensorflow.mesh import lost_process, open_mesh
+from bert_cli.parallel.tensorflow.mesh import lost_process
+from bert_cli.tasks.run.build import open_mesh
 
 WORKERS = ("a:1", "a:2", "b:1")
 
