@@ -133,7 +133,7 @@ def lock_run(folder: Path) -> Iterator[None]:
             stack.enter_context(lock_file(folder / LOCK, attempts=5))
         except BlockingIOError as error:
             problem = "another process is at work in it"
-            raise CheckpointError(where, problem, f"wait for it or {remedy}") from error
+            raise CheckpointError(where, problem, "wait for it or choose another folder") from error
         except LockUnsupportedError as error:
             print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
         except OSError as error:
