@@ -15,11 +15,10 @@ LOGICAL_DEVICES = 8
 REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 LONGEST_FIRST = (
-    "layouts", "processes", "pretrain", "export", "finetune", "engine", "pretrain_distributed", "bench",
-    "slurm", "data", "corpora", "beside_pytorch", "shipped_layouts", "kubernetes", "trackers", "documents",
-    "task_commands",
+    "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
+    "beside_pytorch", "corpora", "data", "launch",
 )  # fmt: skip
-"""Files that take more than 20 s of a core, longest first, without `test_`."""
+"""Files that take more than 15 s of a core, longest first, without `test_`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +35,7 @@ class SkipTensorFlow(MetaPathFinder):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than half a minute; run by --slow")
+    config.addinivalue_line("markers", "slow: a second, fuller check that takes more than 10 s; run by --slow")
     config.addinivalue_line("markers", "tensorflow: starts a process that imports TensorFlow")
     if config.getoption("--fast"):
         sys.meta_path.insert(0, SkipTensorFlow())

@@ -106,6 +106,7 @@ def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, pipelines):
     assert not any(stage.has_gradients for stage in pipelines.replicas[0])
 
 
+@pytest.mark.slow
 def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
     """The loss of a micro-batch is a small part of such a step's: the loss scale must make up for it."""
     batch = examples(4)
