@@ -6,7 +6,7 @@ import pytest
 
 from bert_cli.errors import ConfigError
 from bert_cli.optim import schedule
-from bert_cli.optim.schedule import MINIMUM, LossScale, first_loss_scale, learning_rate
+from bert_cli.optim.schedule import MINIMUM, first_loss_scale, learning_rate
 
 
 @pytest.mark.parametrize("name", schedule.FALLS)
@@ -21,16 +21,14 @@ def test_every_schedule_has_its_maximum_after_the_warm_up_and_is_never_zero(name
 
 
 def test_up_down_falls_as_the_original_does_and_its_last_step_has_the_minimum():
-    # From (total - step - 1) / (total - warmup), the schedule of the original's configs: the step after
-    # the maximum is two eighths below it, and step 9 of 10 is the last.
+    # (total - step - 1) / (total - warmup) after the maximum; step 9 of 10 is the last.
     value = learning_rate("up_down", 1.0, 2, 10)
     expected = [MINIMUM, 0.5, 1.0, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, MINIMUM, MINIMUM]
     assert [value(step) for step in range(11)] == pytest.approx(expected)
-    # Without a warm-up the first update has the maximum.
-    assert learning_rate("up_down", 0.5, 0, 100)(0) == 0.5
 
 
 def test_constant_stays_and_cosine_falls_along_half_a_cosine():
+    # Without a warm-up the first update has the maximum.
     constant = learning_rate("constant", 0.3, 0, 8)
     assert [constant(step) for step in range(9)] == [0.3] * 9
     cosine = learning_rate("cosine", 2.0, 4, 8)
@@ -52,7 +50,6 @@ def test_a_static_scale_stays_and_a_dynamic_one_is_halved_and_doubled():
     for _ in range(40):
         scale = scale.after(False)
     assert (scale.value, scale.skipped_in_a_row) == (1.0, 40)
-    assert LossScale(**scale.as_json()) == scale
     scale = first
     for _ in range(schedule.GROWTH_STEPS - 1):
         scale = scale.after(True)

@@ -20,7 +20,7 @@ from bert_cli.train.history import (
     summary_of,
     window_for,
 )
-from bert_cli.train.metrics import Pace, jsonl_reporter
+from bert_cli.train.metrics import jsonl_reporter
 
 NAN = float("nan")
 
@@ -59,35 +59,22 @@ def test_a_long_run_is_read_from_the_end_of_its_file(tmp_path):
     assert time.process_time() - began < 0.1
 
 
-def test_the_state_of_a_run_follows_from_its_lock_metrics_and_checkpoints(tmp_path, write_run):
+def test_the_state_follows_from_lock_metrics_and_checkpoints_unchanged(tmp_path, write_run):
     assert Run(write_run(tmp_path / "a", 10, saved=(5, 10))).state == "done"
     assert Run(write_run(tmp_path / "b", 7, saved=(5, 7))).state == "stopped"
-    assert Run(write_run(tmp_path / "c", 7, saved=(5,))).state == "killed"
-    assert Run(write_run(tmp_path / "d", 7)).state == "killed"
-    assert Run(write_run(tmp_path / "e", 0)).state == "empty"
+    run = Run(write_run(tmp_path / "c", 7))
+    assert (run.state, run.total_steps) == ("killed", 10)
+    run = Run(write_run(tmp_path / "d", 0))
+    assert (run.state, run.total_steps) == ("empty", None)
     with open(tmp_path / "a" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert Run(tmp_path / "a").state == "running"
-
-
-def test_reading_a_run_changes_nothing_in_its_folder(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 7, saved=(5, 7))
+    folder = write_run(tmp_path / "runs" / "e", 7, saved=(5, 7))
     (folder / "step_00000007" / "state.json").unlink()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    (run,) = runs_below(tmp_path)
+    (run,) = runs_below(tmp_path / "runs")
     assert (run.state, run.kind, len(run.steps), run.checkpoints) == ("killed", "pretrain", 7, [5])
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-def test_before_the_first_checkpoint_the_number_of_steps_follows_from_the_first_line(tmp_path):
-    now = 0.0
-    pace = Pace(1000, clock=lambda: now)
-    report = jsonl_reporter(tmp_path / "metrics.jsonl", 0)
-    for step in (1, 2, 3):
-        now += 30.0 if step == 1 else 2.0
-        report(step, pace.after_step(step, 64.0, 640.0))
-    assert Run(tmp_path).total_steps == 1000
-    assert Run(tmp_path / "absent").total_steps is None
 
 
 def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
@@ -97,15 +84,6 @@ def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
         settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
         run = a_run(tmp_path / name, [], settings.model_dump(mode="json"))
         assert run.kind == ("glue mrpc" if name == "glue" else name)
-
-
-def test_scores_are_those_of_the_best_checkpoint(tmp_path, write_run):
-    folder = write_run(tmp_path / "run", 3)
-    assert Run(folder).scores == {}
-    (folder / "best.json").write_text('{"step": 2, "figure": "f1", "value": 0.8}')
-    assert Run(folder).scores == {"f1": 0.8}
-    (folder / "scores.json").write_text('{"f1": 0.8, "accuracy": 0.7}')
-    assert Run(folder).scores == {"f1": 0.8, "accuracy": 0.7}
 
 
 def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and_links(
@@ -127,6 +105,8 @@ def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3, saved=(3,))
+    (folder / "best.json").write_text('{"step": 2, "figure": "f1", "value": 0.8}')
+    assert Run(folder).scores == {"f1": 0.8}
     # Fields of another type are ignored.
     (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
     (folder / "best.json").write_text('{"value": 1e999, "figure": []}')
@@ -160,9 +140,9 @@ def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
 
 def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     speed = {"seconds_per_step": 2.0, "skipped": 1}
-    first = {"loss": 3.0, "accuracy": 0.125, "validation_f1": 0.5, "tokens_per_second": 1.0}
-    second = {"loss": 1.0, "accuracy": 0.5, "validation_loss": 2.0, "tokens_per_second": 9.0}
-    third = {"loss": 2.0, "accuracy": 0.25, "validation_f1": 0.4, "validation_loss": 2.5}
+    first = {"loss": 3.0, "validation_f1": 0.5, "tokens_per_second": 1.0}
+    second = {"loss": 1.0, "tokens_per_second": 9.0}
+    third = {"loss": 2.0, "validation_f1": 0.4}
     fourth = {"loss": None, "tokens_per_second": 8.0}
     lines = [(1, first | speed), (2, second | speed), (3, third), (4, fourth | speed)]
     summary = summary_of(a_run(tmp_path / "a", lines), 1)
@@ -171,15 +151,9 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
         "loss, last": 2.0,
         "loss, best": 1.0,
         "loss, step of the best": 2,
-        "accuracy, last": 0.25,
-        "accuracy, best": 0.5,
-        "accuracy, step of the best": 2,
         "held-out f1, last": 0.4,
         "held-out f1, best": 0.5,
         "held-out f1, step of the best": 1,
-        "held-out loss, last": 2.5,
-        "held-out loss, best": 2.0,
-        "held-out loss, step of the best": 2,
         "tokens per second, median": 8.0,
         "seconds in steps": 6.0,
         "steps skipped": 1,
