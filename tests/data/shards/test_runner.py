@@ -32,21 +32,6 @@ def run(shards, out, processes=1, convert=shout, expected_bytes=None, **settings
     return run_shards(step, shards, convert, Workers(processes))
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start the step of `start_shout`; what still runs when the test ends is killed."""
-    started = []
-
-    def begin(processes, pause):
-        started.append(start_shout(tmp_path, processes, pause))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 def markers(folder):
     return len(list((folder / "out" / ".done").rglob("*.shard")))
 
@@ -142,9 +127,9 @@ def test_prepared_inputs_are_few_at_a_time_and_only_for_missing_shards(tmp_path)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_step_killed_by_signal_9_continues_to_the_same_files(tmp_path, start, processes):
+def test_a_step_killed_by_signal_9_continues_to_the_same_files(tmp_path, processes):
     shards = make_inputs(tmp_path, 8)
-    process = start(processes, 0.2)
+    process = start_shout(tmp_path, processes, 0.2)
     wait_for(lambda: markers(tmp_path) >= 2)
     family = descendants(process.pid)
     process.kill()
@@ -156,26 +141,26 @@ def test_a_step_killed_by_signal_9_continues_to_the_same_files(tmp_path, start, 
     assert 0 < len(before) < 16
     assert before.items() <= wanted.items()
     assert not (tmp_path / "out/manifest.json").exists()
-    process = start(processes, 0.0)
+    process = start_shout(tmp_path, processes, 0.0)
     printed, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "shards were done before" in printed
     assert tree(tmp_path / "out") == wanted
 
 
-def test_a_killed_worker_is_named_and_its_shard_is_absent(tmp_path, start):
+def test_a_killed_worker_is_named_and_its_shard_is_absent(tmp_path):
     make_inputs(tmp_path)
     (tmp_path / "in/02").write_text("DIE")
-    process = start(2, 0.05)
+    process = start_shout(tmp_path, 2, 0.05)
     _, printed = process.communicate(timeout=30)
     assert process.returncode == 3
     assert "AA/02" in printed and "a worker process was killed" in printed
     assert not {"AA/02", "manifest.json"} & tree(tmp_path / "out").keys()
 
 
-def test_ctrl_c_stops_the_workers_and_exits_130(tmp_path, start):
+def test_ctrl_c_stops_the_workers_and_exits_130(tmp_path):
     make_inputs(tmp_path, 50)  # ten seconds of work: on a busy machine the signal may come late
-    process = start(2, 0.4)
+    process = start_shout(tmp_path, 2, 0.4)
     wait_for(lambda: markers(tmp_path) >= 1)
     family = descendants(process.pid)
     process.send_signal(signal.SIGINT)

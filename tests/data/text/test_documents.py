@@ -25,7 +25,6 @@ ARTICLE = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
 
 
 def frames(compress):
-    """Pack data in two streams or frames, as programs with several threads write."""
     return lambda data: compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
 
 
@@ -235,14 +234,6 @@ def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     parts = files.split_part(long, 1000, READING, anywhere=True)
     assert 20 <= len(parts) <= 24
     assert [line for document in read(parts) for line in document] == read([long])[0]
-
-
-def test_small_files_are_bundled_in_order():
-    parts = [files.Part(Path(str(n)), "plain", "", 40) for n in range(10)]
-    parts[6:6] = [files.Part(Path("large"), "plain", "", 500)]
-    names = [[part.path.name for part in group] for group in files.bundle(parts, 100)]
-    assert names == [["0", "1"], ["2", "3"], ["4", "5"], ["large"], ["6", "7"], ["8", "9"]]
-    assert 40 < files.text_bytes(files.Part(Path("a.gz"), "plain", "gzip", 40)) < 320
 
 
 def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):

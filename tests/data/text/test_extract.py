@@ -76,7 +76,6 @@ def titles(out):
 
 
 def convert(tmp_path, pages, fake=""):
-    """Extract one chunk in this process, with a stand-in for the tool if one is given."""
     source, output = tmp_path / "in" / "chunk.xml", tmp_path / "out" / "wiki_00"
     for path in (source, output):
         path.parent.mkdir()

@@ -17,7 +17,6 @@ from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import preprocess
 from bert_cli.errors import ConfigError
-from bert_cli.tasks.data import step_settings
 
 S, P = 32, 5
 WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
@@ -127,9 +126,6 @@ def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so
     arrays = parse_static(payloads(out), S, P)
     ids, lengths = unmasked(arrays), arrays["input_mask"].sum(axis=1)
     assert not arrays["segment_ids"].any() and not arrays["next_sentence_labels"].any()
-    assert np.all((ids == 3).sum(axis=1) == 1)
-    assert np.all(ids[np.arange(len(ids)), lengths - 1] == 3)
-    assert np.all(arrays["masked_lm_weights"].sum(axis=1) >= 1)
     words = sum(len(line.split()) + 1 for lines in expected for line in lines)
     assert lengths.sum() == words + 2 * len(lengths)
 
@@ -152,16 +148,7 @@ def test_a_folder_of_an_earlier_version_can_be_continued(tmp_path, pieces):
     assert read_manifest(tmp_path / "sentences")["settings"] == recorded
 
 
-def test_the_chain_passes_its_settings_to_the_steps(tmp_path):
-    splitting = {"sentence_splitter": "lines", "deduplicate": True, "near_duplicates": 0.7}
-    chain = data.DataChainSettings(dump=tmp_path, out=tmp_path, vocab="v", nsp=False, **splitting)
-    preprocessing = step_settings(data.PreprocessSettings, chain, input=tmp_path, out=tmp_path)
-    assert splitting.items() <= vars(preprocessing).items()
-    assert step_settings(data.TokenizeSettings, chain, input=tmp_path, out=tmp_path).nsp is False
-
-
 def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, capsys):
-    """Sentences lose little; each document on one line loses nearly everything, which is said."""
     sizes, sentences = {"sequence_length": 64, "mask_tokens": 9}, documents(count=10)
     lines = [[" ".join(document) for _ in range(2)] for document in sentences]
     for name, found, least, most, more in (
@@ -187,7 +174,6 @@ def test_a_setting_without_effect_is_rejected(tmp_path, pieces):
 
 @pytest.fixture
 def estimates(monkeypatch):
-    """The estimates of bytes that `bert tokenize` makes in a test."""
     seen, estimate = [], tokenize.bytes_written
     monkeypatch.setattr(tokenize, "bytes_written", lambda *a: seen.append(estimate(*a)) or seen[-1])
     return seen
