@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -54,7 +53,6 @@ def test_help_version_and_an_unknown_command(capsys):
     [
         ("out", Path.touch, "download --sample", "must be a folder"),
         ("out/.done/lock", lambda path: path.symlink_to(path.name), "download --sample", "lock: Too many levels of"),
-        ("out/corpus.json", lambda path: path.write_text("[" * 100_000), "inspect", "recursion limit"),
         ("out/corpus.json", lambda path: path.write_text("{}"), "inspect", "corpus.json (format): Field required"),
     ],
 )  # fmt: skip
@@ -119,9 +117,3 @@ def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
     assert main(["launch", "--dry-run", "--", *run, "--log-level", "info"]) == 0
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
     assert "--generated-dataset --log-level info" in capsys.readouterr().out
-
-
-def test_the_longest_help_takes_less_than_a_second_of_work():
-    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-    subprocess.run([sys.executable, "-m", "bert_cli", "squad", "--help"], check=True)
-    assert sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before < 1.0

@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 import bert_cli
-from bert_cli.cli import COMMANDS
 from bert_cli.config import data, finetune, settings, tools, training
 
 ROOT = Path(__file__).parents[1]
@@ -120,14 +119,6 @@ def test_a_file_is_short_has_short_functions_and_opens_with_its_idea():
             if isinstance(node, ast.FunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 assert length <= LONGEST_FUNCTION, f"{path}:{node.lineno} {node.name} ({length})"
-
-
-def test_every_command_has_settings_and_a_function_run():
-    for command in COMMANDS.values():
-        assert issubclass(command.settings_class(), BaseModel)
-        tree = TREES[PACKAGE / (command.module.replace(".", "/") + ".py")]
-        (run,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "run")
-        assert [argument.arg for argument in run.args.args] == ["settings"]
 
 
 def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():

@@ -227,7 +227,6 @@ COMMANDS = [
     ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, as --parallel."),
     ("squad", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"], ("pretrained_ckpt_path", "./c/2/")),
     ("squad", ["--do-training=no", "--save-ckpt-path", "a/"], ("save_ckpt_path", "a")),
-    ("squad", ["configs/squad_base.json"], "a config as --config FILE"),
     ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"], ("glue_task", "mrpc")),
 ]  # fmt: skip
 

@@ -109,7 +109,6 @@ MISTAKES = [
     (PretrainSettings, "--parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),
     (LaunchSettings, "pretrain --config x", "write bert launch -- COMMAND"),
     (PretrainSettings, "-- x", "bert (--): takes no command; leave out the --"),
-    (TokenizeSettings, "in out third --vocab v.txt", "(third): too many arguments"),
     (TokenizeSettings, "in --vocab v.txt", "out: is not given; give OUT"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The blocks in every precision, their dropout, and that running a block again changes nothing."""
+"""The blocks in every precision, and their dropout."""
 
 from functools import cache, partial
 
@@ -82,6 +82,17 @@ def test_attention_scores_stay_in_range_in_float16(tiny):
     for dense in (attention.query, attention.key):
         dense.bias.assign(tf.fill([32], 140.0))
     assert np.isfinite(hidden_of(blocks, make_examples(tiny.vocab_size)).numpy()).all()
+
+
+def test_scores_of_float16_are_summed_in_float32(tiny):
+    """exp(12) already leaves float16, and so do a few thousand losses added up."""
+    heads = build_blocks(tiny, seed=1, policy="float16")[-1][1]
+    heads.masked_lm.bias.assign(np.linspace(-300, 300, 97))
+    columns = make_examples(tiny.vocab_size, examples=512)
+    hidden = np.zeros((512, 6, 32), np.float16)
+    loss, sums = heads(hidden, columns, {"masked": np.float32(1e5), "pairs": np.float32(1e5)}, None)
+    assert np.isfinite(loss)
+    assert float(sums["mlm_loss"]) > 65504
 
 
 def test_dropout_is_applied_as_in_the_paper(tiny, monkeypatch):

@@ -90,9 +90,7 @@ def test_a_real_checkpoint_gives_the_logits_of_pytorch_by_prefix_index_and_folde
     np.testing.assert_allclose(nsp, theirs.seq_relationship_logits, atol=2e-5)
 
 
-def test_a_folder_of_several_checkpoints_and_data_that_is_cut_or_missing_are_refused(
-    tiny, tmp_path
-):
+def test_data_that_is_cut_or_missing_is_refused(tiny, tmp_path):
     from bert_cli.tasks.run.start import find_source
 
     write_checkpoint(tmp_path, {"bert/pooler/dense/kernel": np.zeros((32, 32), np.float32)}, tiny)
@@ -101,12 +99,6 @@ def test_a_folder_of_several_checkpoints_and_data_that_is_cut_or_missing_are_ref
         damage()
         with pytest.raises(CheckpointError, match=r"bert_model\.ckpt: cannot be read"):
             find_source(str(tmp_path)).tensors()
-    (index,) = tmp_path.glob("*.index")
-    (tmp_path / "bert_model.ckpt-7.index").write_bytes(index.read_bytes())
-    (tmp_path / "checkpoint").unlink()  # which names one of them
-    several = r"holds 2 checkpoints \(bert_model\.ckpt-7, bert_model\.ckpt\)"
-    with pytest.raises(CheckpointError, match=several):
-        find_source(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,11 @@ def arguments(home, run, *more, samples=8 * STEPS):
 
 @pytest.fixture(scope="module")
 def adapted(home):
-    """A run on the first corpus that starts from the model."""
+    """A run on the first corpus that starts from the model, and is scored at every other step."""
     run = home / "adapted"
-    assert main(arguments(home, run, "--dataset-dir", home / "one")) == 0
+    words = ["--dataset-dir", home / "one", "--validation-dir", home / "static"]
+    words += ["--evaluation-examples", "16", "--evaluate-every-steps", "2"]
+    assert main(arguments(home, run, *words)) == 0
     return run
 
 
@@ -87,7 +89,9 @@ def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_
     pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     config = json.loads((complete_checkpoints(adapted)[-1] / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (32, 1)
-    assert [line["examples"] for line in metrics_of(adapted)] == [8.0] * STEPS
+    lines = metrics_of(adapted)
+    assert [line["examples"] for line in lines] == [8.0] * STEPS
+    assert [line["step"] for line in lines if "validation_mlm_loss" in line] == [2, 4]
     words = ["--config", adapted / "settings.json", "--save-ckpt-path", tmp_path / "run"]
     words += ["--dataset-dir", f"file://{home / 'one'}", "--dataset-cache", tmp_path / "cache"]
     assert main(["pretrain", *map(str, words)]) == 0
@@ -168,15 +172,8 @@ def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_pat
     model = {
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32
     }  # fmt: skip
-    words = [
-        "pretrain",
-        "--dataset-dir",
-        str(home / "single"),
-        "--save-ckpt-path",
-        str(run),
-        *FLAGS,
-    ]
-    words += ["--total-num-train-samples", "16", "--bert-config", json.dumps(model)]
+    words = ["pretrain", "--dataset-dir", str(home / "single"), "--save-ckpt-path", str(run)]
+    words += [*FLAGS, "--total-num-train-samples", "16", "--bert-config", json.dumps(model)]
     assert main(words) == 0
     output = capsys.readouterr().out
     size = json.loads((home / "single" / "corpus.json").read_text())["vocab_size"]
@@ -184,6 +181,8 @@ def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_pat
     assert json.loads((run / "settings.json").read_text())["bert_config"]["vocab_size"] == size
     assert all("nsp_loss" not in line and line["mlm_loss"] > 1 for line in metrics_of(run))
     assert "nsp" not in output.split("traced in")[1]
+    vocab = complete_checkpoints(run)[-1] / "vocab.txt"
+    assert vocab.read_bytes() == (home / "single" / "vocab.txt").read_bytes()
 
 
 def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, capsys):
