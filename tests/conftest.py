@@ -35,7 +35,9 @@ class SkipTensorFlow(MetaPathFinder):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: a second, fuller check that takes more than 10 s; run by --slow")
+    config.addinivalue_line(
+        "markers", "slow: a second, fuller check that takes more than 10 s; run by --slow"
+    )
     config.addinivalue_line("markers", "tensorflow: starts a process that imports TensorFlow")
     if config.getoption("--fast"):
         sys.meta_path.insert(0, SkipTensorFlow())

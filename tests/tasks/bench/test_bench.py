@@ -128,6 +128,7 @@ def test_records_and_questions_that_a_flag_names_are_read(tmp_path):
     assert metrics["settings"]["bert_config"]["hidden_size"] == 32
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_ends_a_measurement_without_metrics(tmp_path):
     line = [*words(tmp_path, "pretrain", "--no-checkpoint"), "--steps", "1000000"]
     with start_bert(*line, stdout=subprocess.PIPE) as process:

