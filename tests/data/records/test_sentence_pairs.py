@@ -75,21 +75,6 @@ def test_a_pass_uses_every_sentence_exactly_once_and_every_second_segment_is_whe
         assert np.array_equal(document_of(ends, sentences, documents), second)
 
 
-def test_every_sentence_of_every_other_document_is_an_equally_likely_random_next():
-    sentences, documents = list(range(0, 161, 4)), [0, 10, 20, 30, 40]
-    counts = np.zeros((4, 40), np.int64)
-    for seed in range(3000):
-        pairs = pair(sentences, documents, seed, length=16)
-        chosen = pairs.is_random
-        np.add.at(counts, (pairs.first_start[chosen] // 40, pairs.second_start[chosen] // 4), 1)
-    for document, row in enumerate(counts):
-        others = np.delete(row, slice(10 * document, 10 * document + 10))
-        assert row.sum() == others.sum()
-        expected = row.sum() / 30
-        chi2 = ((others - expected) ** 2 / expected).sum()
-        assert chi2 < 29 + 5 * np.sqrt(2 * 29)
-
-
 def truncated(a, b, longest):
     """Return the lengths that remain when tokens are removed one by one from the longer segment."""
     while a + b > longest:

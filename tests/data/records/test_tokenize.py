@@ -229,18 +229,6 @@ def test_the_folder_holds_records_indexes_tokenizer_and_a_description(home, stat
     assert manifest["settings"]["duplication_factor"] == 5
 
 
-def test_copies_differ_and_are_shuffled_together(static):
-    columns = columns_of(static)
-    ids = unmasked(columns)
-    copies = np.array([np.count_nonzero((ids == row).all(axis=1)) for row in ids[:300]])
-    assert copies.mean() < 2  # pairs are drawn anew for each copy
-    # Labels of neighbours are independent; in unshuffled copies they would follow the text.
-    labels = columns["next_sentence_labels"]
-    changes = np.count_nonzero(np.diff(labels))
-    expected = 2 * labels.mean() * (1 - labels.mean()) * len(labels)
-    assert abs(changes - expected) < 5 * np.sqrt(expected)
-
-
 def test_dynamic_records_hold_each_pair_once_and_unmasked(home):
     dynamic = make(home, home / "dynamic", masking="dynamic")
     corpus = read_corpus(dynamic)

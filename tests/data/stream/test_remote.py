@@ -45,11 +45,6 @@ def url(records, tmp_path):
     return url
 
 
-def change(url, name, edit):
-    files, root = fsspec.core.url_to_fs(url)
-    files.pipe_file(f"{root}/{name}", edit(files.cat_file(f"{root}/{name}")))
-
-
 def flip(data):
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
@@ -138,32 +133,32 @@ def test_a_copy_is_read_like_the_folder_itself(url, records, tmp_path, fetched, 
     same_examples(local_copy(f"file://{records}", tmp_path / "another"), records)
 
 
-def test_a_damaged_file_is_fetched_again_once(url, records, tmp_path, monkeypatch, fetched):
-    counting = remote.Remote.fetch
+def test_a_damaged_file_is_fetched_again_once_and_then_refused_by_name(
+    url, records, tmp_path, monkeypatch, fetched
+):
+    counting, name, damages = remote.Remote.fetch, "corpus.offsets", [lambda data: data[:-1] + b"?"]
 
-    def damage_once(self, name, target):
-        counting(self, name, target)
-        if name == "wiki_001.tfrecord" and fetched.count(name) == 1:
-            target.write_bytes(flip(target.read_bytes()))
+    def damaging(self, file, target):
+        counting(self, file, target)
+        if file == name and damages:
+            target.write_bytes(damages.pop()(target.read_bytes()))
 
-    monkeypatch.setattr(remote.Remote, "fetch", damage_once)
-    same_examples(local_copy(url, tmp_path), records)
-    assert len(fetched) == FILES + 1 and fetched.count("wiki_001.tfrecord") == 2
-
-
-def test_a_file_that_stays_damaged_is_refused_by_name(url, tmp_path, fetched):
-    name = "corpus.offsets"
-    for damage in (lambda data: data[:-1] + b"?", lambda data: data[:-2]):
-        change(url, name, damage)
-        message = rf"{url}/{name}: has \d+ bytes and the checksum \w+, not \d+ and \w+ as"
-        with pytest.raises(DataError, match=message):
-            local_copy(url, tmp_path)
-    assert fetched.count(name) == 4
+    monkeypatch.setattr(remote.Remote, "fetch", damaging)
+    same_examples(local_copy(url, tmp_path / "once"), records)
+    assert len(fetched) == FILES + 1 and fetched.count(name) == 2
+    damages += [lambda data: data[:-1] + b"?", lambda data: data[:-2]]
+    message = rf"{url}/{name}: has \d+ bytes and the checksum \w+, not \d+ and \w+ as"
+    with pytest.raises(DataError, match=message):
+        local_copy(url, tmp_path / "twice")
+    assert damages == [] and fetched.count(name) == 4
 
 
 def test_a_corpus_that_changed_gets_a_folder_of_its_own(url, tmp_path, capsys):
     first = local_copy(url, tmp_path)
-    change(url, "corpus.json", lambda data: data.replace(b'"fingerprint": "', b'"fingerprint": "x'))
+    files, root = fsspec.core.url_to_fs(url)
+    data = files.cat_file(f"{root}/corpus.json")
+    changed = data.replace(b'"fingerprint": "', b'"fingerprint": "x')
+    files.pipe_file(f"{root}/corpus.json", changed)
     second = local_copy(url, tmp_path)
     assert second != first and (first / "corpus.json").exists()
     assert read_corpus(second)["fingerprint"] == "x" + read_corpus(first)["fingerprint"]
