@@ -6,7 +6,7 @@ tokens alone. Bounds are exact or five standard deviations.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import groupby
 
@@ -96,6 +96,12 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def full(self) -> "Sequences":
+        is_full = self.lengths == S
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Sequences(**{name: column[is_full] for name, column in columns.items()})
 
 
 def sequences(batch: Batch) -> Sequences:
@@ -262,6 +268,18 @@ def test_80_percent_of_masked_tokens_are_hidden_10_are_random_and_10_stay(read, 
     assert is_spread(np.histogram(other, edges)[0], len(other) * np.diff(edges) / VOCAB_SIZE)
     assert other.min() < VOCAB_SIZE / 200
     assert other.max() > VOCAB_SIZE - VOCAB_SIZE / 200
+
+
+def test_every_position_is_equally_likely_to_be_masked_whatever_its_neighbours_are(read):
+    rows = read("dynamic", "pieces").full
+    words = rows.ordinary.sum(axis=0)
+    positions = np.flatnonzero(words)
+    assert len(positions) == S - 2
+    for position in positions:
+        assert is_fraction(rows.masked[:, position].sum(), words[position], P / LONGEST)
+    # Two segments have 43 pairs of neighbours.
+    both = (rows.masked[:, 1:] & rows.masked[:, :-1]).sum(axis=1)
+    assert is_zero(both - (LONGEST - 2) * P * (P - 1) / (LONGEST * (LONGEST - 1)))
 
 
 def test_half_of_the_examples_have_a_random_next_and_a_tenth_a_random_shorter_length(read):
