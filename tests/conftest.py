@@ -16,9 +16,10 @@ REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / 
 
 LONGEST_FIRST = (
     "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
-    "beside_pytorch", "corpora", "data", "launch",
+    "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
+    "documents", "runner", "preprocess", "duplicates", "own_text", "remote", "torture",
 )  # fmt: skip
-"""Files that take more than 15 s of a core, longest first, without `test_`."""
+"""Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
