@@ -45,7 +45,8 @@ def test_every_setting_is_an_option_and_every_option_is_read():
             assert value == (True if not option.takes else ["1"] if option.is_list else "1")
 
 
-def test_help_has_usage_headings_general_options_and_examples():
+def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     for name, parts in (
         ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
                       "Where the shards of a step run", "--log-level", "\nexamples:\n  bert tok")),

@@ -9,7 +9,7 @@ from support.layouts import settings_of
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.tensorflow import mesh as runtime
-from bert_cli.parallel.tensorflow.mesh import lost_process
+from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, lost_process
 from bert_cli.tasks.run.build import open_mesh
 
 WORKERS = ("a:1", "a:2", "b:1")
@@ -48,6 +48,12 @@ def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(DeviceError, match=r"GPUs \(4 on .*divided evenly among 3"):
         runtime.gpus_of(Processes(("a:1", "a:2", "a:3"), 0))
+
+
+def test_a_process_alone_enters_no_collective():
+    alone = TensorFlowProcessGroup(open_mesh(settings_of("1x1"), Processes(())))
+    assert alone.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
+    assert (alone.broadcast([float("inf")]), alone.collectives) == ([float("inf")], 0)
 
 
 def test_the_error_of_a_lost_process_names_the_first_rank_in_the_message():
