@@ -105,6 +105,8 @@ def test_f1_counts_common_words_and_exact_match_compares_normalized_texts():
         (["red green blue black"], "red green white", (4 / 7, 0)),
         # new x1, york x1 (the gold has each once); precision 2/4, recall 2/2: 2*0.5*1/1.5 = 2/3
         (["New York"], "new new york york", (2 / 3, 0)),
+        # new x2, york x1: precision 3/4, recall 3/3: 2 * 0.75 / 1.75
+        (["new york new"], "new new york york", (6 / 7, 0)),
         (["blue red"], "red blue", (1, 0)),
         # F1 against the second: precision 2/2, recall 2/3: 0.8; no gold is equal
         (["blue", "red green white"], "green red", (0.8, 0)),

@@ -71,6 +71,13 @@ def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(pip
     for name, gradient in first.items():
         np.testing.assert_array_equal(gradient, same[name])
     assert any(np.abs(gradient - other[name]).max() > 1e-4 for name, gradient in first.items())
+    # After two micro-batches without weight in the loss, the next two are those of index 6.
+    batch = {name: np.concatenate([c, c]) for name, c in examples(4, 2).items()}
+    batch["next_sentence_weights"] = np.ones(batch["next_sentence_labels"].shape, np.float32)
+    for name in ("masked_lm_weights", "next_sentence_weights"):
+        batch[name][:2] = 0.0
+    alone = {name: column[2:] for name, column in batch.items()}
+    assert_close(accumulate(pipelines, batch, 4)[1], accumulate(pipelines, alone, 6)[1], 1e-6)
 
 
 def products_of(function, *arguments) -> int:
