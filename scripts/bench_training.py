@@ -17,6 +17,10 @@ disturb less.
 `update`       times the gradient norm, clipping and the update of 110 million weights. The default comparison is
                Keras' AdamW with a global norm, as a graph. `--beside lamb` compares with LAMB of this project,
                `--beside memory` with memory bandwidth: one thread reads and writes each array that AdamW needs once.
+`convolution`  times forward and backward of GroupBERT's grouped convolution alone. The default comparison is
+               `one-product`, a batched product of the shifted copies; others are `seven-products`, one for each
+               copy, `joined`, four groups in each block-diagonal product, `dense`, a convolution with zeros between
+               the groups, and `grouped`, one convolution, which GPUs run.
 `scores`       measures the memory of the masked-LM loss and its gradients in float32, with 1, 8 and 32 chunks
                of the vocabulary: the growth of the process.
 """
@@ -227,6 +231,54 @@ def memory_of_an_update(options: argparse.Namespace) -> Pairs:
     return measure(one_pass, options.repetitions)
 
 
+def convolution(options: argparse.Namespace, form: str) -> Pairs:
+    """Time the convolution in one form: 768 channels in groups of 16, a kernel of 7."""
+    import tensorflow as tf
+
+    from bert_cli.config.settings import BertConfig
+    from bert_cli.model.bert import build_block
+
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    config = BertConfig(architecture="groupbert")
+    layer = build_block("hid_0", config, seed=1, policy=options.precision).convolution.grouped
+    layer.parts = 1 if form == "grouped" else layer.parts
+    length, width = options.positions, config.conv_group_size * (4 if form == "joined" else 1)
+
+    def blocks(kernel: Any, width: int) -> Any:
+        """Return the kernel as [blocks, K, width, width], zero between the groups of a block."""
+        groups = tf.reshape(kernel, [7, 16, -1, width // 16, 16])
+        apart = tf.einsum("kibgo,gh->bkhigo", groups, tf.eye(width // 16, dtype=kernel.dtype))
+        return tf.reshape(apart, [-1, 7, width, width])
+
+    def convolve(x: Any) -> Any:
+        if form in ("bert", "grouped"):
+            return layer(x)
+        kernel = tf.cast(layer.kernel.value, x.dtype)
+        if form == "dense":
+            return tf.nn.conv1d(x, blocks(kernel, 768)[0], 1, "SAME")
+        around = tf.reshape(
+            tf.pad(x, [[0, 0], [3, 3], [0, 0]]), [-1, length + 6, 768 // width, width]
+        )
+        copies = [around[:, first : first + length] for first in range(7)]
+        kernels = tf.unstack(blocks(kernel, width), axis=1)
+        if form != "seven-products":
+            copies, kernels = [tf.concat(copies, axis=3)], [tf.concat(kernels, axis=1)]
+        pairs = zip(copies, kernels, strict=True)
+        return tf.add_n([tf.einsum("bsgi,gio->bsgo", copy, kernel) for copy, kernel in pairs])
+
+    @tf.function(autograph=False)
+    def forward_backward(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = convolve(x)
+        return tape.gradient(y, [x, layer.kernel.value], tf.ones_like(y))
+
+    x = tf.random.stateless_normal([options.examples, length, 768], [1, 2])
+    x = tf.cast(x, layer.compute_dtype)
+    return measure(lambda: [one.numpy() for one in forward_backward(x)], options.repetitions)
+
+
+FORMS = ("bert", "one-product", "grouped", "seven-products", "joined", "dense")
 SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "micro-batch": {
         "bert": micro_batch_of_bert,
@@ -241,6 +293,7 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
         "lamb": update_by_lamb,
         "memory": memory_of_an_update,
     },
+    "convolution": {form: partial(convolution, form=form) for form in FORMS},
 }
 
 
@@ -313,7 +366,7 @@ def main() -> None:
         "--beside",
         nargs="+",
         choices=BASELINES,
-        help="compare with these; default: pytorch or keras",
+        help="compare with these; default: the first of the benchmark",
     )
     parser.add_argument(
         "--tensorflow-python", help="Python of an environment with TFBertForPreTraining"

@@ -65,6 +65,9 @@ def test_a_file_imports_only_lower_layers_and_its_own_package():
         assert package == "tasks" or not {"data", "model"} <= {*packages, package}, path
         in_tensorflow = re.search(r"^\s*(import|from) tensorflow", source, re.MULTILINE)
         assert package != "model" or not in_tensorflow or path.name == "fused.py", path
+        # Its copies stand alone beside weights, and importing it takes PyTorch.
+        is_copied = path.name == "modeling_groupbert.py"
+        assert "import modeling_groupbert" not in source and not (is_copied and imports(source))
     engine = (PACKAGE / "parallel" / "engine.py").read_text(encoding="utf-8")
     assert not any("parallel.tensorflow" in module for module in imports(engine))
     for source in (

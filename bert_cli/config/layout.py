@@ -69,10 +69,14 @@ def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; `heads` without the shared word embeddings."""
     width, inner = config.hidden_size, config.intermediate_size
     dense, norm = width * width + width, 2 * width
+    vectors, is_group = 4 * width + norm + inner + width + norm, config.architecture == "groupbert"
+    if is_group:
+        vectors = 8 * width + 5 * norm + 2 * (inner + width + width * (config.ffn_groups > 1))
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     return {
         "emb": rows * width + norm,
-        "hid": 4 * dense + norm + (2 * width * inner + inner + width) + norm,
+        "hid": config.layer_matrices + vectors,
+        "final_norm": norm * is_group,  # a part of the last layer
         "enc_out": 0,
         "pool": dense,
         "heads": dense + norm + config.vocab_size + 2 * width + 2,
@@ -203,16 +207,21 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide, compute = FLOAT32, COMPUTE_BYTES[settings.precision]
     bsd, bnss, bsf, bpd = (_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF", "BPD"))
-    if block == "hid" and settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS:
+    is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
+    feed_forwards, of_bsd = 1, 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
+    if config.architecture == "groupbert":
+        feed_forwards, of_bsd = 2, 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
+    elif is_compiled:
+        of_bsd = 8 * compute + more * wide
+    if block == "hid" and is_compiled:
         scores = (2 + more) * compute * bnss
-        return (8 * compute + more * wide) * bsd + scores + 2 * compute * bsf
+        return of_bsd * bsd + scores + feed_forwards * 2 * compute * bsf
     changed = int(bool(dropout) or settings.precision != "float32")
-    norms_and_dropouts = 4 + more + hidden * (2 + 2 * more)
     return {
         "emb": (2 + hidden * (1 + more)) * wide * bsd,
-        "hid": (6 * compute + norms_and_dropouts * wide) * bsd
+        "hid": of_bsd * bsd
         + ((1 + dropout) * wide + changed * compute) * bnss
-        + ((3 + 2 * more) * wide + compute) * bsf,
+        + feed_forwards * ((3 + 2 * more) * wide + compute) * bsf,
         "enc_out": 0,
         "pool": (1 + more) * compute * bpd,
         "heads": (2 * compute + 5 * wide) * bpd,
@@ -249,12 +258,12 @@ def _elements(settings: TrainSettings, shape: str) -> int:
 def work_of(settings: TrainSettings) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
     config, batch = settings.bert_config, settings.global_batch
-    width, inner, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    width, vocabulary = config.hidden_size, config.vocab_size
     positions = batch.micro_batch_size * settings.max_seq_length
     read = batch.micro_batch_size * settings.positions_read
     return {
         "emb": 10.0 * positions * width,  # element by element
-        "hid": 2.0 * positions * (4 * width + 2 * inner + 2 * settings.max_seq_length) * width,
+        "hid": 2.0 * positions * (config.layer_matrices + 2 * settings.max_seq_length * width),
         "enc_out": 1.0 * read * width,
         "pool": 2.0 * batch.micro_batch_size * width * width,
         "heads": 2.0 * read * width * (width + vocabulary),
@@ -285,7 +294,7 @@ def idle(settings: TrainSettings) -> float:
 def parameters(settings: TrainSettings) -> int:
     """Return the number of weights of the model."""
     elements, (stages, _) = weights_of(settings.bert_config), stages_of(settings)
-    return sum(elements[block] for stage in stages for block in stage)
+    return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 
 def reduced_bytes(settings: TrainSettings) -> int:

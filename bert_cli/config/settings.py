@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
+import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 T = TypeVar("T")
@@ -114,6 +115,10 @@ MemorySize = Annotated[str, BeforeValidator(_check_size)]
 class BertConfig(Settings):
     """The shape of the model, under the names that Hugging Face uses."""
 
+    NEEDS: ClassVar = dict.fromkeys(
+        ("conv_kernel_size", "conv_group_size", "ffn_groups"), ("architecture", "groupbert")
+    )
+
     vocab_size: Positive = 30522
     """Vocabulary size V; for pre-training it must be that of the records, which is the default."""
     hidden_size: Positive = 768
@@ -140,16 +145,47 @@ class BertConfig(Settings):
     """Added to the variance in LayerNorm."""
     position_embedding_type: Literal["absolute"] = "absolute"
     """Position embeddings are learned, one vector for each position."""
+    architecture: Literal["bert", "groupbert"] = "bert"
+    """Encoder layers: `bert`, or `groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""
+    conv_kernel_size: Positive = 7
+    """Positions that the convolution of a GroupBERT layer reads; an odd number."""
+    conv_group_size: Positive = 16
+    """Channels in a group of the convolution; must divide the hidden size."""
+    ffn_groups: Positive = 4
+    """Groups of the second product of a feed-forward; must divide the hidden and the inner size."""
+
+    @property
+    def layer_matrices(self) -> int:
+        """Return the number of weights of a layer that every position is multiplied by."""
+        width, inner, groups = self.hidden_size, self.intermediate_size, self.ffn_groups
+        if self.architecture == "bert":
+            return (4 * width + 2 * inner) * width
+        convolution = 3 * width + self.conv_kernel_size * self.conv_group_size
+        feed_forward = inner + inner // groups + width * (groups > 1)
+        return (4 * width + convolution + 2 * feed_forward) * width
 
     @model_validator(mode="after")
-    def _heads_divide_hidden_size(self) -> "BertConfig":
-        if self.hidden_size % self.num_attention_heads:
-            raise SettingError(
-                "num_attention_heads",
-                f"{self.num_attention_heads} does not divide hidden_size ({self.hidden_size})",
-                "choose a number that does",
-            )
+    def _parts_divide_sizes(self) -> "BertConfig":
+        divisors = [("num_attention_heads", "hidden_size")]
+        if self.architecture == "groupbert":
+            divisors += [("conv_group_size", "hidden_size"), ("ffn_groups", "hidden_size")]
+            divisors += [("ffn_groups", "intermediate_size")]
+        for name, of in divisors:
+            number, size = getattr(self, name), getattr(self, of)
+            if size % number:
+                problem = f"{number} does not divide {of} ({size})"
+                raise SettingError(name, problem, "choose a number that does")
+        if self.conv_kernel_size % 2 == 0:
+            problem = f"{self.conv_kernel_size} is even, so that no position is in the middle"
+            raise SettingError("conv_kernel_size", problem, "choose an odd number")
         return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out_other_architectures(self, handler: Any, info: Any) -> dict[str, Any]:
+        """Write plain BERT without the settings of GroupBERT, as in files before there was one."""
+        is_plain = self.architecture == "bert" and not info.exclude_unset
+        left_out = ("architecture", *self.NEEDS) if is_plain else ()
+        return {name: value for name, value in handler(self).items() if name not in left_out}
 
 
 class Parallel(Settings):

@@ -72,6 +72,8 @@ class GlobalBatch(Settings):
 class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
+    NEEDS: ClassVar = {"warmup_power": "warmup_frac"}
+
     schedule_name: Literal["up_down", "constant", "cosine"] = "up_down"
     """`up_down`: linear warm-up, linear decay to 1e-7 on the last step; `cosine`: the same warm-up, half a
     cosine; `constant`: the maximum after the warm-up."""
@@ -79,6 +81,8 @@ class LearningRate(Settings):
     """Maximum learning rate; with reference_batch_size, the one for that batch."""
     warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Fraction of the steps in which the learning rate rises from zero."""
+    warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
+    """Power of the fraction of the warm-up that has passed; 1 rises linearly, 0.5 like a square root."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by global batch / this number."""
 

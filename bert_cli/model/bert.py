@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.settings import BertConfig
+from bert_cli.model.groupbert import GroupLayer, LastGroupLayer
 from bert_cli.model.heads import (
     PretrainingHeads,
     QuestionAnswering,
@@ -26,7 +27,6 @@ PRETRAINING = ("enc_out", "pool", "heads")
 # Name of a block, without the number of a layer -> its class, and the attributes that it takes besides `config`.
 BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
     "emb": (Embeddings, "dropout_id"),
-    "hid": (EncoderLayer, "dropout_id"),
     "enc_out": (GatherPositions,),
     "pool": (Pooler,),
     "heads": (PretrainingHeads, "word_table", "chunks"),
@@ -34,6 +34,8 @@ BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
     "glue_head": (SequenceClassification, "labels", "dropout_id"),
     "token_head": (TokenClassification, "labels", "dropout_id"),
 }
+# Architecture -> the class of its layers, and that of the last one.
+LAYERS = {"bert": (EncoderLayer, EncoderLayer), "groupbert": (GroupLayer, LastGroupLayer)}
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
@@ -59,13 +61,14 @@ def build_block(
     """
     kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
     layers = int(number) if number else config.num_hidden_layers
+    layer_class = LAYERS[config.architecture][layers == config.num_hidden_layers - 1]
     attributes = {
         "word_table": word_table,
         "labels": labels,
         "chunks": chunks,
-        "dropout_id": 0 if name == "emb" else 1 + EncoderLayer.DROPOUT_IDS * layers,
+        "dropout_id": 0 if name == "emb" else 1 + layer_class.DROPOUT_IDS * layers,
     }
-    block_class, *taken = BLOCKS[kind]
+    block_class, *taken = BLOCKS.get(kind, (layer_class, "dropout_id"))
     block = block_class(
         name=name,
         policy=keras.DTypePolicy(policy),

@@ -7,6 +7,7 @@ tied weights, and heads that a published encoder does not have.
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
+# Modules of a GroupBERT layer and their layers, which have nearly the same names there.
+GROUPBERT = {
+    "convolution": ("layer_norm", "value", "gate", "grouped", "inner_norm", "output"),
+    "feed_forward_1": ("layer_norm", "inner", "grouped", "mixer"),
+    "self_attention": ("layer_norm", "query", "key", "value", "output"),
+    "feed_forward_2": ("layer_norm", "inner", "grouped", "mixer"),
+}
 # Layer of ours -> layer of theirs; {} is the number of an encoder layer.
 LAYERS = {
     "emb/word": "bert.embeddings.word_embeddings",
@@ -32,6 +40,13 @@ LAYERS = {
     "hid_{}/feed_forward/inner": "bert.encoder.layer.{}.intermediate.dense",
     "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
     "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    **{
+        f"hid_{{}}/{module}/{layer}": f"bert.encoder.layer.{{}}.{module.removeprefix('self_')}."
+        + layer.replace("layer_norm", "LayerNorm")
+        for module, layers in GROUPBERT.items()
+        for layer in layers
+    },
+    "hid_{}/final_norm": "bert.encoder.LayerNorm",
     "pool/dense": "bert.pooler.dense",
     "heads/masked_lm/transform": "cls.predictions.transform.dense",
     "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
@@ -77,6 +92,10 @@ ARCHITECTURES = {
     "glue_head": "BertForSequenceClassification",
     "token_head": "BertForTokenClassification",
 }
+# Architecture, which is also transformers' model_type -> what the names of its classes have before "Bert".
+PREFIXES = {"bert": "", "groupbert": "Group"}
+# Classes for PyTorch that transformers does not have; written beside the weights and never imported here.
+MODELING = Path(__file__).with_name("modeling_groupbert.py")
 
 
 def hf_name(name: str) -> str:
@@ -157,9 +176,8 @@ def hf_config(
 ) -> dict[str, Any]:
     """Return the contents of `config.json`; `head` is the last block, a classifier without names a regression."""
     described = {
-        "architectures": [ARCHITECTURES[head]],
-        "model_type": "bert",
-        **config.model_dump(mode="json"),
+        **class_entries(config, class_name(config, head)),
+        **config.model_dump(mode="json", exclude={"architecture"}),
         "pad_token_id": 0,
         "tie_word_embeddings": True,
         "dtype": dtype,
@@ -173,17 +191,40 @@ def hf_config(
     return described
 
 
+def class_name(config: BertConfig, head: str) -> str:
+    """Return transformers' name of the class of a model whose last block is `head`."""
+    return PREFIXES[config.architecture] + ARCHITECTURES[head]
+
+
+def class_entries(config: BertConfig, name: str) -> dict[str, Any]:
+    """Return the entries of a `config.json` that lead to the class `name`, for GroupBERT in the file MODELING."""
+    entries: dict[str, Any] = {"architectures": [name], "model_type": config.architecture}
+    if config.architecture == "groupbert":
+        kinds = ["Config", "Model", "ModelForMaskedLM"]
+        kinds += [name.replace("Bert", "Model") for name in ARCHITECTURES.values()]
+        start = f"{MODELING.stem}.GroupBert"
+        entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
+        # transformers chooses BERT's by its model_type.
+        entries["tokenizer_class"] = "BertTokenizer"
+    return entries
+
+
+def class_files(config: BertConfig) -> dict[str, bytes]:
+    """Return the files with the classes that `class_entries` names, by name; none for BERT."""
+    return {MODELING.name: MODELING.read_bytes()} if config.architecture == "groupbert" else {}
+
+
 def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
     """Return the shape of the model that a `config.json` describes; Hugging Face's defaults are also ours.
 
     Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions.
     """
     kind = described.get("model_type", "bert")
-    if kind != "bert":
+    if kind not in PREFIXES:
         raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
     own = {name: described[name] for name in BertConfig.model_fields if name in described}
     try:
-        return BertConfig.model_validate(own)
+        return BertConfig.model_validate(own | {"architecture": kind})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -200,11 +241,12 @@ def check_hf_config(
     Dropout rates and `initializer_range` may differ: they change how a model is trained, not its output.
     """
     free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
-    defaults = BertConfig().model_dump()
+    architecture = described.get("model_type", "bert")
+    there = {**dict(BertConfig()), **described, "architecture": architecture}
     differing = [
-        f"{key} is {described.get(key, defaults[key])!r} there and {ours!r} here"
-        for key, ours in config.model_dump().items()
-        if key not in free and described.get(key, defaults[key]) != ours
+        f"{key} is {there[key]!r} there and {ours!r} here"
+        for key, ours in config
+        if key not in free and there[key] != ours
     ]
     if differing:
         problem = f"describes another model: {'; '.join(differing)}"

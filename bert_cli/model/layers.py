@@ -114,10 +114,10 @@ class ConfiguredLayer(Layer):
         """Return a new dense layer of this layer's policy."""
         return Dense(name=name, policy=self.dtype_policy, inputs=inputs, outputs=outputs)
 
-    def norm(self) -> LayerNorm:
+    def norm(self, name: str = "layer_norm") -> LayerNorm:
         """Return a new LayerNorm of this layer's policy."""
         size, epsilon = self.config.hidden_size, self.config.layer_norm_eps
-        return LayerNorm(name="layer_norm", policy=self.dtype_policy, size=size, epsilon=epsilon)
+        return LayerNorm(name=name, policy=self.dtype_policy, size=size, epsilon=epsilon)
 
 
 class Embeddings(ConfiguredLayer):
@@ -171,15 +171,22 @@ class Output(ConfiguredLayer):
 
 
 class SelfAttention(ConfiguredLayer):
-    """Multi-head attention (Vaswani et al. 2017, equation 1), its output and its residual."""
+    """Multi-head attention (Vaswani et al. 2017, equation 1), its output and its residual.
+
+    With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
+    """
 
     dropout_id: int
+    is_pre_norm = False
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
         self.query, self.key, self.value = (
             self.dense(name, size, size) for name in ("query", "key", "value")
         )
+        if self.is_pre_norm:
+            self.layer_norm, self.project = self.norm(), self.dense("output", size, size)
+            return
         shared = {"policy": self.dtype_policy, "config": self.config}
         self.project = Output(name="output", **shared, inputs=size, dropout_id=self.dropout_id + 1)
 
@@ -195,7 +202,7 @@ class SelfAttention(ConfiguredLayer):
         probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed)
         context_BNSH = ops.matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD, x_BSD, key)
+        return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
 
     def _heads(self, x_BSD: Tensor, order: tuple[int, ...]) -> Tensor:
         """Split D into heads [B, S, N, H] in the compute dtype and transpose the axes to `order`."""

@@ -1,8 +1,8 @@
 """The numbers that change from step to step: the learning rate, and the factor of the loss.
 
-Every schedule rises linearly over the warm-up, has its maximum on the step after it, and then falls: linearly (as
-in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), or not at all. 1e-7 is its
-minimum: no update is empty.
+Every schedule rises over the warm-up, linearly or with another power, has its maximum on the step after it, and then
+falls: linearly (as in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), or not at
+all. 1e-7 is its minimum: no update is empty.
 """
 
 import math
@@ -30,22 +30,23 @@ FALLS: dict[str, Callable[[int, int], float]] = {
 
 
 def learning_rate(
-    schedule_name: str, max_learning_rate: float, warmup_steps: int, total_steps: int
+    name: str, max_learning_rate: float, warmup_steps: int, total_steps: int, power: float = 1.0
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
-    `schedule_name` is a key of FALLS. Steps past the end have the value of the end. Raises ConfigError for a maximum
-    below the minimum.
+    `name` is a key of FALLS, `power` that of the warm-up. Steps past the end have the value of the end. Raises
+    ConfigError for a maximum below the minimum.
     """
     if not MINIMUM <= max_learning_rate < math.inf:
         problem = f"is not a number of at least {MINIMUM}, the smallest learning rate"
         where = f"learning_rate.max_learning_rate ({max_learning_rate})"
         raise ConfigError(where, problem, "raise it")
-    fall = FALLS[schedule_name]
+    fall = FALLS[name]
 
     def value(step: int) -> float:
         if step < warmup_steps:
-            return max(MINIMUM, max_learning_rate * step / warmup_steps)
+            curve = (max(1, step) / warmup_steps) ** (power - 1)  # exactly 1 without a power
+            return max(MINIMUM, max_learning_rate * step / warmup_steps * curve)
         fallen, steps = step - warmup_steps, max(1, total_steps - warmup_steps)
         return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
 

@@ -74,7 +74,8 @@ class Format:
     from_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: Mapping[str, Any]
-    tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Other files by name: the tokenizer's, and the classes of a model that transformers does not have."""
 
 
 class SavedState(BaseModel):
@@ -281,7 +282,7 @@ def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
             raise OSError(code, os.strerror(code) if code else str(error)) from error
         # safetensors lets only their owner read them
         shutil.copymode(partial / "config.json", partial / file)
-    for name, content in form.tokenizer_files.items():
+    for name, content in form.files.items():
         (partial / name).write_bytes(content)
 
 

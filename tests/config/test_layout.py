@@ -20,6 +20,7 @@ TINY = BertConfig(
     intermediate_size=256, max_position_embeddings=128,
 )  # fmt: skip
 STAGES = [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]]
+GROUP = TINY.model_copy(update={"architecture": "groupbert"})
 ON_THREE = {"pipeline_stages": STAGES, "pipeline_device_mapping": [0, 1, 2, 0]}
 
 
@@ -33,11 +34,15 @@ def shipped(name: str, *flags: str) -> PretrainSettings:
 
 
 def settings(
-    replicas: int = 1, accumulation: int = 8, precision: str = "float32", **parallel: object
+    replicas: int = 1,
+    accumulation: int = 8,
+    precision: str = "float32",
+    config: BertConfig = TINY,
+    **parallel: object,
 ) -> PretrainSettings:
     batch = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
     values = {
-        "bert_config": {**TINY.model_dump(), "num_hidden_layers": 4},
+        "bert_config": {**config.model_dump(), "num_hidden_layers": 4},
         "max_seq_length": 128,
         "max_predictions_per_seq": 20,
         "global_batch": {"micro_batch_size": 4, **batch},
@@ -46,26 +51,35 @@ def settings(
     return PretrainSettings.model_validate(values | {"precision": precision, "parallel": parallel})
 
 
-def test_the_weights_are_those_of_the_real_model():
+@pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])
+def test_the_weights_are_those_of_the_real_model(config):
     from bert_cli.model.bert import build_blocks, named_weights
 
-    blocks = build_blocks(TINY, seed=1, policy="float32")
-    counted = layout.weights_of(TINY)
+    blocks = build_blocks(config, seed=1, policy="float32")
+    counted = layout.weights_of(config)
     for name, block in blocks:
         own = [w for path, w in named_weights([(name, block)]).items() if path.startswith(name)]
         kind = "hid" if name.startswith("hid_") else name
-        assert sum(math.prod(weight.shape) for weight in own) == counted[kind], name
+        extra = counted["final_norm"] if name == "hid_1" else 0
+        assert sum(math.prod(weight.shape) for weight in own) == counted[kind] + extra, name
     total = sum(math.prod(weight.shape) for weight in named_weights(blocks).values())
-    assert layout.parameters(settings()) == total + 2 * counted["hid"]  # four layers, not two
+    # Four layers, not two.
+    assert layout.parameters(settings(config=config)) == total + 2 * counted["hid"]
 
 
-def traced_stash(name: str, precision: str) -> int:
+def test_the_published_groupbert_has_its_weights():
+    # In 16 bits the 321.7 MB of the published file.
+    parameters = layout.parameters(shipped("pretrain_groupbert_base_128_phase1"))
+    assert parameters == pytest.approx(160.85e6, abs=5e4)
+
+
+def traced_stash(name: str, precision: str, config: BertConfig) -> int:
     """Return the bytes that the forward function of a block saves for its backward function, without weights."""
     import tensorflow as tf
 
     from bert_cli.model.bert import build_block
 
-    block = build_block(name, TINY, seed=1, policy=precision)
+    block = build_block(name, config, seed=1, policy=precision)
     ids = tf.ones([4, 128], tf.int32)
     hidden = None
     if name != "emb":
@@ -87,9 +101,18 @@ def traced_stash(name: str, precision: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "float16"])
-@pytest.mark.parametrize(("name", "compiled"), [("emb", False), ("hid_0", False), ("hid_0", True)])
+@pytest.mark.parametrize(
+    ("name", "config", "compiled"),
+    [
+        ("emb", TINY, False),
+        ("hid_0", TINY, False),
+        ("hid_0", TINY, True),
+        pytest.param("hid_0", GROUP, False, marks=pytest.mark.slow),
+        ("hid_0", GROUP, True),
+    ],
+)
 def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
-    name, compiled, precision, monkeypatch
+    name, config, compiled, precision, monkeypatch
 ):
     from bert_cli.model import fused
 
@@ -99,9 +122,12 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
     block = name.partition("_")[0]
     # The estimate counts the inputs of a block; the traced function also returns its output.
     output = (4 if precision == "float32" else 2) * 4 * 128 * 64
-    kernels = 2 * (4 * 64 * 64 + 2 * 64 * 256) if precision == "mixed_bfloat16" else 0
-    traced = traced_stash(name, precision) - (kernels if block == "hid" else 0)
-    counted = output + layout.saved_bytes(settings(precision=precision), block, stashed=True)
+    # The kernels in 16 bits.
+    elements = {"bert": 4 * 64**2 + 2 * 64 * 256, "groupbert": 9 * 64**2 + 2 * 64 * (256 + 64)}
+    kernels = 2 * elements[config.architecture] if precision == "mixed_bfloat16" else 0
+    traced = traced_stash(name, precision, config) - (kernels if block == "hid" else 0)
+    given = settings(precision=precision, config=config)
+    counted = output + layout.saved_bytes(given, block, stashed=True)
     assert counted == pytest.approx(traced, rel=0.02)
 
 

@@ -152,6 +152,9 @@ ORIGINAL_NUMBERS = {
     "pretrain_large_384_phase2": ((384, 56), (2, 4, 2040), 32768, PHASE_2, LARGE, FOUR),
     "pretrain_large_512_phase2": ((512, 76), (2, 4, 2040), 32768, PHASE_2, (3, 7, 7, 8, 3), FOUR),
     "pretrain_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, PHASE_1, TINY, TWO),
+    "pretrain_groupbert_base_128_phase1": ((128, 20), (32, 4, 510), 512, (0.012, 0.14), BASE, FOUR),
+    "pretrain_groupbert_base_512_phase2": ((512, 76), (8, 4, 510), 512, (0.01, 0.13), BASE, FOUR),
+    "pretrain_groupbert_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, (0.012, 0.14), TINY, TWO),
 }  # fmt: skip
 WIDTHS_AND_LAYERS = {"base": (768, 12), "large": (1024, 24), "tiny": (128, 2)}
 
@@ -171,6 +174,12 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
         tuple(layout.pipeline_device_mapping),
     ) == ORIGINAL_NUMBERS[name]
     widths = (config.hidden_size, config.num_hidden_layers)
+    is_group = config.architecture == "groupbert"
+    assert (is_group, rate.warmup_power, config.layer_norm_eps) in (
+        (True, 0.5, 1e-3),
+        (False, 1.0, 1e-12),
+    )
+    name = name.replace("groupbert_", "")
     assert widths == WIDTHS_AND_LAYERS[name.split("_")[1]]
     assert (config.vocab_size, config.attention_probs_dropout_prob) == (30522, 0.0)
     kinds = (options.name, options.weight_decay_rate, rate.schedule_name, settings.seed)

@@ -52,6 +52,8 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
 
 
 LAST = ["enc_out", "pool", "heads"]
+GROUP = {"architecture": "groupbert", "hidden_size": 96, "intermediate_size": 100}
+POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,12 @@ LAST = ["enc_out", "pool", "heads"]
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with name"),
         ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
+        ({"bert_config": {"conv_group_size": 8}}, "conv_group_size (c.json): has no effect with architecture 'bert'"),
+        ({"bert_config": GROUP | {"conv_group_size": 7}}, "conv_group_size (c.json): 7 does not divide hidden_size"),
+        ({"bert_config": GROUP | {"ffn_groups": 6}}, "ffn_groups (c.json): 6 does not divide intermediate_size (100)"),
+        ({"bert_config": GROUP | {"conv_kernel_size": 4}}, "conv_kernel_size (c.json): 4 is even"),
+        ({"bert_config": GROUP | {"conv_groups": 4}}, "conv_groups (c.json): no such setting; did you mean 'conv_"),
+        ({"optimizer_opts": {"name": "LAMB", "learning_rate": POWER}}, "warmup_power (c.json): has no effect without"),
         (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
         (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
@@ -78,6 +86,22 @@ LAST = ["enc_out", "pool", "heads"]
 def test_training_settings_that_contradict_one_another_are_rejected(changes, message, config):
     text = rejection(PretrainSettings, *config({**SMALL, **changes}))
     assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
+
+
+def test_a_plain_run_writes_no_settings_of_other_architectures(config):
+    """Runs from before them resume, and a file that names the architecture keeps it."""
+    dumps = []
+    for architecture in ("bert", "groupbert"):
+        model = {**SMALL["bert_config"], "architecture": architecture}
+        settings, _ = load(
+            PretrainSettings, config({**SMALL, "bert_config": model}), "bert pretrain"
+        )
+        assert settings.model_dump(exclude_unset=True)["bert_config"] == model
+        dumps.append(settings.model_dump(mode="json"))
+    plain, grouped = (dump["bert_config"] for dump in dumps)
+    added = {"architecture", "conv_kernel_size", "conv_group_size", "ffn_groups"}
+    assert grouped.keys() - plain.keys() == added
+    assert "warmup_power" not in dumps[0]["optimizer_opts"]["learning_rate"]
 
 
 @pytest.mark.parametrize("where", ["--dataset-dir", "--validation-dir"])

@@ -17,3 +17,10 @@ def tiny():
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
     )
+
+
+@pytest.fixture(scope="session", params=["bert", "groupbert"])
+def model(request, tiny):
+    """The small model of each architecture, its convolution in four groups."""
+    changes = {"architecture": request.param, "conv_group_size": 8, "layer_norm_eps": 1e-3}
+    return tiny if request.param == "bert" else tiny.model_copy(update=changes)

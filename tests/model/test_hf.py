@@ -8,7 +8,15 @@ import pytest
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
-from bert_cli.model.hf import check_hf_config, config_of, fitting, from_hf, hf_config, to_hf
+from bert_cli.model.hf import (
+    check_hf_config,
+    class_files,
+    config_of,
+    fitting,
+    from_hf,
+    hf_config,
+    to_hf,
+)
 
 TEXTS = ("pool", "glue_head")
 
@@ -129,3 +137,24 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
     ):
         with pytest.raises(CheckpointError, match=message):
             config_of(described, where="c.json")
+
+
+def test_a_groupbert_names_its_file_and_is_no_bert(tiny):
+    groups = {"architecture": "groupbert", "conv_group_size": 8, "ffn_groups": 2}
+    group = tiny.model_copy(update=groups)
+    described = hf_config(group)
+    assert config_of(described) == group
+    check_hf_config(described, group)
+    file, _, name = described["auto_map"]["AutoModelForPreTraining"].partition(".")
+    assert [f"{file}.py"] == [*class_files(group)] and [name] == described["architectures"]
+    assert described["model_type"] == "groupbert" and "architecture" not in described
+    assert class_files(tiny) == {} and not {"auto_map", *groups} & {*hf_config(tiny)}
+    for there, config, message in (
+        (described, tiny, "architecture is 'groupbert' there and 'bert' here"),
+        (hf_config(tiny), group, "architecture is 'bert' there and 'groupbert' here"),
+        ({**described, "ffn_groups": 4}, group, "ffn_groups is 4 there and 2 here"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            check_hf_config(there, config)
+    with pytest.raises(CheckpointError, match=r"conv_group_size 7.* does not divide hidden_size"):
+        config_of({**described, "conv_group_size": 7})

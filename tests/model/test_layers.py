@@ -25,9 +25,9 @@ def blocks_of(tiny):
 
 
 @pytest.mark.parametrize("policy", COMPUTE)
-def test_blocks_run_forward_and_backward_in_every_precision(policy, tiny, blocks_of):
-    blocks = blocks_of(policy)
-    columns = make_examples(tiny.vocab_size)
+def test_blocks_run_forward_and_backward_in_every_precision(policy, model):
+    blocks = build_blocks(model, seed=1, policy=policy)
+    columns = make_examples(model.vocab_size)
     columns["input_mask"][1] = 0  # an example that is all padding stays finite
     hidden = None
     for name, block in blocks[:-1]:
@@ -95,7 +95,7 @@ def test_scores_of_float16_are_summed_in_float32(tiny):
     assert float(sums["mlm_loss"]) > 65504
 
 
-def test_dropout_is_applied_as_in_the_paper(tiny, monkeypatch):
+def test_dropout_is_applied_as_in_the_paper(model, monkeypatch):
     draws = []
     draw = fused.keep_mask
 
@@ -104,13 +104,16 @@ def test_dropout_is_applied_as_in_the_paper(tiny, monkeypatch):
         return draw(shape, rate, seed)
 
     monkeypatch.setattr(fused, "keep_mask", recorded)
-    config = tiny.model_copy(
+    config = model.model_copy(
         update={"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     )
-    hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(tiny.vocab_size), KEY)
-    # After the embeddings; in each layer on the probabilities and at the end of both halves.
-    layer = [((4, 4, 16, 16), 0.3), ((4, 16, 32), 0.2), ((4, 16, 32), 0.2)]
-    assert [draw[:2] for draw in draws] == [((4, 16, 32), 0.2), *layer, *layer]
-    assert len({seed for _, _, seed in draws}) == len(draws) == 7
-    hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(tiny.vocab_size), None)
-    assert len(draws) == 7  # none without a key
+    hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(model.vocab_size), KEY)
+    # After the embeddings; in each layer on the probabilities and at the end of both halves, or of four modules.
+    scores, hidden = ((4, 4, 16, 16), 0.3), ((4, 16, 32), 0.2)
+    layer = [scores, hidden, hidden]
+    if model.architecture == "groupbert":
+        layer = [hidden, hidden, scores, hidden, hidden]
+    assert [draw[:2] for draw in draws] == [hidden, *layer, *layer]
+    assert len({seed for _, _, seed in draws}) == len(draws) == 1 + 2 * len(layer)
+    hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(model.vocab_size), None)
+    assert len(draws) == 1 + 2 * len(layer)  # none without a key

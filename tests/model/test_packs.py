@@ -7,12 +7,12 @@ from bert_cli.data.records.formats import pack_columns
 from bert_cli.model.bert import build_blocks, named_weights
 
 
-def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(tiny):
-    blocks = build_blocks(tiny, seed=1, policy="float32")
+def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(model):
+    blocks = build_blocks(model, seed=1, policy="float32")
     draw = np.random.default_rng(5)
     for weight in named_weights(blocks).values():
         weight.assign(weight.numpy() + draw.normal(0, 0.2, weight.shape))
-    alone = make_examples(tiny.vocab_size, examples=6, length=24, predictions=4)
+    alone = make_examples(model.vocab_size, examples=6, length=24, predictions=4)
     packed = pack_columns(
         {**alone, "next_sentence_weights": np.ones(6, np.float32)},
         np.array([3, 2, 1]),

@@ -38,6 +38,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain_token": ("BertForTokenClassification", {"num_labels": 3}),
     "bare": ("BertModel", {}),
     "causal": ("BertLMHeadModel", {"is_decoder": True}),
+    "group": ("GroupBertForPreTraining", {"num_hidden_layers": 1, "conv_group_size": 8}),
 }
 
 
@@ -51,6 +52,15 @@ def need(*names: str) -> None:
             pytest.skip(message)
 
 
+def class_of(name: str) -> Any:
+    """Return a class of transformers, or of our file for it."""
+    import transformers
+
+    from bert_cli.model import modeling_groupbert
+
+    return getattr(modeling_groupbert if name.startswith("Group") else transformers, name)
+
+
 class Models(dict[str, Path]):
     """Name of `MODELS` -> its folder, written at its first use."""
 
@@ -60,13 +70,12 @@ class Models(dict[str, Path]):
 
     def __missing__(self, name: str) -> Path:
         import torch
-        import transformers
 
         architecture, more = MODELS[name]
         torch.manual_seed(5)
         folder = self[name] = self.folder / name
-        config = transformers.BertConfig(**SHAPE, **more)
-        getattr(transformers, architecture)(config).save_pretrained(folder)
+        kind = class_of(architecture)
+        kind(kind.config_class(**{**SHAPE, **more})).save_pretrained(folder)
         (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
         (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
         return folder
@@ -75,9 +84,7 @@ class Models(dict[str, Path]):
 @functools.cache
 def opened(folder: Path, architecture: str) -> Any:
     """Return a folder's model in PyTorch."""
-    import transformers
-
-    return getattr(transformers, architecture).from_pretrained(folder).eval()
+    return class_of(architecture).from_pretrained(folder).eval()
 
 
 def in_torch(folder: Path, architecture: str, columns: Columns) -> Columns:

@@ -61,14 +61,16 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3) -> Path:
-    """Write a pre-training checkpoint of new weights with its tokenizer, which transformers can open."""
+def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: Any = None) -> Path:
+    """Write a pre-training checkpoint of new weights, or of `blocks`, which transformers can open."""
     from bert_cli.model.bert import build_blocks, named_weights
-    from bert_cli.model.hf import hf_config, to_hf
+    from bert_cli.model.hf import class_files, hf_config, to_hf
 
     folder.mkdir(parents=True)
-    weights = named_weights(build_blocks(config, seed=seed, policy="float32"))
+    weights = named_weights(blocks or build_blocks(config, seed=seed, policy="float32"))
     tensors = to_hf({name: weight.numpy() for name, weight in weights.items()})
+    for name, content in class_files(config).items():
+        (folder / name).write_bytes(content)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
     write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)

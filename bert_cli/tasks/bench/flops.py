@@ -51,8 +51,14 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> li
     width, inner = config.hidden_size, config.intermediate_size
     positions = shape.examples * shape.positions
     sequences, masked = shape.examples * shape.sequences, shape.examples * shape.masked
-    layer = [Product(positions, width, width)] * 4
-    layer += [Product(positions, width, inner), Product(positions, inner, width)]
+    square, wider = Product(positions, width, width), Product(positions, width, inner)
+    layer = [square] * 4 + [wider, Product(positions, inner, width)]
+    if config.architecture == "groupbert":
+        # A product in groups reads only the inputs of its group for each output.
+        kernel = config.conv_kernel_size * config.conv_group_size
+        grouped = Product(positions, inner // config.ffn_groups, width)
+        mixer = [square] if config.ffn_groups > 1 else []
+        layer = [square] * 7 + [Product(positions, kernel, width), *[wider, grouped, *mixer] * 2]
     last = {
         "enc_out": [],
         "pool": [Product(sequences, width, width)],

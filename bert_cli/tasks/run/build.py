@@ -118,6 +118,7 @@ def build_run(
         plan.peak_learning_rate,
         plan.warmup_steps,
         plan.total_steps,
+        options.learning_rate.warmup_power,
     )
     step = Step(
         engine,

@@ -26,7 +26,7 @@ from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
-from bert_cli.model.hf import ARCHITECTURES
+from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine, Mesh
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start, train
@@ -112,7 +112,7 @@ def run(
         else:
             assert folder is not None
             tokenizer = start.read_tokenizer_for(settings.bert_config, folder)
-            wanted = ARCHITECTURES[settings.LAST_BLOCKS[-1]]
+            wanted = class_name(settings.bert_config, settings.LAST_BLOCKS[-1])
             if source and not settings.do_training and source.architecture not in (wanted, "?"):
                 problem = f"was not trained for this task, which needs a {wanted}"
                 raise _another_model(source, problem)

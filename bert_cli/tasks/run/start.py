@@ -238,13 +238,14 @@ def disk_format(
     shapes, head = _shapes(weights), settings.LAST_BLOCKS[-1]
     positions, fills_masks = settings.bert_config.max_position_embeddings, head == "heads"
     dtype = "float16" if settings.precision == "float16" else "float32"
+    files = hf.class_files(settings.bert_config)
+    if tokenizer:
+        files |= files_for_model(tokenizer, positions, fills_masks=fills_masks)
     return checkpoint.Format(
         to_disk=hf.to_hf,
         from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
         config=hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names),
-        tokenizer_files=files_for_model(tokenizer, positions, fills_masks=fills_masks)
-        if tokenizer
-        else {},
+        files=files,
     )
 
 

@@ -30,6 +30,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import fsync_paths
+from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use.model import Opened, open_model, task_of
@@ -186,7 +187,7 @@ class Served(tf.Module):
             # [CLS] for the pooler, and then every position as if it were masked.
             rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
             words_BSV, next_B2 = blocks["heads"].logits(blocks["pool"](rows, columns, None), None)
-            if self.model.architecture == "BertForMaskedLM":
+            if self.model.architecture.endswith("BertForMaskedLM"):
                 return {"logits": words_BSV}
             return {"prediction_logits": words_BSV, "seq_relationship_logits": next_B2}
         if "qa_head" in blocks:
@@ -319,18 +320,20 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     _write_config_and_tokenizer(model, folder)
     shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():
-        kind = getattr(transformers, model.architecture)
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        return kind.from_pretrained(folder, local_files_only=True, **options).eval()
+        _, name = model.architecture.split("Bert")
+        kind = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")
+        is_own = source.config.architecture == "groupbert"  # whose classes are in the folder
+        options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
+        return kind.from_pretrained(folder, attn_implementation="eager", **options).eval()
 
 
 def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     source = model.source
-    described = {"model_type": "bert", **source.described, "architectures": [model.architecture]}
+    described = {**source.described, **hf.class_entries(source.config, model.architecture)}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
-    for name, content in files.items():
+    for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).write_bytes(content)
 
 

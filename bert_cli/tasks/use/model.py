@@ -27,6 +27,7 @@ from bert_cli.data.finetune.squad import Question
 from bert_cli.data.finetune.squad_windows import answers, make_windows, with_null_threshold
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import start
 
@@ -38,7 +39,7 @@ ARCHITECTURES = {
     "BertForTokenClassification": "token-classification",
     "BertModel": "embed",
 }
-"""Class of transformers -> its task."""
+"""Class of transformers, without the prefix of another architecture -> its task."""
 HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fill-mask": (("enc_out", "pool", "heads"), ("heads/masked_lm",)),
     "question-answering": (("qa_head",), ("qa_head",)),
@@ -69,11 +70,11 @@ class Opened:
     @property
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
-        named = self.source.architecture
-        if named in ("?", "BertForPreTraining") and "heads" in dict(self.blocks):
+        named, prefix = self.source.architecture, hf.PREFIXES[self.source.config.architecture]
+        if named in ("?", f"{prefix}BertForPreTraining") and "heads" in dict(self.blocks):
             lacks = {"pool", "heads/next_sentence"} & set(self.new)
-            return "BertForMaskedLM" if lacks else "BertForPreTraining"
-        return "BertModel" if named == "?" else named
+            return prefix + ("BertForMaskedLM" if lacks else "BertForPreTraining")
+        return f"{prefix}BertModel" if named == "?" else named
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -113,7 +114,8 @@ class Opened:
 
 def task_of(source: start.Source, wanted: str | None) -> str:
     """Return the task that the model is used for. ConfigError for one that it was not trained for."""
-    known = "embed" if source.architecture == "?" else ARCHITECTURES.get(source.architecture)
+    name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
+    known = "embed" if name == "?" else ARCHITECTURES.get(name)
     if known is None:
         where = f"{source.where} (architecture {source.architecture})"
         raise ConfigError(where, "is not supported", f"give one of {', '.join(ARCHITECTURES)}")

@@ -127,6 +127,15 @@ def test_loss_and_gradients_are_those_of_one_device(layout, parallel):
     assert_close(gradient, expected, 1e-6)
 
 
+@pytest.mark.parametrize("layout", ["1x2", slow("2x2")])
+def test_gradients_of_groupbert_are_those_of_one_device(layout):
+    model = {"architecture": "groupbert", "conv_group_size": 4, "ffn_groups": 2}
+    expected_sums, expected = first_step(*engine_of(model=model))
+    sums, gradient = first_step(*engine_of(layout, model=model, parallel=BY_LAYER))
+    assert sums == pytest.approx(expected_sums, rel=1e-6)
+    assert_close(gradient, expected, 1e-6)
+
+
 def test_the_schedule_changes_no_bit_and_saves_activations_as_promised():
     engine, reader = engine_of("5 stages on 4 devices")
     saved, gradients = {}, {}

@@ -8,19 +8,24 @@ import pytest
 import tensorflow as tf
 from test_bench import SMALL, SQUAD
 
+from bert_cli.config.settings import BertConfig
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
 from bert_cli.tasks.bench import measure
-from bert_cli.tasks.bench.flops import Product, attention, model_flops, products, shape_of
+from bert_cli.tasks.bench.flops import Product, Shape, attention, model_flops, products, shape_of
 from bert_cli.tasks.run import build
 from bert_cli.tasks.run.build import open_mesh
 
+GROUP = {"architecture": "groupbert", "conv_group_size": 4, "num_hidden_layers": 2}
 JOBS = {
     "recomputed": (BenchPretrainSettings, SMALL | {"parallel": {"recompute": True, "recompute_by": "layer"}}),
     "packs": (BenchPretrainSettings, SMALL | {"max_sequences_per_pack": 3}),
     "squad": (BenchSquadSettings, SQUAD),
+    "groupbert": (BenchPretrainSettings, SMALL | {"bert_config": SMALL["bert_config"] | GROUP}),
 }  # fmt: skip
+# Operation -> which of its inputs and outputs have the shape of the forward output and of the kernel.
+CONVOLUTIONS = {"Conv2D": (2, 1), "Conv2DBackpropInput": (2, 1), "Conv2DBackpropFilter": (2, 3)}
 
 
 def product_flops(graph) -> int:
@@ -33,6 +38,10 @@ def product_flops(graph) -> int:
             left = operation.inputs[0].shape.as_list()
             inner = left[-2] if operation.get_attr(name) else left[-1]
             found += 2 * prod(operation.outputs[0].shape.as_list()) * inner
+        if operation.type in CONVOLUTIONS:
+            tensors = [*operation.inputs, *operation.outputs]
+            output, kernel = (tensors[n].shape for n in CONVOLUTIONS[operation.type])
+            found += 2 * prod(output) * prod(kernel[:3])
         assert operation.type not in ("Einsum", "_FusedMatMul"), operation
     library = graph.as_graph_def().library.function
     assert not [n for f in library for n in f.node_def if "MatMul" in n.op or n.op == "Einsum"]
@@ -61,6 +70,14 @@ def test_the_formula_counts_the_products_of_the_graph(name):
         forward = products(config, ["enc_out", "pool"], shape)
         expected += attention(config, shape) + sum(one.flops for one in forward)
     assert product_flops(traced.graph) == expected
+
+
+def test_the_forward_operations_of_groupbert_base_are_those_published():
+    group = BertConfig(architecture="groupbert")
+    for positions, ratio in ((128, 1.58), (512, 1.54)):
+        shape = Shape(1, positions)
+        ours, plain = (model_flops(config, (), shape) for config in (group, BertConfig()))
+        assert ours / plain == pytest.approx(ratio, abs=0.005)
 
 
 def test_the_rate_is_that_of_the_fastest_product_of_the_largest_matrices(monkeypatch):

@@ -24,9 +24,9 @@ def base(tmp_path_factory):
     return base
 
 
-def train(base, run, *words):
+def train(base, run, *words, model="model"):
     """Run a command, and return the folder of its run."""
-    words += ("--pretrained-ckpt-path", base / "model", "--save-ckpt-path", base / run)
+    words += ("--pretrained-ckpt-path", base / model, "--save-ckpt-path", base / run)
     assert main([*map(str, words), *COMMON, "--cache-dir", str(base / "cache")]) == 0
     return base / run
 
@@ -66,14 +66,29 @@ def test_questions_are_answered_and_scored(base, answered, capsys):
     assert last_line(capsys) == scores
 
 
-def test_transformers_finds_the_same_answer(base, answered):
+@pytest.mark.parametrize("architecture", ["bert", "groupbert"])
+def test_transformers_finds_the_same_answer(base, answered, architecture):
     import torch
     import transformers
 
-    folder = best_checkpoint(answered)
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    nbest = read(answered / "nbest_predictions.json")
+    run, trust = answered, {"trust_remote_code": architecture == "groupbert"}
+    if architecture == "groupbert":
+        group = {"architecture": architecture, "num_hidden_layers": 1, "layer_norm_eps": 1e-3}
+        write_model(base / "group", TINY.model_copy(update=group))
+        words = ["squad", "--dataset-dir", base, *SQUAD]
+        run = train(base, "group_squad", *words, "--num-epochs", 1, model="group")
+        # Of the same class as the task's.
+        scores = [*words, "--no-do-training", "--output-dir", base / "group_scores"]
+        assert main([*map(str, scores), *COMMON, "--pretrained-ckpt-path", str(run)]) == 0
+        assert read(base / "group_scores" / "scores.json") == read(run / "scores.json")
+    folder = best_checkpoint(run)
+    model, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        folder, output_loading_info=True, **trust
+    )
+    assert not any(report.values()), report
+    model.eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+    nbest = read(run / "nbest_predictions.json")
     for paragraph in read(base / "dev-v1.1.json")["data"][0]["paragraphs"][:5]:
         (question,) = paragraph["qas"]
         inputs = tokenizer(question["question"], paragraph["context"], return_tensors="pt")

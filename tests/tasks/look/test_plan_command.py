@@ -94,6 +94,7 @@ PLAIN = TINY | {
 }  # fmt: skip
 LAYOUTS: dict[str, dict[str, object]] = {
     "plain": {},
+    "groupbert": {"bert-config.architecture": "groupbert"},
     # So large that the graphs, which the estimate leaves out, matter little.
     "recomputed": {"parallel.recompute": None, "global-batch.micro-batch-size": 128},
     "pipeline": {

@@ -16,6 +16,7 @@ from bert_cli.config.load import load
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.model.hf import MODELING
 from bert_cli.tasks.use import export
 
 CLOSE = 2e-5
@@ -62,6 +63,7 @@ TOO_LONG = {"saved-model": "than the model.*40 positions", "tflite": "bounds", "
 DAILY = [
     ("pretraining", "tflite"), ("masked", "saved-model"), ("question", "onnx"),
     ("two", "saved-model"), ("token", "tflite"), ("bare", "saved-model"),
+    ("group", "tflite"),
 ]  # fmt: skip
 OTHERS = {(name, form) for name, _ in DAILY for form in TOO_LONG} - set(DAILY)
 
@@ -88,10 +90,11 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
     with pytest.raises(Exception, match=TOO_LONG[form]):
         outputs_of(tmp_path / "out", form, columns(length=41))
     if form == "onnx":
-        assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "model.onnx"}
+        files = {path.name for path in (tmp_path / "out").iterdir()}
+        assert files - {MODELING.name} == {*FILES, "model.onnx"}
 
 
-@pytest.mark.parametrize("name", ["pretraining", "masked", "token", "bare"])
+@pytest.mark.parametrize("name", ["pretraining", "masked", "token", "bare", "group"])
 def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
     import torch
     import transformers
@@ -106,17 +109,21 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
         (model / "model.safetensors").unlink()
         torch.save(weights, model / "pytorch_model.bin")
     bert_export(model, out, "--format", "hf")
-    assert {path.name for path in out.iterdir()} == {*FILES, "model.safetensors"}
+    is_group, architecture = name == "group", MODELS[name][0]
+    files = {*FILES, "model.safetensors", *([MODELING.name] if is_group else [])}
+    assert {path.name for path in out.iterdir()} == files
     written = load_file(out / "model.safetensors")
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[tensor], value) for tensor, value in weights.items())
-    architecture = MODELS[name][0]
-    auto = "AutoModel" if name == "bare" else architecture.replace("Bert", "AutoModel")
-    assert type(getattr(transformers, auto).from_pretrained(out)).__name__ == architecture
+    auto = "AutoModel" if name == "bare" else f"AutoModel{architecture.partition('Bert')[2]}"
+    trust = {"trust_remote_code": is_group}
+    opened = getattr(transformers, auto).from_pretrained(out, **trust)
+    assert type(opened).__name__ == architecture
     # Special tokens in a text are plain there as here, except where [MASK] is to be filled.
-    ids = transformers.AutoTokenizer.from_pretrained(out)("cat [MASK] dog [SEP]")["input_ids"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, **trust)
+    ids = tokenizer("cat [MASK] dog [SEP]")["input_ids"]
     expected = [2, PIECES.index("cat"), 4, PIECES.index("dog"), 3, 3]
-    assert (ids == expected) == (name in ("pretraining", "masked"))
+    assert (ids == expected) == (name in ("pretraining", "masked", "group"))
     assert ids == expected or not {3, 4} & {*ids[1:-1]}
 
 

@@ -45,7 +45,8 @@ def on_standard_input(monkeypatch, data: bytes) -> None:
 # --- tasks
 
 
-def test_masks_are_filled_as_transformers_fills_them(models, capsys, tmp_path):
+@pytest.mark.parametrize("name", ["pretraining", "group"])
+def test_masks_are_filled_as_transformers_fills_them(name, models, capsys, tmp_path):
     examples = {
         "The cat [MASK] on the [MASK].": "[CLS] the cat [MASK] on the [MASK] . [SEP]",
         # only [MASK] itself is special
@@ -54,12 +55,12 @@ def test_masks_are_filled_as_transformers_fills_them(models, capsys, tmp_path):
     }
     texts = [*examples, "[MASK] " + "the cat " * 30 + "[MASK]"]
     path = as_file(tmp_path, "texts.txt", *texts)
-    model = models["pretraining"]
+    model = models[name]
     rows = predict(capsys, model, "--input", path, "--top", 4, "--batch-size", 3)
     assert [row["text"] for row in rows] == texts
     for row, example in zip(rows, examples.values(), strict=False):
         ids = ids_of(example)
-        outputs = in_torch(model, MODELS["pretraining"][0], ids)
+        outputs = in_torch(model, MODELS[name][0], ids)
         expected = softmax(outputs["prediction_logits"], axis=-1)
         masks = [position for position, piece in enumerate(ids) if PIECES[piece] == "[MASK]"]
         for position, result in zip(masks, row["masks"], strict=True):

@@ -1,0 +1,139 @@
+"""The encoder layers of GroupBERT: convolution, feed-forward, attention, feed-forward.
+
+From Chelombiev et al. 2021, arXiv 2106.05822, in the form that Graphcore published. Each of the four modules reads the
+LayerNorm of the residual stream and adds its output to it (pre-norm); the last layer ends with one more LayerNorm. The
+stream is float32 inside a layer and has the compute dtype between blocks. Shapes: as in `layers`, K positions of the
+convolution's kernel, W channels of a group.
+"""
+
+from collections.abc import Mapping
+
+import keras
+from keras import ops
+
+from bert_cli.model.fused import Tensor, bias_gelu, dropout, dropout_seed, float32
+from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, matmul
+
+
+class Grouped(Layer):
+    """A product in groups: the g-th part of the outputs reads the g-th part of the inputs alone.
+
+    A kernel [K, W, D] is that of a convolution along the sequence, zero beyond the ends.
+    """
+
+    shape: tuple[int, ...]
+    groups: int
+
+    def _create_weights(self) -> None:
+        self.kernel = self.add_zeros("kernel", *self.shape)
+        self.bias = self.add_zeros("bias", self.shape[-1])
+        # One product for each group: a batched one would need its groups on the first axis, a transposed copy. GPUs
+        # have grouped convolutions; those of TensorFlow on CPUs take 300 times as long as one for each group.
+        is_cpu = keras.config.backend() == "tensorflow" and "GPU" not in self.kernel.value.device
+        self.parts = self.groups if is_cpu or len(self.shape) == 2 else 1
+
+    def call(self, x: Tensor) -> Tensor:
+        """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
+        parts, kernels = (ops.split(one, self.parts, axis=-1) for one in (x, self.kernel))
+        products = [self._multiply(*pair) for pair in zip(parts, kernels, strict=True)]
+        return float32(ops.concatenate(products, axis=-1)) + float32(self.bias)
+
+    def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
+        if len(self.shape) == 2:
+            return matmul(x, kernel)
+        dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
+        return ops.conv(ops.cast(x, dtype), ops.cast(kernel, dtype), padding="same")
+
+
+class Convolution(ConfiguredLayer):
+    """Gated linear unit, grouped convolution, LayerNorm, swish, dense."""
+
+    def _create_weights(self) -> None:
+        config, size = self.config, self.config.hidden_size
+        self.layer_norm, self.inner_norm = self.norm(), self.norm("inner_norm")
+        self.value, self.gate, self.project = (
+            self.dense(name, size, size) for name in ("value", "gate", "output")
+        )
+        shape = config.conv_kernel_size, config.conv_group_size, size
+        groups, policy = size // config.conv_group_size, self.dtype_policy
+        self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
+
+    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, S, D] in the compute dtype -> float32."""
+        # TFLite cannot add the axis by an index.
+        is_token_BS1 = ops.expand_dims(ops.not_equal(batch["input_mask"], 0), -1)
+        gated_BSD = self.value(x_BSD) * ops.sigmoid(self.gate(x_BSD))
+        gated_BSD = ops.cast(gated_BSD * float32(is_token_BS1), self.compute_dtype)
+        is_pack = "position_ids" in batch
+        mixed_BSD = self._convolve_apart(gated_BSD, batch) if is_pack else self.grouped(gated_BSD)
+        return self.project(ops.cast(ops.silu(self.inner_norm(mixed_BSD)), self.compute_dtype))
+
+    def _convolve_apart(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Convolve the sequences of packs [B, S, D] with zeros between them, which no kernel reaches across."""
+        examples, length, size = ops.shape(x_BSD)
+        gap, sequences = (
+            self.config.conv_kernel_size // 2,
+            batch["next_sentence_positions"].shape[1],
+        )
+        wider = length + (sequences - 1) * gap
+        # Padding, which has number 0, goes behind the last sequence.
+        gaps_BS = (ops.cast(batch["input_mask"], "int32") - 1) % sequences
+        rows_BS = ops.arange(examples)[:, None] * wider + ops.arange(length) + gaps_BS * gap
+        apart = ops.scatter(rows_BS[..., None], x_BSD, (examples * wider, size))
+        mixed = self.grouped(ops.reshape(apart, (examples, wider, size)))
+        return ops.take(ops.reshape(mixed, (-1, size)), rows_BS, axis=0)
+
+
+class GroupedFeedForward(ConfiguredLayer):
+    """Dense, GELU, grouped dense and, where there are several groups, a dense that mixes them."""
+
+    def _create_weights(self) -> None:
+        config, size = self.config, self.config.hidden_size
+        self.layer_norm = self.norm()
+        self.inner = self.dense("inner", size, config.intermediate_size)
+        groups, policy = config.ffn_groups, self.dtype_policy
+        shape = config.intermediate_size // groups, size
+        self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
+        self.mixer = self.dense("mixer", size, size) if groups > 1 else None
+
+    def call(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, D] in the compute dtype -> float32."""
+        inner_BSF = bias_gelu(matmul(x_BSD, self.inner.kernel), self.inner.bias)
+        mixed_BSD = self.grouped(inner_BSF)
+        return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
+
+
+class GroupLayer(ConfiguredLayer):
+    """Block `hid_N`. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
+
+    DROPOUT_IDS = 5
+    HAS_FINAL_NORM = False
+    READS = ("input_mask", "position_ids", "next_sentence_positions")
+    dropout_id: int
+
+    def _create_weights(self) -> None:
+        shared = {"policy": self.dtype_policy, "config": self.config}
+        self.convolution = Convolution(name="convolution", **shared)
+        self.feed_forward_1 = GroupedFeedForward(name="feed_forward_1", **shared)
+        attention = {"dropout_id": self.dropout_id + 4, "is_pre_norm": True}
+        self.attention = SelfAttention(name="self_attention", **shared, **attention)
+        self.feed_forward_2 = GroupedFeedForward(name="feed_forward_2", **shared)
+        self.final_norm = self.norm("final_norm") if self.HAS_FINAL_NORM else None
+
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
+        x_BSD, rate = float32(hidden), self.config.hidden_dropout_prob
+        modules = self.convolution, self.feed_forward_1, self.attention, self.feed_forward_2
+        inputs = (batch,), (), (attention_bias(batch), key), ()
+        for number, (module, read) in enumerate(zip(modules, inputs, strict=True)):
+            normal_BSD = ops.cast(module.layer_norm(x_BSD), self.compute_dtype)
+            seed = dropout_seed(key, self.dropout_id + number)
+            x_BSD = x_BSD + dropout(module(normal_BSD, *read), rate, seed)
+        x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
+        return ops.cast(x_BSD, self.compute_dtype)
+
+
+class LastGroupLayer(GroupLayer):
+    """The last layer, with the LayerNorm of the stream at its end."""
+
+    HAS_FINAL_NORM = True
