@@ -42,11 +42,13 @@ def run_on_cluster(
 
     Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
     """
-    # Ctrl-C during a call of the client makes tornado log a NameError in distributed's `sync`.
-    logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
     client = _connect(scheduler)
     from cloudpickle import dumps
     from distributed import CancelledError, as_completed
+
+    # Ctrl-C during a call of the client makes tornado log a NameError in distributed's `sync`. The import of
+    # distributed sets this logger's level, so ours comes after it.
+    logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
 
     cluster, function = _Cluster(client, output), dumps(convert)
     finished = as_completed(loop=client.loop)
