@@ -86,6 +86,8 @@ class DoctorSettings(PretrainSettings):
 
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected ones."""
+    scales: bool = False
+    """Print the root mean square of each activation, weight and gradient in the first step."""
     json_file: JsonFile = None
     machine_only: Hidden[bool] = False
     """Whether no setting of a run was given."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,6 +24,7 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     is_remote,
+    is_set,
     without_effect,
 )
 from bert_cli.errors import ConfigError
@@ -56,6 +57,15 @@ class Wandb(Settings):
     """Name of the run; by default that of the output folder."""
     tags: list[str] = []
     """Tags of the run."""
+
+
+class BatchShape(NamedTuple):
+    """The sizes B, S, P and C of a batch, in examples and in positions of an example."""
+
+    examples: int
+    positions: int
+    masked: int = 0
+    sequences: int = 1
 
 
 class GlobalBatch(Settings):
@@ -254,6 +264,10 @@ class PretrainSettings(TrainSettings):
     """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
     max_predictions_per_seq: Positive
     """Maximum number P of masked positions of an example."""
+    scaling: Literal["unit", "u-mup"] | None = None
+    """Unit Scaling: `unit` gives weights, activations and gradients unit variance, so that float16 needs no
+    loss scale; `u-mup` also weights branches by depth and, for AdamW, rates by width and depth, so that the best
+    learning rate of a narrow model is that of a wide one. Checkpoints are those of a plain BERT."""
     masking: Masking = Masking()
     """How the masked tokens are chosen, anew in each epoch; for dynamic records."""
     max_sequences_per_pack: Positive = 1
@@ -289,6 +303,19 @@ class PretrainSettings(TrainSettings):
         most, predictions = self.max_sequences_per_pack, self.max_predictions_per_seq
         probability = self.masking.probability
         return most + packed_predictions(self.max_seq_length, most, predictions, probability)
+
+    @model_validator(mode="after")
+    def _check_scaling(self) -> "PretrainSettings":
+        problems = {
+            "bert_config.initializer_range": is_set(self.bert_config, "initializer_range"),
+            "bert_config.architecture": self.bert_config.architecture != "bert",
+            "optimizer_opts.max_gradient_norm": self.optimizer_opts.max_gradient_norm is not None,
+        }
+        for name, yes in problems.items() if self.scaling else ():
+            if yes:
+                problem = f"has no meaning with scaling {self.scaling}, whose weights and gradients have other units"
+                raise SettingError(name, problem, "leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_corpus_settings(self) -> "PretrainSettings":

@@ -5,7 +5,7 @@ on the current device: its weights' first values follow from the seed and its na
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,10 @@ from bert_cli.model.heads import (
     TokenClassification,
 )
 from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Pooler
+from bert_cli.model.scaling import Factor
 
+# Standard deviation of a standard normal variable truncated at two, by integration.
+TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = ("enc_out", "pool", "heads")
 # Name of a block, without the number of a layer -> its class, and the attributes that it takes besides `config`.
@@ -53,11 +56,12 @@ def build_block(
     word_table: keras.Variable | None = None,
     labels: int = 2,
     chunks: int = 1,
+    factors: Mapping[str, Factor] | None = None,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
     Only `heads` takes the `word_table` of `emb`, with its value unchanged. `labels` are the outputs of a task's head,
-    `chunks` those of the vocabulary in the masked-LM loss.
+    `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
     """
     kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
     layers = int(number) if number else config.num_hidden_layers
@@ -75,9 +79,12 @@ def build_block(
         config=config,
         **{attribute: attributes[attribute] for attribute in taken},
     )
+    block.set_factors(factors or {})
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
-            weight.assign(initial_value(seed, path, weight.shape, config.initializer_range))
+            deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.initializer_range
+            value = initial_value(seed, path, weight.shape, deviation)
+            weight.assign(value * factors[path].deviation if factors else value)
     return block
 
 
@@ -88,13 +95,14 @@ def build_blocks(
     policy: str,
     last_blocks: Sequence[str] = PRETRAINING,
     labels: int = 2,
+    factors: Mapping[str, Factor] | None = None,
 ) -> list[tuple[str, keras.layers.Layer]]:
     """Build a complete model on the current device: (name, block) in running order."""
     blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
         table = word_table(blocks["emb"]) if name == "heads" else None
         blocks[name] = build_block(
-            name, config, seed=seed, policy=policy, word_table=table, labels=labels
+            name, config, seed=seed, policy=policy, word_table=table, labels=labels, factors=factors
         )
     return list(blocks.items())
 

@@ -64,6 +64,23 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
+    """Return a tensor times `forward`; its gradient is multiplied by `backward` instead.
+
+    The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
+    """
+    if forward == backward:
+        return x * forward
+    if tf is None:
+        return x * backward + ops.stop_gradient(x * (forward - backward))
+
+    @tf.custom_gradient
+    def operation(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        return x * forward, lambda gradient: gradient * backward
+
+    return operation(value_of(x))
+
+
 def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return the same tensor, not read before the others are computed."""
     if tf is None:

@@ -59,7 +59,7 @@ class MaskedLM(ConfiguredLayer):
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
         product_MV = matmul_transposed(*self._factors(x_BPD), transpose_b=True)
-        scores_MV = float32(product_MV) + float32(self.bias)
+        scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
     def loss_sums(
@@ -70,13 +70,15 @@ class MaskedLM(ConfiguredLayer):
             return loss_sums(self(x_BPD), labels, weights)
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        return chunked_loss(x_MD, table_VD, value_of(self.bias), labels_M, weights, chunks)
+        bias_V = value_of(self.scaled("bias", self.bias))
+        return chunked_loss(x_MD, table_VD, bias_V, labels_M, weights, chunks)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
         x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
         x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
-        return x_MD, ops.cast(value_of(self.word_table), self.compute_dtype)
+        table_VD = ops.cast(value_of(self.word_table), self.compute_dtype)
+        return self.scaled("readout", x_MD), self.scaled("table", table_VD)
 
 
 class PretrainingHeads(Head):
@@ -121,10 +123,12 @@ class PretrainingHeads(Head):
         mlm_loss, mlm_correct = self.masked_lm.loss_sums(
             hidden[:, sequences:], labels["masked_lm_ids"], weights, self.chunks
         )
-        nsp_BC2 = self.next_sentence(hidden[:, :sequences])
+        mlm_loss = self.scaled("mlm_loss", mlm_loss)
+        nsp_BC2 = self.next_sentence(self.scaled("readout", hidden[:, :sequences]))
         nsp_weights = labels.get("next_sentence_weights")
         nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
+        nsp_loss = self.scaled("nsp_loss", nsp_loss)
         loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
         sums = {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
         return loss, {**sums, "nsp_loss": nsp_loss, "nsp_correct": nsp_correct}

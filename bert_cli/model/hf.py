@@ -19,14 +19,7 @@ from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-# Modules of a GroupBERT layer and their layers, which have nearly the same names there.
-GROUPBERT = {
-    "convolution": ("layer_norm", "value", "gate", "grouped", "inner_norm", "output"),
-    "feed_forward_1": ("layer_norm", "inner", "grouped", "mixer"),
-    "self_attention": ("layer_norm", "query", "key", "value", "output"),
-    "feed_forward_2": ("layer_norm", "inner", "grouped", "mixer"),
-}
-# Layer of ours -> layer of theirs; {} is the number of an encoder layer.
+# Layer of ours -> layer of theirs; {} is the number of an encoder layer. Those of GroupBERT have the same names.
 LAYERS = {
     "emb/word": "bert.embeddings.word_embeddings",
     "emb/position": "bert.embeddings.position_embeddings",
@@ -40,13 +33,7 @@ LAYERS = {
     "hid_{}/feed_forward/inner": "bert.encoder.layer.{}.intermediate.dense",
     "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
     "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
-    **{
-        f"hid_{{}}/{module}/{layer}": f"bert.encoder.layer.{{}}.{module.removeprefix('self_')}."
-        + layer.replace("layer_norm", "LayerNorm")
-        for module, layers in GROUPBERT.items()
-        for layer in layers
-    },
-    "hid_{}/final_norm": "bert.encoder.LayerNorm",
+    "hid_{}/final_norm": "bert.encoder.final_norm",
     "pool/dense": "bert.pooler.dense",
     "heads/masked_lm/transform": "cls.predictions.transform.dense",
     "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
@@ -99,11 +86,13 @@ MODELING = Path(__file__).with_name("modeling_groupbert.py")
 
 
 def hf_name(name: str) -> str:
-    """Return Hugging Face's name of a weight of ours; KeyError if LAYERS has none."""
+    """Return Hugging Face's name of a weight of ours."""
     layer, _, leaf = name.rpartition("/")
     number = re.match(r"hid_(\d+)/", layer)
     row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
-    return f"{LAYERS[row].format(number[1] if number else '')}.{LEAVES[leaf]}"
+    same = row.replace("hid_{}/", "bert.encoder.layer.{}.").replace("/", ".")
+    theirs = LAYERS.get(row, same)
+    return f"{theirs.format(number[1] if number else '')}.{LEAVES[leaf]}"
 
 
 def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:

@@ -23,7 +23,9 @@ from bert_cli.model.fused import (
     dropout,
     dropout_seed,
     normalize,
+    scaled,
 )
+from bert_cli.model.scaling import Factor
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
@@ -41,6 +43,9 @@ def matmul(x: Tensor, kernel: Tensor) -> Tensor:
 
 class Layer(keras.layers.Layer):
     """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights."""
+
+    factors: Mapping[str, Factor] = {}
+    """Factors of Unit Scaling, by path below this layer."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy, **attributes: Any) -> None:
         """Set the attributes and create the weights."""
@@ -60,6 +65,19 @@ class Layer(keras.layers.Layer):
         """Return a new weight; `build_block` sets its first value."""
         return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
 
+    def set_factors(self, table: Mapping[str, Factor]) -> None:
+        """Take the factors of this layer and of those in it from a table of Unit Scaling, by path."""
+        paths = {path.removeprefix(f"{self.path}/"): path for path in table}
+        self.factors = {name: table[path] for name, path in paths.items() if name != path}
+        for layer in vars(self).values():
+            if isinstance(layer, Layer):
+                layer.set_factors(table)
+
+    def scaled(self, name: str, value: Any) -> Any:
+        """Return a weight or activation times its factors; without Unit Scaling the value itself."""
+        factor = self.factors.get(name)
+        return value if factor is None else scaled(value, factor.forward, factor.backward)
+
 
 class Dense(Layer):
     """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
@@ -73,7 +91,8 @@ class Dense(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
-        return ops.cast(matmul(x, self.kernel), "float32") + ops.cast(self.bias, "float32")
+        product = ops.cast(matmul(x, self.scaled("kernel", self.kernel)), "float32")
+        return product + ops.cast(self.scaled("bias", self.bias), "float32")
 
 
 class LayerNorm(Layer):
@@ -88,7 +107,13 @@ class LayerNorm(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
-        return normalize(x, self.gamma, self.beta, self.epsilon)
+        epsilon = self.scaled("epsilon", self.epsilon)
+        return normalize(x, *self.scales, epsilon)
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Return gamma and beta."""
+        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta)
 
 
 class Embedding(Layer):
@@ -102,7 +127,8 @@ class Embedding(Layer):
 
     def call(self, numbers: Tensor) -> Tensor:
         """Integers [...] -> float32 [..., D]; only the rows that are read are cast."""
-        return ops.cast(ops.take(self.embeddings, numbers, axis=0), "float32")
+        rows = ops.cast(ops.take(self.embeddings, numbers, axis=0), "float32")
+        return self.scaled("embeddings", rows)
 
 
 class ConfiguredLayer(Layer):
@@ -140,7 +166,7 @@ class Embeddings(ConfiguredLayer):
         if positions is None:
             positions = ops.arange(ops.shape(batch["input_ids"])[1])
         x_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
-        x_BSD = self.layer_norm(x_BSD + self.position(positions))
+        x_BSD = self.layer_norm(self.scaled("sum", x_BSD + self.position(positions)))
         seed = dropout_seed(key, self.dropout_id)
         x_BSD = dropout(x_BSD, self.config.hidden_dropout_prob, seed)
         return ops.cast(x_BSD, self.compute_dtype)
@@ -158,12 +184,13 @@ class Output(ConfiguredLayer):
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
-        norm = self.layer_norm
+        norm, projection = self.layer_norm, self.projection
+        x = self.scaled("input", x)
         return add_and_normalize(
-            matmul(x, self.projection.kernel),
-            self.projection.bias,
+            matmul(x, projection.scaled("kernel", projection.kernel)),
+            projection.scaled("bias", projection.bias),
             residual_BSD,
-            (norm.gamma, norm.beta),
+            norm.scales,
             norm.epsilon,
             self.config.hidden_dropout_prob,
             dropout_seed(key, self.dropout_id),
@@ -194,12 +221,15 @@ class SelfAttention(ConfiguredLayer):
         """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
-        query_BNSH = self._heads(self.query(x_BSD) * scale, (0, 2, 1, 3))
-        key_BNHS = self._heads(self.key(x_BSD), (0, 2, 3, 1))
-        value_BNSH = self._heads(self.value(x_BSD), (0, 2, 1, 3))
+        scored_BSD = self.scaled("split_scores", x_BSD)
+        query_BSD = self.scaled("queries", self.query(scored_BSD) * scale)
+        query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
+        key_BNHS = self._heads(self.scaled("keys", self.key(scored_BSD)), (0, 2, 3, 1))
+        value_BNSH = self._heads(self.value(self.scaled("split", x_BSD)), (0, 2, 1, 3))
         rate, seed = self.config.attention_probs_dropout_prob, dropout_seed(key, self.dropout_id)
         scores_BNSS = ops.matmul(query_BNSH, key_BNHS)
         probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed)
+        probabilities_BNSS = self.scaled("probabilities", probabilities_BNSS)
         context_BNSH = ops.matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
@@ -224,7 +254,9 @@ class FeedForward(ConfiguredLayer):
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
-        inner_BSF = bias_gelu(matmul(x_BSD, self.inner.kernel), self.inner.bias)
+        inner = self.inner
+        product_BSF = matmul(self.scaled("split", x_BSD), inner.scaled("kernel", inner.kernel))
+        inner_BSF = bias_gelu(product_BSF, inner.scaled("bias", inner.bias))
         return self.project(inner_BSF, x_BSD, key)
 
 
@@ -285,5 +317,6 @@ class Pooler(ConfiguredLayer):
         """[B, C + P, D] -> [B, C + P, D]."""
         starts = batch.get("next_sentence_positions")
         sequences = 1 if starts is None else starts.shape[1]
-        first_BCD = ops.cast(ops.tanh(self.projection(hidden[:, :sequences])), self.compute_dtype)
+        first_BCD = self.projection(self.scaled("split", hidden[:, :sequences]))
+        first_BCD = ops.cast(ops.tanh(first_BCD), self.compute_dtype)
         return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)

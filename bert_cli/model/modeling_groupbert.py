@@ -47,14 +47,14 @@ class GroupBertConvolution(nn.Module):
         super().__init__()
         size, kernel = config.hidden_size, config.conv_kernel_size
         groups = size // config.conv_group_size
-        self.LayerNorm = nn.LayerNorm(size, config.layer_norm_eps)
+        self.layer_norm = nn.LayerNorm(size, config.layer_norm_eps)
         self.value, self.gate, self.output = (nn.Linear(size, size) for _ in range(3))
         self.grouped = nn.Conv1d(size, size, kernel, padding=kernel // 2, groups=groups)
         self.inner_norm = nn.LayerNorm(size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; positions where `padding_mask` [B, S] is 0 are not read."""
-        x = self.LayerNorm(x)
+        x = self.layer_norm(x)
         x = self.value(x) * torch.sigmoid(self.gate(x))
         if padding_mask is not None:
             x = x * padding_mask[:, :, None].to(x.dtype)
@@ -68,14 +68,14 @@ class GroupBertFeedForward(nn.Module):
     def __init__(self, config: GroupBertConfig) -> None:
         super().__init__()
         size, inner, groups = config.hidden_size, config.intermediate_size, config.ffn_groups
-        self.LayerNorm = nn.LayerNorm(size, config.layer_norm_eps)
+        self.layer_norm = nn.LayerNorm(size, config.layer_norm_eps)
         self.inner = nn.Linear(size, inner)
         self.grouped = GroupedLinear(inner, size, groups)
         self.mixer = nn.Linear(size, size) if groups > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        return self.mixer(self.grouped(nn.functional.gelu(self.inner(self.LayerNorm(x)))))
+        return self.mixer(self.grouped(nn.functional.gelu(self.inner(self.layer_norm(x)))))
 
 
 class GroupBertAttention(bert.BertSelfAttention):
@@ -83,12 +83,12 @@ class GroupBertAttention(bert.BertSelfAttention):
 
     def __init__(self, config: GroupBertConfig) -> None:
         super().__init__(config)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[B, S, D] -> [B, S, D] and, of eager attention, the probabilities."""
-        context, probabilities = super().forward(self.LayerNorm(x), mask)
+        context, probabilities = super().forward(self.layer_norm(x), mask)
         return self.output(context), probabilities
 
 
@@ -99,7 +99,7 @@ class GroupBertLayer(GradientCheckpointingLayer):
         super().__init__()
         self.convolution = GroupBertConvolution(config)
         self.feed_forward_1 = GroupBertFeedForward(config)
-        self.attention = GroupBertAttention(config)
+        self.self_attention = GroupBertAttention(config)
         self.feed_forward_2 = GroupBertFeedForward(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -107,7 +107,7 @@ class GroupBertLayer(GradientCheckpointingLayer):
         """[B, S, D] -> [B, S, D]; `mask` is that of the attention."""
         x = x + self.dropout(self.convolution(x, padding_mask))
         x = x + self.dropout(self.feed_forward_1(x))
-        x = x + self.dropout(self.attention(x, mask)[0])
+        x = x + self.dropout(self.self_attention(x, mask)[0])
         return x + self.dropout(self.feed_forward_2(x))
 
 
@@ -117,13 +117,13 @@ class GroupBertEncoder(nn.Module):
     def __init__(self, config: GroupBertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(GroupBertLayer(config) for _ in range(config.num_hidden_layers))
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.final_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
         """[B, S, D] -> [B, S, D], in transformers' class."""
         for layer in self.layer:
             x = layer(x, attention_mask, options["padding_mask"])
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.LayerNorm(x))
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.final_norm(x))
 
 
 class GroupBertPreTrained(bert.BertPreTrainedModel):

@@ -48,6 +48,7 @@ PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
 FIXED = (
     "seed",
     "precision",
+    "scaling",
     "max_seq_length",
     "max_predictions_per_seq",
     "masking",

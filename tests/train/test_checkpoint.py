@@ -127,10 +127,14 @@ def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
 # --- other tools
 
 
-def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
+@pytest.mark.parametrize("scaling", [None, "u-mup"])
+def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, scaling, tmp_path):
     import torch
     import transformers
 
+    if scaling:
+        tiny = trained(settings_of(scaling=scaling))
+    saved = save(tmp_path, *tiny[1:])
     theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
         saved, output_loading_info=True
     )
@@ -150,16 +154,19 @@ def test_transformers_opens_a_checkpoint_and_computes_the_same(tiny, saved):
     assert np.abs(np.asarray(nsp) - out.seq_relationship_logits.numpy()).max() < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "float16"])
-def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "scaling"), [("mixed_bfloat16", None), ("float16", None), ("float16", "unit")]
+)
+def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, scaling, tmp_path):
     import torch
     import transformers
 
-    settings = settings_of(precision=precision)
+    settings = settings_of(precision=precision, scaling=scaling)
     _, state, form = trained(settings)
     path = save(tmp_path, state, form)
     theirs = transformers.AutoModelForPreTraining.from_pretrained(path)
-    dtype = torch.float16 if precision == "float16" else torch.float32
+    # Weights of a scaled model times powers of two would be rounded in float16.
+    dtype = torch.float16 if precision == "float16" and not scaling else torch.float32
     assert {weight.dtype for weight in theirs.parameters()} == {dtype}
     _, other, form = build(settings.model_copy(update={"seed": 5}))
     assert bytes_of(other) != bytes_of(state)

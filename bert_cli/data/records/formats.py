@@ -199,10 +199,7 @@ def static_lengths(
 
 
 def parse_static(
-    payloads: Sequence[bytes],
-    sequence_length: int,
-    predictions: int,
-    sequences: int | None = None,
+    payloads: Sequence[bytes], sequence_length: int, predictions: int, sequences: int | None = None
 ) -> Batch:
     """Parse static records of any tool into columns [B, S] and [B, P], next_sentence_labels [B], of packs [B, C].
 
@@ -326,13 +323,7 @@ def _dynamic(
 
 
 def pack_columns(
-    sequences: Batch,
-    counts_B: Ints,
-    *,
-    sequence_length: int,
-    most: int,
-    predictions: int,
-    pad: int,
+    sequences: Batch, counts_B: Ints, *, sequence_length: int, most: int, predictions: int, pad: int
 ) -> Batch:
     """Put masked sequences into packs [B], of which each has the next `counts` of them.
 

@@ -46,8 +46,7 @@ def run_on_cluster(
     from cloudpickle import dumps
     from distributed import CancelledError, as_completed
 
-    # Ctrl-C during a call of the client makes tornado log a NameError in distributed's `sync`. The import of
-    # distributed sets this logger's level, so ours comes after it.
+    # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
 
     cluster, function = _Cluster(client, output), dumps(convert)

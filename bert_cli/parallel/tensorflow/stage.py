@@ -28,18 +28,18 @@ class SharedTraces:
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
-        many = Counter(map(type, blocks))
-        self._first = {type(block): block for block in reversed(blocks) if many[type(block)] > 1}
+        many = Counter(map(_kind, blocks))
+        self._first = {_kind(block): block for block in reversed(blocks) if many[_kind(block)] > 1}
         # By class and shape: one function for several would be traced for unknown ones, and dropout needs to know.
         self.functions: dict[Hashable, Any] = {}
 
     def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
         """Return `block(hidden, columns, key)`."""
-        first = self._first.get(type(block))
+        first = self._first.get(_kind(block))
         if first is None or tf.executing_eagerly():
             return block(hidden, columns, key)
         read = {name: columns[name] for name in block.READS if name in columns}
-        function = type(block), *hidden.shape
+        function = _kind(block), *hidden.shape
         if function not in self.functions:
             self.functions[function] = traced(first.stateless_call)
         weights = [weight.value for weight in block.weights]
@@ -294,6 +294,10 @@ class Stage:
         # LAMB may have left its direction there.
         for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
+
+
+def _kind(block: Any) -> Hashable:
+    return type(block), *getattr(block, "factors", {}).items()
 
 
 def _on_this_device(tensor: Any) -> Any:

@@ -11,18 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_cli.config.settings import BertConfig
-
-
-class Shape(NamedTuple):
-    """The sizes of a batch that decide how much is multiplied."""
-
-    examples: int
-    positions: int
-    """S, of an example."""
-    masked: int = 0
-    """P, of an example."""
-    sequences: int = 1
-    """C, of an example."""
+from bert_cli.config.training import BatchShape
 
 
 class Product(NamedTuple):
@@ -38,15 +27,17 @@ class Product(NamedTuple):
         return 2 * self.rows * self.width * self.outputs
 
 
-def shape_of(batch: Mapping[str, Any]) -> Shape:
+def shape_of(batch: Mapping[str, Any]) -> BatchShape:
     """Return the shape of a batch with columns [..., B, S]."""
     *leading, positions = map(int, batch["input_ids"].shape)
     masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
     packs = batch.get("next_sentence_positions")
-    return Shape(math.prod(leading), positions, masked, 1 if packs is None else packs.shape[-1])
+    return BatchShape(
+        math.prod(leading), positions, masked, 1 if packs is None else packs.shape[-1]
+    )
 
 
-def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> list[Product]:
+def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:
     """Return every forward product with a weight, as often as it is computed; `last_blocks` follow the layers."""
     width, inner = config.hidden_size, config.intermediate_size
     positions = shape.examples * shape.positions
@@ -72,13 +63,13 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> li
     return layer * config.num_hidden_layers + [one for name in last_blocks for one in last[name]]
 
 
-def attention(config: BertConfig, shape: Shape) -> int:
+def attention(config: BertConfig, shape: BatchShape) -> int:
     """Return the operations of the forward products of queries with keys and of probabilities with values."""
     pairs = shape.examples * shape.positions**2
     return 2 * 2 * config.num_hidden_layers * pairs * config.hidden_size
 
 
-def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: Shape) -> int:
+def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> int:
     """Return the operations of the forward pass and of the backward pass, which has two products for each."""
     forward = sum(one.flops for one in products(config, last_blocks, shape))
     return 3 * (forward + attention(config, shape))

@@ -32,6 +32,7 @@ try:
     from bert_cli.parallel import engine
     from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
     from bert_cli.parallel.tensorflow.mesh import devices_here
+    from bert_cli.tasks.look.scales import is_far, scales
     from bert_cli.tasks.run import build, start, train
     from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State, means
@@ -129,6 +130,8 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     check_folder(report, settings, plan)
     if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
         check_first_loss(report, settings, stream, source)
+    if stream is not None and settings.scales:
+        check_scales(report, settings, stream)
 
 
 # --- the machine's part of a run
@@ -352,7 +355,7 @@ def _first_losses(
     weights = "new weights"
     if source is not None:
         state = State(built.weights, {}, first_loss_scale(1.0))
-        weights = start.load_pretrained(source, settings.bert_config, state)
+        weights = start.load_pretrained(source, settings, state)
     rows = stream.rows(np.arange(SAMPLE))
     counts = engine.count({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
@@ -361,6 +364,18 @@ def _first_losses(
         n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
     }
     return {name: losses[name] for name in TOLERANCE if name not in absent}, weights
+
+
+def check_scales(report: Report, settings: DoctorSettings, stream: Any) -> None:
+    """Print the scales of the first step, and how many are outside the middle of float16's range."""
+    batch = {"global_batch": GlobalBatch(micro_batch_size=SAMPLE)}
+    found = scales(settings.model_copy(update=batch), stream.rows(np.arange(SAMPLE)))
+    for name, (value, gradient) in found.items() if not report.quiet else ():
+        mark = "  outside" if is_far((value, gradient)) else ""
+        print(f"{name:50}  value {value:9.3g}  gradient {gradient:9.3g}{mark}")
+    text = f"{sum(map(is_far, found.values())):,} of {len(found):,} tensors have a value or gradient outside 0.1 to 10"
+    text += "" if settings.scaling else ", as in every model without scaling"
+    report.add("ok", "scales", text, scales=found)
 
 
 def judge(

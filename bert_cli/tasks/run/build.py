@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import random_bits
+from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
 
@@ -140,7 +141,7 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> list[li
 
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
-    names = block_names(config, settings.LAST_BLOCKS)
+    names, factors = block_names(config, settings.LAST_BLOCKS), factors_of(settings)
     rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
     stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
     built: list[Stage] = []
@@ -157,6 +158,7 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
                     word_table=table if name == "heads" else None,
                     labels=labels,
                     chunks=parallel.embedding_serialization_factor,
+                    factors=factors,
                 )
                 table = word_table(blocks[name]) if name == "emb" else table
         weights = named_weights(list(blocks.items()))
@@ -179,7 +181,16 @@ def build_engine(
     replicas: list[list[Stage]], settings: TrainSettings, mesh: Mesh
 ) -> TensorFlowEngine:
     """Return the engine that runs the schedule and updates the weights. Raises ConfigError without a rule for one."""
-    options = settings.optimizer_opts
+    options, factors = settings.optimizer_opts, factors_of(settings)
+    rules = weight_rules(
+        list(replicated_weights(replicas)),
+        options.name,
+        no_weight_decay=options.no_weight_decay,
+        no_layer_adaptation=options.no_layer_adaptation,
+        layer_decay=options.layer_decay,
+    )
+    for name in factors.keys() & rules.keys() if options.name == "AdamW" else ():
+        rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
     optimizer = Optimizer(
         hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
@@ -187,13 +198,7 @@ def build_engine(
             epsilon=options.epsilon,
             weight_decay_rate=options.weight_decay_rate,
         ),
-        rules=weight_rules(
-            list(replicated_weights(replicas)),
-            options.name,
-            no_weight_decay=options.no_weight_decay,
-            no_layer_adaptation=options.no_layer_adaptation,
-            layer_decay=options.layer_decay,
-        ),
+        rules=rules,
         seed=settings.seed,
         random_bits=random_bits if options.stochastic_rounding else None,
     )

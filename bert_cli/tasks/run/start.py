@@ -21,7 +21,7 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.training import BatchShape, PretrainSettings, TrainSettings
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -31,7 +31,7 @@ from bert_cli.data.records.tokenizer import (
 )
 from bert_cli.errors import CheckpointError, ConfigError, nearest, needs_extra
 from bert_cli.files import read_json
-from bert_cli.model import hf, tensorflow_names
+from bert_cli.model import hf, scaling, tensorflow_names
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 from bert_cli.train.loop import State
@@ -219,6 +219,16 @@ def _refuse_keras(path: Path) -> None:
 # --- the initial state
 
 
+def factors_of(settings: TrainSettings) -> dict[str, scaling.Factor]:
+    """Return the factors of Unit Scaling, none without it."""
+    if not isinstance(settings, PretrainSettings) or settings.scaling is None:
+        return {}
+    sequences, size = settings.max_sequences_per_pack, settings.global_batch.micro_batch_size
+    masked = settings.positions_read - sequences
+    batch = BatchShape(size, settings.max_seq_length, masked, sequences)
+    return scaling.factors(settings.bert_config, settings.scaling, batch)
+
+
 def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     """Return the settings with the shape of a model, except for the fields that they set."""
     if source is None:
@@ -237,15 +247,17 @@ def disk_format(
     """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
     shapes, head = _shapes(weights), settings.LAST_BLOCKS[-1]
     positions, fills_masks = settings.bert_config.max_position_embeddings, head == "heads"
-    dtype = "float16" if settings.precision == "float16" else "float32"
-    files = hf.class_files(settings.bert_config)
-    if tokenizer:
-        files |= files_for_model(tokenizer, positions, fills_masks=fills_masks)
+    table = factors_of(settings)
+    dtype = "float16" if settings.precision == "float16" and not table else "float32"
+    config = hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names)
+    if table:
+        config["scaling"] = getattr(settings, "scaling", None)
+    files = files_for_model(tokenizer, positions, fills_masks=fills_masks) if tokenizer else {}
     return checkpoint.Format(
-        to_disk=hf.to_hf,
-        from_disk=lambda tensors: hf.from_hf(tensors, shapes)[0],
-        config=hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names),
-        files=files,
+        to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table)),
+        from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes)[0], table, -1),
+        config=config,
+        files=files | hf.class_files(settings.bert_config),
     )
 
 
@@ -260,29 +272,35 @@ def load_state(
         return f"continues from {checkpoints[-1]} (step {state.step:,})"
     if settings.pretrained_ckpt_path is not None:
         source = find_source(settings.pretrained_ckpt_path)
-        return load_pretrained(source, settings.bert_config, state, form.config.get("id2label"))
+        return load_pretrained(source, settings, state, form.config.get("id2label"))
     return f"starts with new weights from seed {settings.seed}"
 
 
 def load_pretrained(
-    source: Source, config: BertConfig, state: State, labels: Mapping[str, str] | None = None
+    source: Source, settings: TrainSettings, state: State, labels: Mapping[str, str] | None = None
 ) -> str:
     """Load the weights of a model and return a description; the optimizer stays new.
 
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
-    hf.check_hf_config(source.described, config, where=source.where)
+    hf.check_hf_config(source.described, settings.bert_config, where=source.where)
+    scaling.check_trained_with(source.described, getattr(settings, "scaling", None))
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
-    new, left_out = load_weights(source, state.weights, same_labels=same_labels)
+    table = factors_of(settings)
+    new, left_out = load_weights(source, state.weights, same_labels=same_labels, table=table)
     description = f"starts from the weights in {source.folder} with a fresh optimizer"
     description += f"; new from the seed: {', '.join(new)}" if new else ""
     return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
 
 def load_weights(
-    source: Source, weights: Mapping[str, Any], *, same_labels: bool = True
+    source: Source,
+    weights: Mapping[str, Any],
+    *,
+    same_labels: bool = True,
+    table: Mapping[str, scaling.Factor] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Load a model's weights; return the parts that it lacks and those that were left out."""
     shapes = _shapes(weights)
@@ -291,7 +309,7 @@ def load_weights(
     }
     tensors, left_out = hf.fitting(source.tensors(), wanted)
     values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
-    for name, value in values.items():
+    for name, value in scaling.folded(values, table or {}, -1).items():
         if fault := checkpoint.find_fault(name, value):
             raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
         weights[name].assign(value)

@@ -329,7 +329,8 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
 
 def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     source = model.source
-    described = {**source.described, **hf.class_entries(source.config, model.architecture)}
+    entries = hf.class_entries(source.config, model.architecture)
+    described = {"model_type": source.config.architecture, **source.described, **entries}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)

@@ -10,10 +10,11 @@ from test_bench import SMALL, SQUAD
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.config.training import BatchShape
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
 from bert_cli.tasks.bench import measure
-from bert_cli.tasks.bench.flops import Product, Shape, attention, model_flops, products, shape_of
+from bert_cli.tasks.bench.flops import Product, attention, model_flops, products, shape_of
 from bert_cli.tasks.run import build
 from bert_cli.tasks.run.build import open_mesh
 
@@ -75,7 +76,7 @@ def test_the_formula_counts_the_products_of_the_graph(name):
 def test_the_forward_operations_of_groupbert_base_are_those_published():
     group = BertConfig(architecture="groupbert")
     for positions, ratio in ((128, 1.58), (512, 1.54)):
-        shape = Shape(1, positions)
+        shape = BatchShape(1, positions)
         ours, plain = (model_flops(config, (), shape) for config in (group, BertConfig()))
         assert ours / plain == pytest.approx(ratio, abs=0.005)
 

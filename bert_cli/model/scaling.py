@@ -1,0 +1,178 @@
+"""Unit Scaling (Blake et al. 2023) with u-muP's rules (Blake et al. 2024): the table of factors for BERT.
+
+Weights, activations and gradients have about unit variance, so float16 needs no loss scale. A scaled model computes the
+function of a plain BERT whose weights are the scaled ones times powers of two: folding them in and out is exact. What
+rounding a factor to a power of two leaves is in the weight's first value (0.71 to 1.41 instead of 1) and in AdamW's
+rate. The gradient of each weight is that of the plain BERT times a constant, which LAMB and AdamW do not see.
+
+Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` for the same operations.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.training import BatchShape
+from bert_cli.errors import ConfigError
+
+Scaling = Literal["unit", "u-mup"]
+
+# Factors for unit variance after a standard normal input: GELU as in the library (between 1.70 for the value and 1.48
+# for the gradient squared), tanh by integration.
+GELU, TANH = 1.767, 1.593
+# Of attention's output. For independent values the library has S ** 0.5; but BERT's positions share their segment, and
+# their mean with such a factor makes all positions equal: in layer 12 the gradient of the scores was 1e-6 of layer 1's.
+MEAN = 2.0
+
+
+class Factor(NamedTuple):
+    """The factors of a weight or an activation."""
+
+    forward: float = 1.0
+    """Multiplies the value when it is read; a power of two or, in LayerNorm's input, any number."""
+    backward: float = 1.0
+    """Multiplies the gradient instead of `forward`."""
+    fold: float = 1.0
+    """Of a weight: plain BERT's weight divided by this one, a power of two."""
+    deviation: float = 1.0
+    """Of a weight: standard deviation of the first value; of a gamma, the first value."""
+    rate: float = 1.0
+    """Of a weight: factor of AdamW's learning rate."""
+
+
+def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> dict[str, Factor]:
+    """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches.
+
+    `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
+    """
+    width, examples, is_mup = config.hidden_size, batch.examples, scaling == "u-mup"
+    readout = 1.0 / width if is_mup else width**-0.5
+    fan_in = width**-0.5 if is_mup else 1.0
+    rows, masked, pairs = (examples * n for n in (batch.positions, batch.masked, batch.sequences))
+    sums, masked_sums, pair_sums = rows**-0.5, masked**-0.5, pairs**-0.5
+    # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as those of all
+    # masked tokens of its sequence.
+    trunk = masked / readout  # gradients of the encoder, relative to those of plain BERT
+    mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
+    nsp, pooler = 2.0 * pairs, 2**-0.5 / readout
+    table = _weight(readout, masked_sums, rate=fan_in)
+    # The word embeddings are read twice; both gradients have the same factor.
+    word = mlm * table.backward / (trunk * table.forward)
+    kept = math.sqrt(1.0 - config.hidden_dropout_prob)
+    of_masked, of_pairs = Factor(backward=masked_sums), Factor(backward=pair_sums)
+    row = table._replace(forward=1.0)
+    position, segment = config.max_position_embeddings**0.5, config.type_vocab_size**0.5
+    result = {
+        "emb/word/embeddings": row._replace(backward=word),
+        "emb/position/embeddings": row._replace(backward=sums * position),
+        "emb/segment/embeddings": row._replace(backward=sums * segment),
+        "emb/sum": Factor(3**-0.5, 3**-0.5),
+        # LayerNorm divides by the scale of its input, and this keeps its epsilon that of plain BERT.
+        "emb/layer_norm/epsilon": Factor(*[1.0 / (3.0 * table.forward**2)] * 2),
+        "emb/layer_norm/gamma": _weight(kept, sums),
+        "emb/layer_norm/beta": _weight(kept, sums),
+        "pool/split": Factor(1.0, trunk / nsp / pooler),
+        "pool/dense/kernel": _weight(width**-0.5, pair_sums, rate=fan_in),
+        "pool/dense/bias": of_pairs,
+        "heads/masked_lm/transform/kernel": _weight(width**-0.5, masked_sums, rate=fan_in),
+        "heads/masked_lm/transform/bias": of_masked,
+        "heads/masked_lm/layer_norm/gamma": of_masked,
+        "heads/masked_lm/layer_norm/beta": of_masked,
+        "heads/masked_lm/readout": Factor(1.0, trunk / mlm),
+        "heads/masked_lm/table": table,
+        "heads/masked_lm/bias": of_masked,
+        "heads/mlm_loss": Factor(1.0, mlm),
+        "heads/readout": Factor(1.0, pooler),
+        "heads/next_sentence/kernel": _weight(readout * TANH, pair_sums),
+        "heads/next_sentence/bias": of_pairs,
+        "heads/nsp_loss": Factor(1.0, nsp),
+    }
+    for layer in range(config.num_hidden_layers):
+        rules = _layer(config, batch.positions, sums, layer, is_mup)
+        result |= {f"hid_{layer}/{name}": factor for name, factor in rules.items()}
+    return result
+
+
+def _layer(
+    config: BertConfig, positions: int, sums: float, layer: int, is_mup: bool
+) -> dict[str, Factor]:
+    width, inner, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    head = width // config.num_attention_heads
+    slow = depth**-0.5 if is_mup else 1.0
+    by_width, by_inner = (n**-0.5 if is_mup else 1.0 for n in (width, inner))
+    # Branch k of the stack has the weight 1 / sqrt(L + k) relative to the residual (2407.17465, appendix G).
+    kept = math.sqrt(1.0 - config.hidden_dropout_prob)
+    first, second = (kept * (depth + 2 * layer + k) ** -0.5 for k in (0, 1))
+    # Scores are q k / head instead of q k / sqrt(head).
+    score = head**-0.5 if is_mup else 1.0
+    keys = _power(score)
+    mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
+    # A score is one of S, so the gradients of queries and keys are this small, and 2.5 keeps both sides in range.
+    small = 2.5 * score * mean / math.sqrt(positions)
+    probabilities = _power(positions**0.9)
+    context = _power(mean / probabilities)
+    kernel, bias = _weight(width**-0.5, sums, rate=by_width * slow), Factor(1.0, sums, rate=slow)
+    key_kernel = _weight(width**-0.5 * score, sums, keys, rate=by_width * slow)
+    out = _weight(first * width**-0.5 * mean, sums, probabilities * context, rate=by_width * slow)
+    down = _weight(second * inner**-0.5 * GELU, sums, _power(GELU), rate=by_inner * slow)
+    products = ("attention/query", "attention/value", "feed_forward/inner")
+    norms = ("attention/output/layer_norm", "feed_forward/output/layer_norm")
+    return {
+        **{f"{name}/kernel": kernel for name in products},
+        **{f"{name}/bias": bias for name in products},
+        **{f"{name}/{part}": bias for name in norms for part in ("gamma", "beta")},
+        "attention/split": Factor(1.0, first),
+        "attention/split_scores": Factor(1.0, first * small),
+        "attention/key/kernel": key_kernel,
+        "attention/key/bias": _weight(score, sums, keys, rate=slow),
+        "attention/queries": Factor(1.0, 1.0 / small),
+        "attention/keys": Factor(keys, keys / small),
+        "attention/probabilities": Factor(probabilities, probabilities),
+        "attention/output/input": Factor(context, context / first),
+        "attention/output/dense/kernel": out,
+        "attention/output/dense/bias": _weight(first, sums, rate=slow),
+        "feed_forward/split": Factor(1.0, second),
+        "feed_forward/output/input": Factor(_power(GELU), _power(GELU) / second),
+        "feed_forward/output/dense/kernel": down,
+        "feed_forward/output/dense/bias": _weight(second, sums, rate=slow),
+    }
+
+
+def _power(factor: float) -> float:
+    """Return the nearest power of two."""
+    return 2.0 ** round(math.log2(factor))
+
+
+def _weight(ideal: float, backward: float, other: float = 1.0, rate: float = 1.0) -> Factor:
+    """Return the factor of a weight that is `ideal` times a unit one in plain BERT.
+
+    `other` is a power of two by which the model multiplies the input or the output of the weight.
+    """
+    forward = _power(ideal / other)
+    left = ideal / other / forward
+    return Factor(forward, backward, forward * other, left, rate * left)
+
+
+def check_trained_with(described: Mapping[str, Any], scaling: str | None) -> None:
+    """Raise ConfigError for weights, described by their config.json, that were trained with another scaling.
+
+    Without scaling any checkpoint can be used: it has the weights of a plain BERT.
+    """
+    trained = described.get("scaling")
+    if scaling not in (None, trained):
+        problem = f"the weights were trained with {trained or 'no scaling'}"
+        remedy = "leave it out, or start from a checkpoint that was trained with it"
+        raise ConfigError(f"scaling ({scaling})", problem, remedy)
+
+
+def folded(
+    weights: Mapping[str, Any], table: Mapping[str, Factor], power: int = 1
+) -> dict[str, Any]:
+    """Return the weights of the plain BERT with the same function, float32 so that nothing rounds.
+
+    With power -1 those of the scaled model, from those of a plain BERT; without a table they are the same.
+    """
+    if not table:
+        return dict(weights)
+    return {n: value.astype("float32") * table[n].fold ** power for n, value in weights.items()}

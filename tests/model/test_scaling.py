@@ -1,0 +1,190 @@
+"""Unit Scaling: a scaled model is a plain BERT with other units, and its first step is in float16's range."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support.model_inputs import counts_of, gradients_of, make_examples
+from tensorflow.python.framework import dtypes
+
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.training import BatchShape, PretrainSettings
+from bert_cli.errors import ConfigError
+from bert_cli.model import heads, layers
+from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.fused import value_of
+from bert_cli.model.scaling import check_trained_with, factors, folded
+from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
+from bert_cli.tasks.look.scales import is_far, scales
+
+S, P = 24, 5
+
+
+@pytest.fixture(scope="module", params=["unit", "u-mup"])
+def table(request, tiny):
+    return factors(tiny, request.param, BatchShape(4, S, P))
+
+
+@pytest.fixture(scope="module")
+def models(tiny, table):
+    """Return the blocks of a scaled model and of the plain one with the same function."""
+    scaled, plain = (build_blocks(tiny, seed=1, policy="float32", factors=f) for f in (table, None))
+    draw, weights, targets = np.random.default_rng(3), named_weights(scaled), named_weights(plain)
+    assert weights.keys() == targets.keys() == table.keys() & weights.keys()
+    for weight in weights.values():
+        weight.assign(weight.numpy() + draw.normal(0, 0.3, weight.shape))
+    for name, value in folded(values_of(scaled), table).items():
+        targets[name].assign(value)
+    return scaled, plain
+
+
+def values_of(blocks) -> dict[str, np.ndarray]:
+    return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_losses_are_those_of_the_folded_plain_bert_and_gradients_proportional(models, tiny, chunks):
+    columns = make_examples(tiny.vocab_size, examples=4, length=S, predictions=P)
+    for blocks in models:
+        blocks[-1][1].chunks = chunks
+    results = [gradients_of(blocks, columns, counts_of(columns)) for blocks in models]
+    (loss, sums, ours), (plain_loss, plain_sums, plain) = results
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-6)
+    np.testing.assert_allclose(sums["nsp_loss"], plain_sums["nsp_loss"], rtol=1e-6)
+    for name, gradient in ours.items():
+        if not name.endswith("key/bias"):  # whose true gradient is zero
+            one, other = gradient.numpy().ravel(), plain[name].numpy().ravel()
+            cosine = one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+            assert cosine > 1 - 1e-6, name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_folding_and_unfolding_a_weight_gives_the_same_bits(models, table, dtype):
+    weights = {name: value.astype(dtype) for name, value in values_of(models[0]).items()}
+    again = folded(folded(weights, table), table, -1)
+    for name, value in weights.items():
+        assert again[name].astype(dtype).tobytes() == value.tobytes(), name
+
+
+def test_a_step_of_lamb_is_that_of_the_plain_bert(models, tiny, table):
+    """LAMB needs no rule for the rate: a step is relative to the norm of the weight."""
+    columns = make_examples(tiny.vocab_size, examples=4, length=S, predictions=P)
+    moved = []
+    for blocks in models:
+        _, _, gradients = gradients_of(blocks, columns, counts_of(columns))
+        rules = weight_rules(
+            gradients, "LAMB", no_weight_decay=["bias"], no_layer_adaptation=["bias"]
+        )
+        numbers = Hyperparameters(epsilon=1e-12, weight_decay_rate=0.0)
+        lamb, new = Optimizer(hyperparameters=numbers, rules=rules, seed=1), {}
+        for name, weight in values_of(blocks).items():
+            rule, zeros = rules[name], np.zeros_like(weight)
+            direction, *_ = lamb.update_direction(
+                rule, weight, gradients[name], zeros, zeros, 1.0, 0
+            )
+            squares = np.sum(weight**2), np.sum(np.square(direction))
+            new[name] = lamb.apply_update(rule, 0, weight, direction, squares, 0.01, None).numpy()
+        moved.append(new)
+    ours, plain = folded(moved[0], table), moved[1]
+    for name, before in values_of(models[1]).items():
+        if name.endswith(("kernel", "embeddings")):
+            step = np.linalg.norm(plain[name] - before)
+            assert np.linalg.norm(ours[name] - plain[name]) < 1e-3 * step, name
+            assert step > 0
+
+
+def settings_of(shape: dict[str, int], **changes: object) -> PretrainSettings:
+    lamb = {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}}
+    return PretrainSettings.model_validate(
+        {
+            "generated_dataset": True,
+            "bert_config": shape,
+            "max_seq_length": 128,
+            "max_predictions_per_seq": 20,
+            "global_batch": {"micro_batch_size": 8},
+            "optimizer_opts": lamb,
+            **changes,
+        }
+    )
+
+
+TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+
+
+@pytest.mark.parametrize(
+    "shape", [TINY, *(pytest.param(one, marks=pytest.mark.slow) for one in (BASE, LARGE))]
+)
+@pytest.mark.parametrize("scaling", ["unit", "u-mup"])
+def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling):
+    config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
+    settings = settings_of(config.model_dump(), scaling=scaling)
+    batch = make_examples(8192, examples=8, length=128, predictions=20)
+    found = scales(settings, batch)
+    assert len(found) > 30 * config.num_hidden_layers
+    # u-muP's readout makes logits of 1 / sqrt(D); the true gradient of a key's bias is 0.
+    known = "heads/masked_lm", "heads/next_sentence"
+    far = {n: one for n, one in found.items() if is_far(one) and not n.endswith("key/bias")}
+    assert {n: one for n, one in far.items() if scaling == "unit" or n not in known} == {}
+
+
+def test_a_plain_model_is_far_outside_that_range():
+    settings = settings_of({**TINY, "intermediate_size": 512, "vocab_size": 8192})
+    found = scales(settings, make_examples(8192, examples=8, length=128, predictions=20))
+    assert sum(map(is_far, found.values())) > 0.9 * len(found)
+
+
+def test_scaling_refuses_weights_that_were_trained_without_it():
+    check_trained_with({"scaling": "unit"}, None)  # a plain BERT for everybody
+    for described, wanted in (({}, "unit"), ({"scaling": "unit"}, "u-mup")):
+        with pytest.raises(ConfigError, match="were trained with") as error:
+            check_trained_with(described, wanted)
+        assert error.value.where == f"scaling ({wanted})"
+
+
+def rounded_products(product):
+    """Return a matrix product with factors in E4M3 and the gradient of its result in E5M2, simulated."""
+    to_e4m3, to_e5m2 = (
+        lambda x, kind=kind: tf.cast(tf.cast(x, kind), tf.float32)
+        for kind in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+    )
+
+    @tf.custom_gradient
+    def with_rounded_gradient(x):
+        return tf.identity(x), to_e5m2
+
+    def rounded(x, kernel, **options):
+        straight = [y + tf.stop_gradient(to_e4m3(y) - y) for y in map(value_of, (x, kernel))]
+        return with_rounded_gradient(product(*straight, **options))
+
+    return rounded
+
+
+@pytest.mark.parametrize(("scaling", "survives"), [("u-mup", True), (None, False)])
+def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, survives, monkeypatch):
+    config = BertConfig(**TINY, intermediate_size=512, vocab_size=8192)
+    table = factors(config, scaling, BatchShape(8, 128, 20)) if scaling else None
+    blocks = build_blocks(config, seed=1, policy="float32", factors=table)
+    columns = make_examples(8192, examples=8, length=128, predictions=20)
+    exact = gradients_of(blocks, columns, counts_of(columns))[2]
+    monkeypatch.setattr(layers, "matmul", rounded_products(layers.matmul))
+    monkeypatch.setattr(heads, "matmul_transposed", rounded_products(heads.matmul_transposed))
+    rounded = gradients_of(blocks, columns, counts_of(columns))[2]
+    found = []
+    for name in exact:
+        if name.endswith("kernel") and name.startswith("hid"):
+            one, other = (gradients[name].numpy().ravel() for gradients in (exact, rounded))
+            found.append(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-30))
+    assert (min(found) > 0.9) if survives else (np.median(found) < 0.5), found
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [("bert_config", "initializer_range", 0.1), ("optimizer_opts", "max_gradient_norm", 1.0)],
+)
+def test_settings_in_other_units_are_refused(group, name, value):
+    given = settings_of(TINY).model_dump(exclude_unset=True)
+    given[group][name] = value
+    PretrainSettings.model_validate(given)
+    with pytest.raises(ValueError, match=f"{group}.{name} has no meaning with scaling unit"):
+        PretrainSettings.model_validate({**given, "scaling": "unit"})
