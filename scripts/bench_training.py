@@ -266,7 +266,8 @@ def convolution(options: argparse.Namespace, form: str) -> Pairs:
         pairs = zip(copies, kernels, strict=True)
         return tf.add_n([tf.einsum("bsgi,gio->bsgo", copy, kernel) for copy, kernel in pairs])
 
-    @tf.function(autograph=False)
+    # On CPUs only XLA has gradients of grouped convolutions.
+    @tf.function(autograph=False, jit_compile=form == "grouped")
     def forward_backward(x: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)

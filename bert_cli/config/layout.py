@@ -151,7 +151,7 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
     most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
     if not parallel.recompute:
         each = sum(saved_bytes(settings, block, stashed=True) for block in blocks)
-        each += _input(settings, stages[number + 1][0]) + _sixteen_bit_kernels(settings, blocks)
+        each += _input(settings, stages[number + 1][0]) + _kernel_copies(settings, blocks)
     else:
         inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
         each = sum(_input(settings, block) for block in inputs)
@@ -167,7 +167,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     elements = weights_of(config)
     elements["heads"] += config.vocab_size * config.hidden_size  # the shared word embeddings
     gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
-    kernels = _sixteen_bit_kernels(settings, blocks)
+    kernels = _kernel_copies(settings, blocks)
     by_layer = parallel.recompute and parallel.recompute_by == "layer"
     if number == len(stages) - 1:
         # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
@@ -182,8 +182,9 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     return (max(saved) if by_layer else sum(saved)) + temporaries + max(gradients) + kernels
 
 
-def _sixteen_bit_kernels(settings: TrainSettings, blocks: Sequence[str]) -> int:
-    if not settings.precision.startswith("mixed"):
+def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
+    """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
+    if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
         return 0
     config = settings.bert_config
     table = config.vocab_size * config.hidden_size if "heads" in blocks else 0
@@ -203,6 +204,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
     """
     config, more = settings.bert_config, int(stashed)
+    scaled = more * int(getattr(settings, "scaling", None) is not None)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide, compute = FLOAT32, COMPUTE_BYTES[settings.precision]
@@ -213,12 +215,13 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         feed_forwards, of_bsd = 2, 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
     elif is_compiled:
         of_bsd = 8 * compute + more * wide
+    of_bsd += scaled * 3 * wide
     if block == "hid" and is_compiled:
         scores = (2 + more) * compute * bnss
         return of_bsd * bsd + scores + feed_forwards * 2 * compute * bsf
     changed = int(bool(dropout) or settings.precision != "float32")
     return {
-        "emb": (2 + hidden * (1 + more)) * wide * bsd,
+        "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
         "hid": of_bsd * bsd
         + ((1 + dropout) * wide + changed * compute) * bnss
         + feed_forwards * ((3 + 2 * more) * wide + compute) * bsf,

@@ -182,7 +182,7 @@ class BertConfig(Settings):
 
     @pydantic.model_serializer(mode="wrap")
     def _leave_out_other_architectures(self, handler: Any, info: Any) -> dict[str, Any]:
-        """Write plain BERT without the settings of GroupBERT, as in files before there was one."""
+        """Leave the settings of GroupBERT out of a plain BERT's, so that older runs can be resumed."""
         is_plain = self.architecture == "bert" and not info.exclude_unset
         left_out = ("architecture", *self.NEEDS) if is_plain else ()
         return {name: value for name, value in handler(self).items() if name not in left_out}

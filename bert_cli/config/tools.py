@@ -83,11 +83,12 @@ class DoctorSettings(PretrainSettings):
     """
 
     OPENS_FILES: ClassVar[bool] = False
+    NEEDS: ClassVar = {"scales": "build"}
 
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected ones."""
     scales: bool = False
-    """Print the root mean square of each activation, weight and gradient in the first step."""
+    """Print the root mean square of weights, activations and their gradients in the first step."""
     json_file: JsonFile = None
     machine_only: Hidden[bool] = False
     """Whether no setting of a run was given."""

@@ -265,9 +265,9 @@ class PretrainSettings(TrainSettings):
     max_predictions_per_seq: Positive
     """Maximum number P of masked positions of an example."""
     scaling: Literal["unit", "u-mup"] | None = None
-    """Unit Scaling: `unit` gives weights, activations and gradients unit variance, so that float16 needs no
-    loss scale; `u-mup` also weights branches by depth and, for AdamW, rates by width and depth, so that the best
-    learning rate of a narrow model is that of a wide one. Checkpoints are those of a plain BERT."""
+    """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
+    loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
+    roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
     masking: Masking = Masking()
     """How the masked tokens are chosen, anew in each epoch; for dynamic records."""
     max_sequences_per_pack: Positive = 1
@@ -306,15 +306,19 @@ class PretrainSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _check_scaling(self) -> "PretrainSettings":
-        problems = {
-            "bert_config.initializer_range": is_set(self.bert_config, "initializer_range"),
-            "bert_config.architecture": self.bert_config.architecture != "bert",
-            "optimizer_opts.max_gradient_norm": self.optimizer_opts.max_gradient_norm is not None,
+        model, optimizer = self.bert_config, self.optimizer_opts
+        refused = {
+            "bert_config.architecture": model.architecture != "bert",
+            "bert_config.initializer_range": is_set(model, "initializer_range"),
+            "optimizer_opts.max_gradient_norm": optimizer.max_gradient_norm is not None,
+            "optimizer_opts.loss_scaling": optimizer.loss_scaling != 1.0,
         }
-        for name, yes in problems.items() if self.scaling else ():
-            if yes:
-                problem = f"has no meaning with scaling {self.scaling}, whose weights and gradients have other units"
-                raise SettingError(name, problem, "leave it out")
+        for name, is_refused in refused.items() if self.scaling else ():
+            if is_refused:
+                value = getattr(model if name.startswith("bert") else optimizer, name.split(".")[1])
+                problem = f"{value} cannot be combined with scaling {self.scaling}"
+                remedy = "give 1" if name.endswith("loss_scaling") else "leave out one of them"
+                raise SettingError(name, problem, remedy)
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.model.groupbert import GroupLayer, LastGroupLayer
+from bert_cli.model.groupbert import GroupLayer
 from bert_cli.model.heads import (
     PretrainingHeads,
     QuestionAnswering,
@@ -27,9 +27,11 @@ from bert_cli.model.scaling import Factor
 TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = ("enc_out", "pool", "heads")
-# Name of a block, without the number of a layer -> its class, and the attributes that it takes besides `config`.
+# Name of a block, or architecture of a layer -> its class, and the attributes that it takes besides `config`.
 BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
     "emb": (Embeddings, "dropout_id"),
+    "bert": (EncoderLayer, "dropout_id"),
+    "groupbert": (GroupLayer, "dropout_id", "is_last"),
     "enc_out": (GatherPositions,),
     "pool": (Pooler,),
     "heads": (PretrainingHeads, "word_table", "chunks"),
@@ -37,8 +39,6 @@ BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
     "glue_head": (SequenceClassification, "labels", "dropout_id"),
     "token_head": (TokenClassification, "labels", "dropout_id"),
 }
-# Architecture -> the class of its layers, and that of the last one.
-LAYERS = {"bert": (EncoderLayer, EncoderLayer), "groupbert": (GroupLayer, LastGroupLayer)}
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
@@ -63,16 +63,16 @@ def build_block(
     Only `heads` takes the `word_table` of `emb`, with its value unchanged. `labels` are the outputs of a task's head,
     `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
     """
-    kind, _, number = name.partition("_") if name.startswith("hid_") else (name, "", "")
-    layers = int(number) if number else config.num_hidden_layers
-    layer_class = LAYERS[config.architecture][layers == config.num_hidden_layers - 1]
+    is_layer, ids = name.startswith("hid_"), BLOCKS[config.architecture][0].DROPOUT_IDS
+    layers = int(name.removeprefix("hid_")) if is_layer else config.num_hidden_layers
     attributes = {
         "word_table": word_table,
         "labels": labels,
         "chunks": chunks,
-        "dropout_id": 0 if name == "emb" else 1 + layer_class.DROPOUT_IDS * layers,
+        "dropout_id": 0 if name == "emb" else 1 + ids * layers,
+        "is_last": layers == config.num_hidden_layers - 1,
     }
-    block_class, *taken = BLOCKS.get(kind, (layer_class, "dropout_id"))
+    block_class, *taken = BLOCKS[config.architecture if is_layer else name]
     block = block_class(
         name=name,
         policy=keras.DTypePolicy(policy),

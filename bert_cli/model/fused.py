@@ -69,16 +69,23 @@ def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
 
     The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
     """
-    if forward == backward:
-        return x * forward
     if tf is None:
         return x * backward + ops.stop_gradient(x * (forward - backward))
 
     @tf.custom_gradient
     def operation(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        return x * forward, lambda gradient: gradient * backward
+        # No copy of x is saved for the gradient.
+        return x if forward == 1.0 else x * forward, lambda gradient: gradient * backward
 
     return operation(value_of(x))
+
+
+def convolution(x: Tensor, kernel: Tensor) -> Tensor:
+    """Return [B, S, D] convolved along S with a kernel [K, W, D] of D / W groups, zero beyond the ends."""
+    if tf is None:
+        return ops.conv(x, kernel, padding="same")
+    # Keras would compile a grouped convolution anew for each length.
+    return tf.nn.conv1d(x, kernel, 1, "SAME")
 
 
 def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import keras
 from keras import ops
 
-from bert_cli.model.fused import Tensor, bias_gelu, dropout, dropout_seed, float32
+from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, matmul
 
 
@@ -42,7 +42,7 @@ class Grouped(Layer):
         if len(self.shape) == 2:
             return matmul(x, kernel)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
-        return ops.conv(ops.cast(x, dtype), ops.cast(kernel, dtype), padding="same")
+        return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
 
 class Convolution(ConfiguredLayer):
@@ -104,12 +104,12 @@ class GroupedFeedForward(ConfiguredLayer):
 
 
 class GroupLayer(ConfiguredLayer):
-    """Block `hid_N`. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
+    """Block `hid_N`; the last one ends with a LayerNorm. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
 
     DROPOUT_IDS = 5
-    HAS_FINAL_NORM = False
     READS = ("input_mask", "position_ids", "next_sentence_positions")
     dropout_id: int
+    is_last: bool
 
     def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}
@@ -118,7 +118,7 @@ class GroupLayer(ConfiguredLayer):
         attention = {"dropout_id": self.dropout_id + 4, "is_pre_norm": True}
         self.attention = SelfAttention(name="self_attention", **shared, **attention)
         self.feed_forward_2 = GroupedFeedForward(name="feed_forward_2", **shared)
-        self.final_norm = self.norm("final_norm") if self.HAS_FINAL_NORM else None
+        self.final_norm = self.norm("final_norm") if self.is_last else None
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
@@ -131,9 +131,3 @@ class GroupLayer(ConfiguredLayer):
             x_BSD = x_BSD + dropout(module(normal_BSD, *read), rate, seed)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
         return ops.cast(x_BSD, self.compute_dtype)
-
-
-class LastGroupLayer(GroupLayer):
-    """The last layer, with the LayerNorm of the stream at its end."""
-
-    HAS_FINAL_NORM = True

@@ -1,9 +1,9 @@
 """Unit Scaling (Blake et al. 2023) with u-muP's rules (Blake et al. 2024): the table of factors for BERT.
 
-Weights, activations and gradients have about unit variance, so float16 needs no loss scale. A scaled model computes the
-function of a plain BERT whose weights are the scaled ones times powers of two: folding them in and out is exact. What
-rounding a factor to a power of two leaves is in the weight's first value (0.71 to 1.41 instead of 1) and in AdamW's
-rate. The gradient of each weight is that of the plain BERT times a constant, which LAMB and AdamW do not see.
+Weights, activations and gradients have a variance of about 1, so float16 needs no loss scale. A scaled model computes
+the function of a plain BERT whose weights are the scaled ones times powers of two: folding them in and out is exact.
+The factor that is left (0.71 to 1.41) is in the standard deviation of a weight's first value and in AdamW's rate.
+The gradient of each weight is that of the plain BERT times a constant.
 
 Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` for the same operations.
 """
@@ -18,11 +18,11 @@ from bert_cli.errors import ConfigError
 
 Scaling = Literal["unit", "u-mup"]
 
-# Factors for unit variance after a standard normal input: GELU as in the library (between 1.70 for the value and 1.48
-# for the gradient squared), tanh by integration.
+# Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output
+# a standard deviation of 1, and 1.48 the gradient. That of tanh is by integration.
 GELU, TANH = 1.767, 1.593
-# Of attention's output. For independent values the library has S ** 0.5; but BERT's positions share their segment, and
-# their mean with such a factor makes all positions equal: in layer 12 the gradient of the scores was 1e-6 of layer 1's.
+# Factor of attention's output. The library's sqrt(S) is for independent values. BERT's positions share their segment,
+# and with sqrt(S) all become nearly equal: in layer 12 the gradient of the scores was 1e-6 of layer 1's.
 MEAN = 2.0
 
 
@@ -41,7 +41,10 @@ class Factor(NamedTuple):
     """Of a weight: factor of AdamW's learning rate."""
 
 
-def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> dict[str, Factor]:
+Table = dict[str, Factor]
+
+
+def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
     """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches.
 
     `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
@@ -59,7 +62,7 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> dict[str
     table = _weight(readout, masked_sums, rate=fan_in)
     # The word embeddings are read twice; both gradients have the same factor.
     word = mlm * table.backward / (trunk * table.forward)
-    kept = math.sqrt(1.0 - config.hidden_dropout_prob)
+    keep = math.sqrt(1.0 - config.hidden_dropout_prob)
     of_masked, of_pairs = Factor(backward=masked_sums), Factor(backward=pair_sums)
     row = table._replace(forward=1.0)
     position, segment = config.max_position_embeddings**0.5, config.type_vocab_size**0.5
@@ -70,8 +73,8 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> dict[str
         "emb/sum": Factor(3**-0.5, 3**-0.5),
         # LayerNorm divides by the scale of its input, and this keeps its epsilon that of plain BERT.
         "emb/layer_norm/epsilon": Factor(*[1.0 / (3.0 * table.forward**2)] * 2),
-        "emb/layer_norm/gamma": _weight(kept, sums),
-        "emb/layer_norm/beta": _weight(kept, sums),
+        "emb/layer_norm/gamma": _weight(keep, sums),
+        "emb/layer_norm/beta": _weight(keep, sums),
         "pool/split": Factor(1.0, trunk / nsp / pooler),
         "pool/dense/kernel": _weight(width**-0.5, pair_sums, rate=fan_in),
         "pool/dense/bias": of_pairs,
@@ -94,28 +97,24 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> dict[str
     return result
 
 
-def _layer(
-    config: BertConfig, positions: int, sums: float, layer: int, is_mup: bool
-) -> dict[str, Factor]:
+def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: bool) -> Table:
     width, inner, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     head = width // config.num_attention_heads
     slow = depth**-0.5 if is_mup else 1.0
     by_width, by_inner = (n**-0.5 if is_mup else 1.0 for n in (width, inner))
     # Branch k of the stack has the weight 1 / sqrt(L + k) relative to the residual (2407.17465, appendix G).
-    kept = math.sqrt(1.0 - config.hidden_dropout_prob)
-    first, second = (kept * (depth + 2 * layer + k) ** -0.5 for k in (0, 1))
+    keep = math.sqrt(1.0 - config.hidden_dropout_prob)
+    first, second = (keep * (depth + 2 * layer + k) ** -0.5 for k in (0, 1))
     # Scores are q k / head instead of q k / sqrt(head).
     score = head**-0.5 if is_mup else 1.0
     keys = _power(score)
     mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
     # A score is one of S, so the gradients of queries and keys are this small, and 2.5 keeps both sides in range.
     small = 2.5 * score * mean / math.sqrt(positions)
-    probabilities = _power(positions**0.9)
-    context = _power(mean / probabilities)
     kernel, bias = _weight(width**-0.5, sums, rate=by_width * slow), Factor(1.0, sums, rate=slow)
     key_kernel = _weight(width**-0.5 * score, sums, keys, rate=by_width * slow)
-    out = _weight(first * width**-0.5 * mean, sums, probabilities * context, rate=by_width * slow)
-    down = _weight(second * inner**-0.5 * GELU, sums, _power(GELU), rate=by_inner * slow)
+    out = _weight(first * width**-0.5 * mean, sums, _power(mean), rate=by_width * slow)
+    down = _weight(second * inner**-0.5 * GELU, sums, rate=by_inner * slow)
     products = ("attention/query", "attention/value", "feed_forward/inner")
     norms = ("attention/output/layer_norm", "feed_forward/output/layer_norm")
     return {
@@ -128,12 +127,12 @@ def _layer(
         "attention/key/bias": _weight(score, sums, keys, rate=slow),
         "attention/queries": Factor(1.0, 1.0 / small),
         "attention/keys": Factor(keys, keys / small),
-        "attention/probabilities": Factor(probabilities, probabilities),
-        "attention/output/input": Factor(context, context / first),
+        "attention/values": Factor(_power(mean), _power(mean)),
+        "attention/output/input": Factor(1.0, 1.0 / first),
         "attention/output/dense/kernel": out,
         "attention/output/dense/bias": _weight(first, sums, rate=slow),
         "feed_forward/split": Factor(1.0, second),
-        "feed_forward/output/input": Factor(_power(GELU), _power(GELU) / second),
+        "feed_forward/output/input": Factor(1.0, 1.0 / second),
         "feed_forward/output/dense/kernel": down,
         "feed_forward/output/dense/bias": _weight(second, sums, rate=slow),
     }
@@ -166,9 +165,7 @@ def check_trained_with(described: Mapping[str, Any], scaling: str | None) -> Non
         raise ConfigError(f"scaling ({scaling})", problem, remedy)
 
 
-def folded(
-    weights: Mapping[str, Any], table: Mapping[str, Factor], power: int = 1
-) -> dict[str, Any]:
+def folded(weights: Mapping[str, Any], table: Table, power: int = 1) -> dict[str, Any]:
     """Return the weights of the plain BERT with the same function, float32 so that nothing rounds.
 
     With power -1 those of the scaled model, from those of a plain BERT; without a table they are the same.

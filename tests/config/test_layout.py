@@ -73,17 +73,19 @@ def test_the_published_groupbert_has_its_weights():
     assert parameters == pytest.approx(160.85e6, abs=5e4)
 
 
-def traced_stash(name: str, precision: str, config: BertConfig) -> int:
+def traced_stash(name: str, given: PretrainSettings) -> int:
     """Return the bytes that the forward function of a block saves for its backward function, without weights."""
     import tensorflow as tf
 
     from bert_cli.model.bert import build_block
+    from bert_cli.tasks.run.start import factors_of
 
-    block = build_block(name, config, seed=1, policy=precision)
+    policy, factors = given.precision, factors_of(given)
+    block = build_block(name, given.bert_config, seed=1, policy=policy, factors=factors)
     ids = tf.ones([4, 128], tf.int32)
     hidden = None
     if name != "emb":
-        hidden = tf.zeros([4, 128, TINY.hidden_size], block.compute_dtype)
+        hidden = tf.zeros([4, 128, given.bert_config.hidden_size], block.compute_dtype)
     batch = {"input_ids": ids, "segment_ids": ids, "input_mask": ids}
     function = tf.function(lambda hidden, batch, key: block(hidden, batch, key))
     concrete = function.get_concrete_function(hidden, batch, tf.constant([1, 2], tf.int32))
@@ -102,17 +104,19 @@ def traced_stash(name: str, precision: str, config: BertConfig) -> int:
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("name", "config", "compiled"),
+    ("name", "config", "compiled", "scaling"),
     [
-        ("emb", TINY, False),
-        ("hid_0", TINY, False),
-        ("hid_0", TINY, True),
-        pytest.param("hid_0", GROUP, False, marks=pytest.mark.slow),
-        ("hid_0", GROUP, True),
+        ("emb", TINY, False, None),
+        ("hid_0", TINY, False, None),
+        ("hid_0", TINY, True, None),
+        pytest.param("hid_0", GROUP, False, None, marks=pytest.mark.slow),
+        ("hid_0", GROUP, True, None),
+        pytest.param("hid_0", TINY, False, "unit", marks=pytest.mark.slow),
+        ("hid_0", TINY, True, "unit"),
     ],
 )
 def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
-    name, config, compiled, precision, monkeypatch
+    name, config, compiled, scaling, precision, monkeypatch
 ):
     from bert_cli.model import fused
 
@@ -122,11 +126,12 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
     block = name.partition("_")[0]
     # The estimate counts the inputs of a block; the traced function also returns its output.
     output = (4 if precision == "float32" else 2) * 4 * 128 * 64
-    # The kernels in 16 bits.
+    # The kernels in 16 bits or times their factors.
     elements = {"bert": 4 * 64**2 + 2 * 64 * 256, "groupbert": 9 * 64**2 + 2 * 64 * (256 + 64)}
-    kernels = 2 * elements[config.architecture] if precision == "mixed_bfloat16" else 0
-    traced = traced_stash(name, precision, config) - (kernels if block == "hid" else 0)
-    given = settings(precision=precision, config=config)
+    size = 4 if precision == "float32" else 2
+    is_copied = block == "hid" and (scaling is not None or precision == "mixed_bfloat16")
+    given = settings(precision=precision, config=config).model_copy(update={"scaling": scaling})
+    traced = traced_stash(name, given) - is_copied * size * elements[config.architecture]
     counted = output + layout.saved_bytes(given, block, stashed=True)
     assert counted == pytest.approx(traced, rel=0.02)
 

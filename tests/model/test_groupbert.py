@@ -1,7 +1,10 @@
 """GroupBERT equals the formulas of its paper, written here in plain PyTorch, and so does its file for transformers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from support.model_inputs import (
     assert_gradients_of_pytorch,
     counts_of,
@@ -150,7 +153,10 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(ffn_groups, parts, 
     mlm, nsp, loss = pretraining(weights, group, in_pytorch(columns))
     loss.backward()
     own_mlm, own_nsp = blocks[-1][1].logits(hidden_of(blocks, columns))
-    own_loss, _, gradients = gradients_of(blocks, columns, counts_of(columns))
+    # On CPUs only XLA has gradients of grouped convolutions.
+    run = partial(gradients_of, blocks)
+    run = tf.function(run, jit_compile=True) if parts == 1 else run
+    own_loss, _, gradients = run(columns, counts_of(columns))
     assert np.abs(own_mlm.numpy() - mlm.detach().numpy()).max() < 1e-5
     assert np.abs(own_nsp.numpy() - nsp.detach().numpy()).max() < 1e-5
     assert abs(float(own_loss) - float(loss.detach())) < 1e-6

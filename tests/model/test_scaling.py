@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from support import layouts
 from support.model_inputs import counts_of, gradients_of, make_examples
 from tensorflow.python.framework import dtypes
 
@@ -15,6 +16,7 @@ from bert_cli.model.fused import value_of
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.tasks.look.scales import is_far, scales
+from bert_cli.tasks.run.start import factors_of
 
 S, P = 24, 5
 
@@ -68,7 +70,7 @@ def test_folding_and_unfolding_a_weight_gives_the_same_bits(models, table, dtype
 def test_a_step_of_lamb_is_that_of_the_plain_bert(models, tiny, table):
     """LAMB needs no rule for the rate: a step is relative to the norm of the weight."""
     columns = make_examples(tiny.vocab_size, examples=4, length=S, predictions=P)
-    moved = []
+    updated = []
     for blocks in models:
         _, _, gradients = gradients_of(blocks, columns, counts_of(columns))
         rules = weight_rules(
@@ -83,13 +85,40 @@ def test_a_step_of_lamb_is_that_of_the_plain_bert(models, tiny, table):
             )
             squares = np.sum(weight**2), np.sum(np.square(direction))
             new[name] = lamb.apply_update(rule, 0, weight, direction, squares, 0.01, None).numpy()
-        moved.append(new)
-    ours, plain = folded(moved[0], table), moved[1]
+        updated.append(new)
+    ours, plain = folded(updated[0], table), updated[1]
     for name, before in values_of(models[1]).items():
         if name.endswith(("kernel", "embeddings")):
             step = np.linalg.norm(plain[name] - before)
             assert np.linalg.norm(ours[name] - plain[name]) < 1e-3 * step, name
             assert step > 0
+
+
+SCALED = {"model": {**layouts.NO_DROPOUT, "num_hidden_layers": 4, "initializer_range": 0.02}}
+
+
+def test_each_layer_of_a_stage_has_its_own_factors():
+    settings = layouts.settings_of("1x1", 1, scaling="unit", **SCALED)
+    engine, reader = layouts.engine_of("1x1", 1, scaling="unit", **SCALED)
+    _, ours = layouts.accumulate(engine, reader[0])
+    named = build_blocks(
+        settings.bert_config, seed=settings.seed, policy="float32", factors=factors_of(settings)
+    )
+    columns = {name: column[0] for name, column in reader[0].items()}
+    _, _, expected = gradients_of(named, columns, counts_of(columns))
+    layouts.assert_close(ours, {name: value.numpy() for name, value in expected.items()}, 1e-6)
+
+
+def test_a_step_of_adamw_moves_each_weight_by_its_rate():
+    optimizer = {"name": "AdamW", "weight_decay_rate": 0.0}
+    settings = layouts.settings_of("1x1", 1, scaling="u-mup", optimizer=optimizer, **SCALED)
+    _, state, step, reader = layouts.built(settings)
+    before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
+    step(reader[0])
+    for name, factor in factors_of(settings).items():
+        if name in before and not name.endswith("key/bias"):
+            largest = np.abs(state.weights[name].numpy() - before[name]).max()
+            assert largest == pytest.approx(0.01 * factor.rate, rel=1e-3), name
 
 
 def settings_of(shape: dict[str, int], **changes: object) -> PretrainSettings:
@@ -107,6 +136,12 @@ def settings_of(shape: dict[str, int], **changes: object) -> PretrainSettings:
     )
 
 
+def blocks_of(settings: PretrainSettings) -> list:
+    policy, table = "float32", factors_of(settings)
+    named = build_blocks(settings.bert_config, seed=1, policy=policy, factors=table)
+    return [block for _, block in named]
+
+
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
@@ -120,18 +155,25 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
     settings = settings_of(config.model_dump(), scaling=scaling)
     batch = make_examples(8192, examples=8, length=128, predictions=20)
-    found = scales(settings, batch)
-    assert len(found) > 30 * config.num_hidden_layers
-    # u-muP's readout makes logits of 1 / sqrt(D); the true gradient of a key's bias is 0.
-    known = "heads/masked_lm", "heads/next_sentence"
-    far = {n: one for n, one in found.items() if is_far(one) and not n.endswith("key/bias")}
-    assert {n: one for n, one in far.items() if scaling == "unit" or n not in known} == {}
+    sizes = scales(blocks_of(settings), batch)
+    assert len(sizes) > 40 * config.num_hidden_layers
+    # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
+    # true gradient of a key's bias is 0. u-muP's logits have a deviation of 1 / sqrt(D), and their gradient 1 / D.
+    known = {"pool/split, before": (0.5, 20), "heads/readout, after": (1e-3, 1)}
+    known |= dict.fromkeys(("heads/masked_lm", "heads/next_sentence"), (1e-2, 2))
+    for name, size in sizes.items():
+        if name in known:
+            least, most = known[name]
+            assert all(least < one < most for one in size), (name, size)
+        elif not name.endswith("key/bias"):
+            assert not is_far(size), (name, size)
 
 
 def test_a_plain_model_is_far_outside_that_range():
     settings = settings_of({**TINY, "intermediate_size": 512, "vocab_size": 8192})
-    found = scales(settings, make_examples(8192, examples=8, length=128, predictions=20))
-    assert sum(map(is_far, found.values())) > 0.9 * len(found)
+    batch = make_examples(8192, examples=8, length=128, predictions=20)
+    sizes = scales(blocks_of(settings), batch).values()
+    assert sum(map(is_far, sizes)) > 0.9 * len(sizes)
 
 
 def test_scaling_refuses_weights_that_were_trained_without_it():
@@ -154,8 +196,8 @@ def rounded_products(product):
         return tf.identity(x), to_e5m2
 
     def rounded(x, kernel, **options):
-        straight = [y + tf.stop_gradient(to_e4m3(y) - y) for y in map(value_of, (x, kernel))]
-        return with_rounded_gradient(product(*straight, **options))
+        rounded_inputs = [y + tf.stop_gradient(to_e4m3(y) - y) for y in map(value_of, (x, kernel))]
+        return with_rounded_gradient(product(*rounded_inputs, **options))
 
     return rounded
 
@@ -170,21 +212,26 @@ def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, surv
     monkeypatch.setattr(layers, "matmul", rounded_products(layers.matmul))
     monkeypatch.setattr(heads, "matmul_transposed", rounded_products(heads.matmul_transposed))
     rounded = gradients_of(blocks, columns, counts_of(columns))[2]
-    found = []
+    cosines = []
     for name in exact:
         if name.endswith("kernel") and name.startswith("hid"):
             one, other = (gradients[name].numpy().ravel() for gradients in (exact, rounded))
-            found.append(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-30))
-    assert (min(found) > 0.9) if survives else (np.median(found) < 0.5), found
+            cosines.append(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-30))
+    assert (min(cosines) > 0.9) if survives else (np.median(cosines) < 0.5), cosines
 
 
 @pytest.mark.parametrize(
     ("group", "name", "value"),
-    [("bert_config", "initializer_range", 0.1), ("optimizer_opts", "max_gradient_norm", 1.0)],
+    [
+        ("bert_config", "architecture", "groupbert"),
+        ("bert_config", "initializer_range", 0.1),
+        ("optimizer_opts", "max_gradient_norm", 1.0),
+        ("optimizer_opts", "loss_scaling", 4096.0),
+    ],
 )
-def test_settings_in_other_units_are_refused(group, name, value):
+def test_settings_without_a_meaning_are_refused(group, name, value):
     given = settings_of(TINY).model_dump(exclude_unset=True)
     given[group][name] = value
     PretrainSettings.model_validate(given)
-    with pytest.raises(ValueError, match=f"{group}.{name} has no meaning with scaling unit"):
+    with pytest.raises(ValueError, match=f"{group}.{name} {value} cannot be combined with"):
         PretrainSettings.model_validate({**given, "scaling": "unit"})

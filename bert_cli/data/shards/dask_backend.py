@@ -48,7 +48,6 @@ def run_on_cluster(
 
     # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
-
     cluster, function = _Cluster(client, output), dumps(convert)
     finished = as_completed(loop=client.loop)
     try:

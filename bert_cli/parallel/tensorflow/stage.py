@@ -20,7 +20,7 @@ Tensors = dict[str, tf.Tensor]
 
 
 class SharedTraces:
-    """Runs the blocks of a stage; blocks of one class, which differ by their weights alone, share a trace.
+    """Runs the blocks of a stage; blocks of one class with as many weights and the same factors share a trace.
 
     TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. The runtime inlines the calls
     before it optimizes, so the result is that of separate traces, bit for bit. A block alone of its class is called
@@ -297,7 +297,7 @@ class Stage:
 
 
 def _kind(block: Any) -> Hashable:
-    return type(block), *getattr(block, "factors", {}).items()
+    return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
 
 
 def _on_this_device(tensor: Any) -> Any:

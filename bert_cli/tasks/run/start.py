@@ -219,7 +219,7 @@ def _refuse_keras(path: Path) -> None:
 # --- the initial state
 
 
-def factors_of(settings: TrainSettings) -> dict[str, scaling.Factor]:
+def factors_of(settings: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
     if not isinstance(settings, PretrainSettings) or settings.scaling is None:
         return {}
@@ -300,13 +300,11 @@ def load_weights(
     weights: Mapping[str, Any],
     *,
     same_labels: bool = True,
-    table: Mapping[str, scaling.Factor] | None = None,
+    table: scaling.Table | None = None,
 ) -> tuple[list[str], list[str]]:
     """Load a model's weights; return the parts that it lacks and those that were left out."""
     shapes = _shapes(weights)
-    wanted = {
-        name: shape for name, shape in shapes.items() if same_labels or "/classifier/" not in name
-    }
+    wanted = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
     tensors, left_out = hf.fitting(source.tensors(), wanted)
     values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
