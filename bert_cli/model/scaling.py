@@ -153,15 +153,15 @@ def _weight(ideal: float, backward: float, other: float = 1.0, rate: float = 1.0
     return Factor(forward, backward, forward * other, left, rate * left)
 
 
-def check_trained_with(described: Mapping[str, Any], scaling: str | None) -> None:
-    """Raise ConfigError for weights, described by their config.json, that were trained with another scaling.
+def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:
+    """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling.
 
     Without scaling any checkpoint can be used: it has the weights of a plain BERT.
     """
     trained = described.get("scaling")
     if scaling not in (None, trained):
-        problem = f"the weights were trained with {trained or 'no scaling'}"
-        remedy = "leave it out, or start from a checkpoint that was trained with it"
+        problem = f"the weights of {where} were trained with {trained or 'no scaling'}"
+        remedy = "leave out --scaling, or start from weights that were trained with it"
         raise ConfigError(f"scaling ({scaling})", problem, remedy)
 
 

@@ -177,10 +177,10 @@ def test_a_plain_model_is_far_outside_that_range():
 
 
 def test_scaling_refuses_weights_that_were_trained_without_it():
-    check_trained_with({"scaling": "unit"}, None)  # a plain BERT for everybody
+    check_trained_with({"scaling": "unit"}, None, "old")  # a plain BERT for everybody
     for described, wanted in (({}, "unit"), ({"scaling": "unit"}, "u-mup")):
-        with pytest.raises(ConfigError, match="were trained with") as error:
-            check_trained_with(described, wanted)
+        with pytest.raises(ConfigError, match="the weights of old were trained with") as error:
+            check_trained_with(described, wanted, "old")
         assert error.value.where == f"scaling ({wanted})"
 
 

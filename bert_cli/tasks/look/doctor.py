@@ -369,11 +369,10 @@ def _losses(built: Any, rows: Any) -> dict[str, float]:
 def check_scales(report: Report, settings: DoctorSettings, built: Any, rows: Any) -> None:
     """Print the scales of the first step, and how many are outside the middle of float16's range."""
     found = scales([*built.replicas[0][0].body, built.head], rows)
-    for name, (value, gradient) in found.items() if not report.quiet else ():
-        mark = "  outside" if is_far((value, gradient)) else ""
-        print(f"{name:50}  value {value:9.3g}  gradient {gradient:9.3g}{mark}")
-    text = f"{sum(map(is_far, found.values())):,} of {len(found):,} tensors have a value or gradient outside 0.1 to 10"
-    text += "" if settings.scaling else ", as in every model without scaling"
+    for name, pair in found.items() if not report.quiet else ():
+        outside = "  outside" * is_far(pair)
+        print(f"{name:50}  value {pair[0]:9.3g}  gradient {pair[1]:9.3g}{outside}")
+    text = f"{sum(map(is_far, found.values())):,} of {len(found):,} tensors are outside 0.1 to 10 (root mean square)"
     report.add("ok", "scales", text, scales=found)
 
 

@@ -284,13 +284,15 @@ def load_pretrained(
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
     hf.check_hf_config(source.described, settings.bert_config, where=source.where)
-    scaling.check_trained_with(source.described, getattr(settings, "scaling", None))
+    scaling.check_trained_with(source.described, getattr(settings, "scaling", None), source.where)
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
     table = factors_of(settings)
     new, left_out = load_weights(source, state.weights, same_labels=same_labels, table=table)
     description = f"starts from the weights in {source.folder} with a fresh optimizer"
+    trained = source.described.get("scaling")
+    description += f"; trained with scaling {trained}" if trained else ""
     description += f"; new from the seed: {', '.join(new)}" if new else ""
     return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
 

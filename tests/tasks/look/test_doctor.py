@@ -89,7 +89,7 @@ def test_the_scales_of_a_scaled_run_are_listed_and_its_first_losses_are_fine(tmp
     results = built(tmp_path, scaling="unit", scales=None)
     scales, loss = of("scales", results), of("first loss", results)
     assert loss.level == "ok" and loss.values["mlm_loss"] > math.log(WORDS) + 0.1
-    assert f"of {len(scales.values['scales'])} tensors have" in scales.found
+    assert f"of {len(scales.values['scales'])} tensors are" in scales.found
     value, gradient = scales.values["scales"]["hid_0/feed_forward/inner/kernel"]
     assert 0.5 < value < 1.5 and 0.1 < gradient < 10
 
