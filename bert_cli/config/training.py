@@ -24,7 +24,6 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     is_remote,
-    is_set,
     without_effect,
 )
 from bert_cli.errors import ConfigError
@@ -57,6 +56,9 @@ class Wandb(Settings):
     """Name of the run; by default that of the output folder."""
     tags: list[str] = []
     """Tags of the run."""
+
+
+Scaling = Literal["unit", "u-mup"]
 
 
 class BatchShape(NamedTuple):
@@ -264,7 +266,7 @@ class PretrainSettings(TrainSettings):
     """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
     max_predictions_per_seq: Positive
     """Maximum number P of masked positions of an example."""
-    scaling: Literal["unit", "u-mup"] | None = None
+    scaling: Scaling | None = None
     """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
     loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
@@ -307,17 +309,16 @@ class PretrainSettings(TrainSettings):
     @model_validator(mode="after")
     def _check_scaling(self) -> "PretrainSettings":
         model, optimizer = self.bert_config, self.optimizer_opts
-        refused = {
-            "bert_config.architecture": model.architecture != "bert",
-            "bert_config.initializer_range": is_set(model, "initializer_range"),
-            "optimizer_opts.max_gradient_norm": optimizer.max_gradient_norm is not None,
-            "optimizer_opts.loss_scaling": optimizer.loss_scaling != 1.0,
+        needed = {
+            "bert_config.architecture": (model.architecture, "bert"),
+            "bert_config.initializer_range": (model.initializer_range, 0.02),
+            "optimizer_opts.max_gradient_norm": (optimizer.max_gradient_norm, None),
+            "optimizer_opts.loss_scaling": (optimizer.loss_scaling, 1.0),
         }
-        for name, is_refused in refused.items() if self.scaling else ():
-            if is_refused:
-                value = getattr(model if name.startswith("bert") else optimizer, name.split(".")[1])
+        for name, (value, default) in needed.items() if self.scaling else ():
+            if value != default:
                 problem = f"{value} cannot be combined with scaling {self.scaling}"
-                remedy = "give 1" if name.endswith("loss_scaling") else "leave out one of them"
+                remedy = f"leave out scaling, or give the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)
         return self
 

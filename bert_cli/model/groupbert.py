@@ -71,10 +71,8 @@ class Convolution(ConfiguredLayer):
     def _convolve_apart(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Convolve the sequences of packs [B, S, D] with zeros between them, which no kernel reaches across."""
         examples, length, size = ops.shape(x_BSD)
-        sequences, gap = (
-            batch["next_sentence_positions"].shape[1],
-            self.config.conv_kernel_size // 2,
-        )
+        sequences = batch["next_sentence_positions"].shape[1]
+        gap = self.config.conv_kernel_size // 2
         wider = length + (sequences - 1) * gap
         # Padding, which has number 0, goes behind the last sequence.
         gaps_BS = (ops.cast(batch["input_mask"], "int32") - 1) % sequences

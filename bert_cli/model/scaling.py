@@ -2,7 +2,7 @@
 
 Weights, activations and gradients have a variance of about 1, so float16 needs no loss scale. A scaled model computes
 the function of a plain BERT whose weights are the scaled ones times powers of two: folding them in and out is exact.
-The factor that is left (0.71 to 1.41) is in the standard deviation of a weight's first value and in AdamW's rate.
+The quotient of a factor and its power of two (0.71 to 1.41) is in the deviation of a first value and AdamW's rate.
 The gradient of each weight is that of the plain BERT times a constant.
 
 Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` for the same operations.
@@ -10,13 +10,11 @@ Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` 
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape
+from bert_cli.config.training import BatchShape, Scaling
 from bert_cli.errors import ConfigError
-
-Scaling = Literal["unit", "u-mup"]
 
 # Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output
 # a standard deviation of 1, and 1.48 the gradient. That of tanh is by integration.
@@ -56,12 +54,12 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
     sums, masked_sums, pair_sums = rows**-0.5, masked**-0.5, pairs**-0.5
     # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as those of all
     # masked tokens of its sequence.
-    trunk = masked / readout  # gradients of the encoder, relative to those of plain BERT
+    encoder = masked / readout  # its gradients relative to those of plain BERT
     mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
     nsp, pooler = 2.0 * pairs, 2**-0.5 / readout
     table = _weight(readout, masked_sums, rate=fan_in)
     # The word embeddings are read twice; both gradients have the same factor.
-    word = mlm * table.backward / (trunk * table.forward)
+    word = mlm * table.backward / (encoder * table.forward)
     keep = math.sqrt(1.0 - config.hidden_dropout_prob)
     of_masked, of_pairs = Factor(backward=masked_sums), Factor(backward=pair_sums)
     row = table._replace(forward=1.0)
@@ -71,18 +69,18 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
         "emb/position/embeddings": row._replace(backward=sums * position),
         "emb/segment/embeddings": row._replace(backward=sums * segment),
         "emb/sum": Factor(3**-0.5, 3**-0.5),
-        # LayerNorm divides by the scale of its input, and this keeps its epsilon that of plain BERT.
+        # LayerNorm's epsilon is relative to its input, which has another scale than in plain BERT.
         "emb/layer_norm/epsilon": Factor(*[1.0 / (3.0 * table.forward**2)] * 2),
         "emb/layer_norm/gamma": _weight(keep, sums),
         "emb/layer_norm/beta": _weight(keep, sums),
-        "pool/split": Factor(1.0, trunk / nsp / pooler),
+        "pool/split": Factor(1.0, encoder / nsp / pooler),
         "pool/dense/kernel": _weight(width**-0.5, pair_sums, rate=fan_in),
         "pool/dense/bias": of_pairs,
         "heads/masked_lm/transform/kernel": _weight(width**-0.5, masked_sums, rate=fan_in),
         "heads/masked_lm/transform/bias": of_masked,
         "heads/masked_lm/layer_norm/gamma": of_masked,
         "heads/masked_lm/layer_norm/beta": of_masked,
-        "heads/masked_lm/readout": Factor(1.0, trunk / mlm),
+        "heads/masked_lm/readout": Factor(1.0, encoder / mlm),
         "heads/masked_lm/table": table,
         "heads/masked_lm/bias": of_masked,
         "heads/mlm_loss": Factor(1.0, mlm),
@@ -109,7 +107,7 @@ def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: 
     score = head**-0.5 if is_mup else 1.0
     keys = _power(score)
     mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
-    # A score is one of S, so the gradients of queries and keys are this small, and 2.5 keeps both sides in range.
+    # A score is one of S, so gradients of queries and keys are this small; 2.5 puts both sides of a factor in range.
     small = 2.5 * score * mean / math.sqrt(positions)
     kernel, bias = _weight(width**-0.5, sums, rate=by_width * slow), Factor(1.0, sums, rate=slow)
     key_kernel = _weight(width**-0.5 * score, sums, keys, rate=by_width * slow)
@@ -149,8 +147,8 @@ def _weight(ideal: float, backward: float, other: float = 1.0, rate: float = 1.0
     `other` is a power of two by which the model multiplies the input or the output of the weight.
     """
     forward = _power(ideal / other)
-    left = ideal / other / forward
-    return Factor(forward, backward, forward * other, left, rate * left)
+    quotient = ideal / other / forward
+    return Factor(forward, backward, forward * other, quotient, rate * quotient)
 
 
 def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:

@@ -109,7 +109,7 @@ def test_each_layer_of_a_stage_has_its_own_factors():
     layouts.assert_close(ours, {name: value.numpy() for name, value in expected.items()}, 1e-6)
 
 
-def test_a_step_of_adamw_moves_each_weight_by_its_rate():
+def test_a_step_of_adamw_changes_each_weight_by_its_rate():
     optimizer = {"name": "AdamW", "weight_decay_rate": 0.0}
     settings = layouts.settings_of("1x1", 1, scaling="u-mup", optimizer=optimizer, **SCALED)
     _, state, step, reader = layouts.built(settings)

@@ -337,10 +337,12 @@ def check_first_loss(
     notes = f"{SAMPLE} examples, float32 on the CPU; {weights}"
     judge(report, settings, _losses(built, rows), notes, is_trained=source is not None)
     if settings.scales:
-        check_scales(report, settings, built, rows)
+        check_scales(report, built, rows)
 
 
-def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple[Any, str]:
+def _build(
+    settings: DoctorSettings, source: "start.Source | None"
+) -> tuple["TensorFlowEngine", str]:
     """Return the model on the CPU, and where its weights are from."""
     if tf.config.list_physical_devices("GPU"):
         # Otherwise TensorFlow takes all their memory with its first operation.
@@ -355,7 +357,7 @@ def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple[Any
     return built, weights
 
 
-def _losses(built: Any, rows: Any) -> dict[str, float]:
+def _losses(built: "TensorFlowEngine", rows: "engine.Batch") -> dict[str, float]:
     """Return the mean losses without dropout, and none that no example has: a corpus may have no sentence pairs."""
     counts = engine.count({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
@@ -366,14 +368,14 @@ def _losses(built: Any, rows: Any) -> dict[str, float]:
     return {name: losses[name] for name in TOLERANCE if name not in absent}
 
 
-def check_scales(report: Report, settings: DoctorSettings, built: Any, rows: Any) -> None:
+def check_scales(report: Report, built: "TensorFlowEngine", rows: "engine.Batch") -> None:
     """Print the scales of the first step, and how many are outside the middle of float16's range."""
-    found = scales([*built.replicas[0][0].body, built.head], rows)
-    for name, pair in found.items() if not report.quiet else ():
+    sizes = scales([*built.replicas[0][0].body, built.head], rows)
+    for name, pair in sizes.items() if not report.quiet else ():
         outside = "  outside" * is_far(pair)
         print(f"{name:50}  value {pair[0]:9.3g}  gradient {pair[1]:9.3g}{outside}")
-    text = f"{sum(map(is_far, found.values())):,} of {len(found):,} tensors are outside 0.1 to 10 (root mean square)"
-    report.add("ok", "scales", text, scales=found)
+    text = f"{sum(map(is_far, sizes.values())):,} of {len(sizes):,} tensors are outside 0.1 to 10 (root mean square)"
+    report.add("ok", "scales", text, scales=sizes)
 
 
 def judge(

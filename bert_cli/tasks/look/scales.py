@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from bert_cli.model.bert import named_weights
 from bert_cli.model.layers import Layer
+from bert_cli.optim.adam import KINDS
 from bert_cli.parallel.engine import Batch, count
 
-# The parts of a layer's weights, whose factors are inside a product or a lookup.
-WEIGHTS = ("kernel", "bias", "gamma", "beta", "embeddings", "table")
+# The names of a layer's weights and of the shared table, whose factors are inside a product or a lookup.
+WEIGHTS = (*KINDS, "table")
 
 
 def scales(blocks: Sequence[Any], batch: Batch) -> dict[str, tuple[float, float]]:
