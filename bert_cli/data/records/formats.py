@@ -2,15 +2,13 @@
 
 A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static` record has the seven features of fixed
 length that BERT's own scripts write, a `dynamic` one the unmasked pair as one string of little-endian token ids. A
-packed record holds several sequences. Only reading static records loads TensorFlow.
+packed record holds several sequences.
 
 Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C most sequences of a pack.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +20,15 @@ from bert_cli.data.records.tfrecord import (
     Ints,
     byte_rows,
     example_bytes,
+    find_lists,
     parse_features,
+    parse_lists,
     parse_varints,
     serialize_examples,
     split_bytes,
     varint_rows,
 )
 from bert_cli.errors import DataError
-from bert_cli.processes import quiet_imports
 
 Batch = dict[str, npt.NDArray[Any]]
 """The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
@@ -56,8 +55,6 @@ PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024  # records that are read or parsed at once
 LARGEST = 2**31 - 1  # larger numbers are read as this one, which no limit of values allows
 
-_loading = Lock()
-
 
 class DynamicRecords(NamedTuple):
     """Unmasked pairs of B records: the tokens of all in a row, with [CLS] and [SEP], and columns [B]."""
@@ -76,24 +73,13 @@ class DynamicPacks(NamedTuple):
     counts: npt.NDArray[np.int32]  # [B] sequences of each pack, at least one
 
 
-def tensorflow() -> Any:
-    """Return TensorFlow, loaded without its messages on first use; also from several threads."""
-    with _loading:
-        if "tensorflow" not in sys.modules:
-            with quiet_imports():
-                import tensorflow
-        import tensorflow
-
-        return tensorflow
-
-
 def token_bytes(vocab_size: int) -> int:
     """Return the bytes of a token id in a dynamic record: 2 if all ids fit, else 4."""
     return 2 if vocab_size <= 65536 else 4
 
 
-def _is_float(name: str) -> bool:
-    return name.endswith("weights")
+def _kind(name: str) -> str:
+    return "float" if name.endswith("weights") else "int64"
 
 
 # --- writing
@@ -104,7 +90,7 @@ def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     features: list[Feature] = []
     for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
         column = block[name].reshape(len(block[name]), -1)
-        if _is_float(name):
+        if _kind(name) == "float":
             values = np.ascontiguousarray(column, "<f4").view(np.uint8)
             features.append((name, "float", byte_rows(values)))
         else:
@@ -206,51 +192,32 @@ def parse_static(
     Columns are int32, weights float32. DataError when a feature is absent or has another length.
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
-    parse = _parser(tuple(lengths.items()))
+    kinds = {name: _kind(name) for name in lengths}
     columns: Batch = {
-        name: np.empty((len(payloads), length), np.float32 if _is_float(name) else np.int32)
+        name: np.empty((len(payloads), length), np.float32 if kinds[name] == "float" else np.int32)
         for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
-        block = slice(start, start + BLOCK)
-        try:
-            parsed = parse(np.array(payloads[block], object))
-        except tensorflow().errors.InvalidArgumentError as error:
-            lines = str(error.message).splitlines()
-            reason = next((line for line in lines if "Key: " in line), lines[0])
-            raise DataError(
-                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                f"not static records of these lengths ({reason[:300]})",
-                "give the lengths they were made with",
-            ) from error
-        for name, values in parsed.items():
+        block, wrong = slice(start, start + BLOCK), []
+        joined, spans = find_lists(payloads[block], kinds)
+        for (name, length), span in zip(lengths.items(), spans, strict=True):
+            values = parse_lists(joined, span, kinds[name], length)
+            if values is None:
+                wrong.append(name)
+                continue
             # As unsigned numbers, negative ones are larger than LARGEST: one pass finds both.
             if values.dtype == np.int64 and values.view(np.uint64).max() > LARGEST:
                 values = values.clip(-LARGEST, LARGEST)
             columns[name][block] = values
+        if wrong:
+            raise DataError(
+                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
+                f"not static records of these lengths (features {', '.join(wrong)})",
+                "give the lengths they were made with",
+            )
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
-
-
-@lru_cache(maxsize=4)
-def _parser(lengths: tuple[tuple[str, int], ...]) -> Callable[[Any], Batch]:
-    """Return a function that parses a block of records with features of these lengths.
-
-    It has its own session, because an eager operation would initialize all devices of the process.
-    """
-    tf = tensorflow()
-    with tf.Graph().as_default():
-        payloads = tf.compat.v1.placeholder(tf.string, [None])
-        features = {
-            name: tf.io.FixedLenFeature([length], tf.float32 if _is_float(name) else tf.int64)
-            for name, length in lengths
-        }
-        parsed = tf.io.parse_example(payloads, features)
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        session = tf.compat.v1.Session(config=config)
-        parse: Callable[[Any], Batch] = session.make_callable(parsed, [payloads])
-    return parse
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
@@ -356,7 +323,9 @@ def pack_columns(
     packed: Batch = {}
 
     def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
-        packed[name] = np.full(where.shape, empty, np.float32 if _is_float(name) else np.int32)
+        packed[name] = np.full(
+            where.shape, empty, np.float32 if _kind(name) == "float" else np.int32
+        )
         packed[name][where] = values
 
     put("input_ids", sequences["input_ids"][is_token_RS], is_token_BS, pad)
