@@ -14,10 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
-from google.protobuf.message import DecodeError
 from pydantic import BaseModel
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.settings import BertConfig
@@ -32,6 +29,7 @@ from bert_cli.data.records.tokenizer import (
 from bert_cli.errors import CheckpointError, ConfigError, nearest, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model import hf, scaling, tensorflow_names
+from bert_cli.processes import quiet_imports
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 from bert_cli.train.loop import State
@@ -48,8 +46,6 @@ MODEL_FILES = (
     f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
 )
 ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
-# LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
-TENSORFLOW_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError)
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,8 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
             weights = folder / FILES[0]
     else:
         folder, weights = prefix.parent, prefix
-        shapes = _open(prefix).get_variable_to_shape_map()
+        with _tensorflow(prefix) as tf:
+            shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
         if not tensorflow_names.is_object_based(shapes):
             config = folder / TF1_CONFIG
             described = tensorflow_names.config_of(_read_config(config))
@@ -378,7 +375,7 @@ def _read_torch(path: Path) -> Tensors:
 def _tensorflow_prefix(path: Path) -> Path | None:
     """Return the prefix of the TensorFlow checkpoint that the path is or contains.
 
-    Of several the one that TensorFlow's file `checkpoint` names, else the newest of Graphcore's `STEP.ckpt`.
+    Of several the one that has the name in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
     """
     if not path.is_dir():
         bare = path.with_suffix("") if path.suffix == ".index" else path
@@ -392,11 +389,13 @@ def _tensorflow_prefix(path: Path) -> Path | None:
     ]
     if len(prefixes) < 2:
         return prefixes[0] if prefixes else None
-    with _reading(path / "checkpoint", "remove it"):
-        state = tf.train.get_checkpoint_state(str(path))
-    # By its name: the folder may have been moved.
-    named = path / Path(state.model_checkpoint_path).name if state else None
-    if named in prefixes:
+    state = path / "checkpoint"
+    try:
+        text = state.read_text(encoding="utf-8") if state.is_file() else ""
+    except ValueError as error:
+        raise CheckpointError(str(state), f"cannot be read ({error})", "remove it") from error
+    match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
+    if match and (named := path / Path(match[1]).name) in prefixes:
         return named
     if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
         return max(prefixes, key=lambda prefix: int(prefix.stem))
@@ -405,16 +404,13 @@ def _tensorflow_prefix(path: Path) -> Path | None:
     raise CheckpointError(str(path), problem, "give one of them")
 
 
-def _open(prefix: Path) -> Any:
-    with _reading(prefix, ALL_FILES):
-        return tf.train.load_checkpoint(str(prefix))
-
-
 def _read_tensorflow(prefix: Path) -> Tensors:
-    reader = _open(prefix)
-    names = reader.get_variable_to_shape_map()
-    with _reading(prefix, ALL_FILES):
+    with _tensorflow(prefix) as tf:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
         if tensorflow_names.is_object_based(names):
+            from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
             graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
             nodes = [
                 tensorflow_names.Node(
@@ -426,23 +422,28 @@ def _read_tensorflow(prefix: Path) -> Tensors:
             ]
             return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
         # Moments are twice the size of the weights. Variables of other models are read and then refused.
-        tensors = {
-            name: np.asarray(reader.get_tensor(name))
-            for name in names
-            if not tensorflow_names.TRAINING.fullmatch(name)
-        }
+        is_training = tensorflow_names.TRAINING.fullmatch
+        tensors = {n: np.asarray(reader.get_tensor(n)) for n in names if not is_training(n)}
     return tensorflow_names.from_tf1(tensors, where=str(prefix))
 
 
 @contextmanager
-def _reading(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what TensorFlow raises for damaged files into a CheckpointError."""
+def _tensorflow(prefix: Path) -> Iterator[Any]:
+    """Import TensorFlow and turn what it raises for damaged files into a CheckpointError."""
     try:
-        yield
-    except TENSORFLOW_ERRORS as error:
-        raise CheckpointError(
-            str(path), f"cannot be read ({_first_line(error)})", remedy
-        ) from error
+        with quiet_imports():
+            import tensorflow as tf
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
+        remedy = "run `bert export` with --format hf on it where it is, and give that folder"
+        raise CheckpointError(str(prefix), problem, remedy) from None
+    try:
+        yield tf
+    # LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError) as error:
+        problem = f"cannot be read ({_first_line(error)})"
+        raise CheckpointError(str(prefix), problem, ALL_FILES) from error
 
 
 def _first_line(error: Exception) -> str:

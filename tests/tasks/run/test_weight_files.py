@@ -17,7 +17,6 @@ from support import tiny_models
 
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.tasks.run import start
 from bert_cli.tasks.run.start import find_source, load_weights
 
 INDEX = "model.safetensors.index.json"
@@ -218,9 +217,11 @@ def test_a_tensorflow_checkpoint_of_transformers_is_read(in_tensorflow, weights)
 
 
 def test_a_damaged_graph_of_objects_is_named(in_tensorflow, monkeypatch):
-    parse = start.TrackableObjectGraph.FromString
+    from tensorflow.core.protobuf import trackable_object_graph_pb2 as messages
+
+    parse = messages.TrackableObjectGraph.FromString
     damaged = SimpleNamespace(FromString=lambda data: parse(b"\xff" + data[1:]))
-    monkeypatch.setattr(start, "TrackableObjectGraph", damaged)
+    monkeypatch.setattr(messages, "TrackableObjectGraph", damaged)
     with pytest.raises(CheckpointError, match=r"170\.ckpt: cannot be read \("):
         find_source(str(in_tensorflow)).tensors()
 
