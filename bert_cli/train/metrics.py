@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic_core import from_json
 
 from bert_cli.config.load import leaves
-from bert_cli.errors import CheckpointError, DataError, needs_extra
+from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import write_atomically
 from bert_cli.processes import console
 from bert_cli.train.loop import STOPPING
@@ -271,31 +272,44 @@ def tensorboard(
     """Return a reporter that writes TensorBoard's event files, with settings for HParams and success at step `last`."""
 
     def start(own: ExitStack) -> Reporter:
-        import tensorflow as tf
+        # TensorBoard's own switch: it imports TensorFlow unless there is a module of this name.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import api_pb2, metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        chosen = {name: value for name, value in run_settings.items() if name not in NO_HPARAMS}
-        scalars = {n: v for n, v in leaves(chosen) if isinstance(v, bool | int | float | str)}
-        writer = tf.summary.create_file_writer(str(folder))
+        writer = EventFileWriter(str(folder))
         own.callback(writer.close)
-        success: bytes | None = None
-        try:
-            from tensorboard.plugins.hparams import api, api_pb2, summary
 
-            success = summary.session_end_pb(api_pb2.STATUS_SUCCESS).SerializeToString()
-            with writer.as_default(step=0):
-                api.hparams(scalars)
-        except ModuleNotFoundError:
-            extra = needs_extra("tensorboard")
-            print_line(f"tensorboard: writes no settings for HParams, which {extra}")
+        def write(step: int, message: Any) -> None:
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=message))
+
+        def write_hparams(tag: str, data: Any) -> None:
+            about = metadata.create_summary_metadata(data)
+            value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
+            write(0, Summary(value=[value]))
 
         def report(step: int, metrics: Metrics) -> None:
-            with writer.as_default(step=step):
-                for name, value in metrics.items():
-                    tf.summary.scalar(name, value)
-                if step >= last and success is not None:
-                    tf.summary.experimental.write_raw_pb(success, step=0)
+            for name, value in metrics.items():
+                write(step, scalar_pb(name, value))
+            if step >= last:
+                success = HParamsPluginData()
+                success.session_end_info.status = api_pb2.STATUS_SUCCESS
+                write_hparams(metadata.SESSION_END_INFO_TAG, success)
             writer.flush()
 
+        chosen = {name: value for name, value in run_settings.items() if name not in NO_HPARAMS}
+        begin = HParamsPluginData()
+        for name, value in leaves(chosen):
+            kinds = {bool: "bool_value", str: "string_value"} | dict.fromkeys(
+                (int, float), "number_value"
+            )
+            if type(value) in kinds:
+                setattr(begin.session_start_info.hparams[name], kinds[type(value)], value)
+        write_hparams(metadata.SESSION_START_INFO_TAG, begin)
         return report
 
     return in_background("tensorboard", start, closing)

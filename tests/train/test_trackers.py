@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -198,24 +197,12 @@ def hparams_tab(folder: Path) -> tuple[dict, set[str], int | None]:
 
 
 def test_a_run_that_has_not_reached_its_last_step_is_no_success(tmp_path):
-    pytest.importorskip("tensorboard")
     with ExitStack() as closing:
         trackers.tensorboard(tmp_path, {"seed": 1}, 2, closing)(1, {"mlm_loss": 2.5})
     assert hparams_tab(tmp_path) == ({"seed": 1.0}, {"mlm_loss"}, None)
 
 
-def test_without_its_package_tensorboards_files_have_metrics_and_a_message_names_the_package(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(sys.modules, "tensorboard.plugins.hparams", None)
-    with ExitStack() as closing:
-        trackers.tensorboard(tmp_path, {}, 1, closing)(1, {"mlm_loss": 2.5})
-    assert "needs the extra 'tensorboard'" in capsys.readouterr().out
-    assert list(tmp_path.glob("events.out.tfevents*"))
-
-
 def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, offline):
-    pytest.importorskip("tensorboard")
     from tensorboard.plugins.hparams import api_pb2
 
     folder, board = tmp_path / "run", tmp_path / "board"
