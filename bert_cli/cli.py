@@ -7,13 +7,14 @@ second and loads no TensorFlow. Mistakes of the user end here as a message and a
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest
+from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest, needs_extra
 from bert_cli.processes import NO_LOGS, print_help, quiet_imports
 
-VERSIONS = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
+VERSIONS = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 # --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NO_LOGS is shown.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
 USAGE = """usage: bert COMMAND [options]
@@ -83,9 +84,30 @@ def dispatch(arguments: Sequence[str]) -> None:
     prints_json = str(getattr(settings, "json_file", None)) == "-"
     for line in (*notes, *loaded.notes):
         print(line, file=sys.stderr if prints_json else sys.stdout)
-    with quiet_imports():
-        run = COMMANDS[name].run_function()
-    run(settings)
+    with _engine(settings, f"bert {name}"):
+        with quiet_imports():
+            run = COMMANDS[name].run_function()
+        run(settings)
+
+
+@contextmanager
+def _engine(settings: object, command: str) -> Iterator[None]:
+    """Have Keras use the settings' engine. Raises ConfigError if a framework that the command needs is absent."""
+    engine = getattr(settings, "engine", None)
+    if engine is not None:
+        os.environ["KERAS_BACKEND"] = engine
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "jax":
+            raise ConfigError("engine (jax)", needs_extra("jax")) from None
+        if package != "tensorflow":
+            raise
+        where = command if engine is None else f"engine ({engine})"
+        remedy = "run it in an environment with Python 3.11 to 3.13, which has TensorFlow"
+        remedy = remedy if engine is None else f"give --engine jax, or {remedy}"
+        raise ConfigError(where, "needs TensorFlow, which is not installed", remedy) from None
 
 
 def _apply_log_level(arguments: Sequence[str]) -> list[str]:

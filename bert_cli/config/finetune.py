@@ -19,7 +19,13 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
+from bert_cli.config.training import (
+    Engine,
+    GlobalBatch,
+    LearningRate,
+    OptimizerOpts,
+    TrainSettings,
+)
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
@@ -298,6 +304,8 @@ class PredictSettings(Settings):
     and their result has a remark."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
+    engine: Engine = "tensorflow"
+    """Framework that runs the model; every model runs on each."""
     top: Positive = 5
     """Number of predictions for each [MASK], the best first, for fill-mask."""
     pooling: Literal["mean", "cls"] = "mean"
@@ -339,7 +347,7 @@ class ExportSettings(Settings):
     """Folder of the export; new or empty."""
     format: Literal["hf", "saved-model", "tflite", "onnx"]
     """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
-    `export`: PyTorch opens the written files."""
+    `export`: PyTorch opens the written files. All formats need TensorFlow."""
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""

@@ -22,6 +22,15 @@ Hidden = Annotated[T, HIDDEN]
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 ENDS = {"emb", "heads"}
+Engine = Literal["tensorflow", "jax"]
+# Settings of `parallel` that another engine does not have.
+ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {
+    "tensorflow": (
+        *("pipeline_stages", "schedule", "recompute_by", "optimizer_state_offload"),
+        *("reduce_precision", "reduce_bucket_megabytes", "trace"),
+    ),
+    "jax": ("tensor", "shard_weights"),
+}
 BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
 
 
@@ -110,6 +119,10 @@ def _check_size(value: Any) -> str:
 
 
 MemorySize = Annotated[str, BeforeValidator(_check_size)]
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
 
 
 class BertConfig(Settings):
@@ -208,6 +221,12 @@ class Parallel(Settings):
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"
     """Save the inputs of each `layer`, or only of each `stage` and recompute all its activations at once."""
+    tensor: Annotated[list[Positive], BeforeValidator(_as_list), Field(max_length=2)] = [1]
+    """Devices of a replica that divide each layer among them, by attention heads and inner columns (Shoeybi et
+    al. 2019, section 3); [2, 2] divides the hidden size by the second number too. With engine `jax`."""
+    shard_weights: bool = False
+    """Shard weights, gradients and moments over the replicas; each gathers a layer when it needs it (ZeRO stage 3:
+    Rajbhandari et al. 2020, section 5.3). With engine `jax`."""
     replicated_tensor_sharding: bool = False
     """Shard the optimizer's moments over the replicas; each updates its part (ZeRO stage 1: Rajbhandari et
     al. 2020, section 5.1)."""
@@ -223,6 +242,28 @@ class Parallel(Settings):
     trace: Path | None = None
     """Write the times of every forward and backward of the first three steps to this file, as a trace for
     chrome://tracing or Perfetto; of several processes each writes its own, NAME_rank0.json and so on."""
+
+    @property
+    def tensor_shape(self) -> tuple[int, int]:
+        """Return the devices of a replica along the two axes of `tensor`."""
+        first, second = [*self.tensor, 1, 1][:2]
+        return first, second
+
+    def check_engine(self, engine: Engine, heads: int) -> None:
+        """Raise SettingError for a setting that the engine does not have, or a number of heads that does not fit."""
+        shards = self.tensor_shape[0]
+        if heads % shards:
+            problem = f"{shards} does not divide bert_config.num_attention_heads ({heads})"
+            raise SettingError("parallel.tensor", problem, "choose a number that does")
+        other: Engine = "tensorflow" if engine == "jax" else "jax"
+        has_one_stage = self.layout == "auto" or len(self.pipeline_stages or ()) == 1
+        for name in ONLY_WITH[other]:
+            if is_set(self, name) and not (name == "pipeline_stages" and has_one_stage):
+                instead = "give --parallel.layout auto" if "stages" in name else "leave it out"
+                problem = f"is not supported by engine {engine}"
+                raise SettingError(
+                    f"parallel.{name}", problem, f"{instead}, or give --engine {other}"
+                )
 
     @field_validator("pipeline_stages")
     @classmethod
@@ -287,3 +328,18 @@ class Cluster(Settings):
             problem = f"{self.rank} is not less than the number of workers, {len(self.workers)}"
             raise SettingError("rank", problem, "ranks count from 0")
         return self
+
+
+class Wandb(Settings):
+    """Weights & Biases; WANDB_MODE=offline stores the metrics on this machine."""
+
+    enabled: bool = False
+    """Log the run."""
+    project: str = "bert"
+    """Project of the run."""
+    entity: str | None = None
+    """Team or user that owns the project; by default that of the login."""
+    name: str | None = None
+    """Name of the run; by default that of the output folder."""
+    tags: list[str] = []
+    """Tags of the run."""

@@ -96,9 +96,16 @@ class DoctorSettings(PretrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _a_machine_needs_no_run(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not set(values) - {"json", "build"}:
+        if isinstance(values, dict) and not set(values) - {"json", "build", "engine"}:
             return {**NO_RUN, **values, "machine_only": True}
         return values
+
+    @model_validator(mode="after")
+    def _scales_need_tensorflow(self) -> "DoctorSettings":
+        if self.scales and self.engine != "tensorflow":
+            remedy = "give --engine tensorflow: a run has the same scales on both"
+            raise SettingError("scales", f"is not supported by engine {self.engine}", remedy)
+        return self
 
 
 class PlanSettings(PretrainSettings):

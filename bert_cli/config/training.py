@@ -18,11 +18,13 @@ from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.settings import (
     BertConfig,
     Cluster,
+    Engine,
     Parallel,
     Positive,
     Probability,
     SettingError,
     Settings,
+    Wandb,
     is_remote,
     without_effect,
 )
@@ -41,21 +43,6 @@ class About(Settings):
     """The command line that starts it."""
     expect: str
     """Time, hardware, or the expected loss or score."""
-
-
-class Wandb(Settings):
-    """Weights & Biases; WANDB_MODE=offline stores the metrics on this machine."""
-
-    enabled: bool = False
-    """Log the run."""
-    project: str = "bert"
-    """Project of the run."""
-    entity: str | None = None
-    """Team or user that owns the project; by default that of the login."""
-    name: str | None = None
-    """Name of the run; by default that of the output folder."""
-    tags: list[str] = []
-    """Tags of the run."""
 
 
 Scaling = Literal["unit", "u-mup"]
@@ -133,6 +120,7 @@ class OptimizerOpts(Settings):
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, layout, precision, optimizer, folder, reports."""
 
+    NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
     LAST_BLOCKS: ClassVar[tuple[str, ...]]
     """The blocks after the encoder layers."""
     SAVES: ClassVar[bool] = True
@@ -145,6 +133,8 @@ class TrainSettings(Settings):
     """Sequence length S of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
+    engine: Engine = "tensorflow"
+    """Framework of the steps: `tensorflow` has pipelines, `jax` tensor parallelism; checkpoints are the same."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
     cluster: Cluster = Cluster()
@@ -203,7 +193,9 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _check_model_and_optimizer(self) -> "TrainSettings":
-        options, longest = self.optimizer_opts, self.bert_config.max_position_embeddings
+        options, model = self.optimizer_opts, self.bert_config
+        self.parallel.check_engine(self.engine, model.num_attention_heads * self.knows_its_model)
+        longest = model.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:
             problem = f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})"
             raise SettingError("max_seq_length", problem, "shorten it or make the model longer")
@@ -214,13 +206,11 @@ class TrainSettings(Settings):
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
             return self  # no stages, stages that `auto` replaces, or an unknown number of layers
-        layers = self.bert_config.num_hidden_layers
-        expected = ["emb", *["hid"] * layers, *self.LAST_BLOCKS]
+        expected = ["emb", *["hid"] * model.num_hidden_layers, *self.LAST_BLOCKS]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
-            problem = (
-                f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"
-            )
+            named, needed = (", ".join(short(blocks)) for blocks in (listed, expected))
+            problem = f"lists {named}; the model has {needed}"
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
         return self
 

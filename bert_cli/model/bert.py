@@ -91,19 +91,14 @@ def build_block(
 def build_blocks(
     config: BertConfig,
     *,
-    seed: int,
-    policy: str,
     last_blocks: Sequence[str] = PRETRAINING,
-    labels: int = 2,
-    factors: Mapping[str, Factor] | None = None,
+    **options: Any,
 ) -> list[tuple[str, keras.layers.Layer]]:
-    """Build a complete model on the current device: (name, block) in running order."""
+    """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
     blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
         table = word_table(blocks["emb"]) if name == "heads" else None
-        blocks[name] = build_block(
-            name, config, seed=seed, policy=policy, word_table=table, labels=labels, factors=factors
-        )
+        blocks[name] = build_block(name, config, word_table=table, **options)
     return list(blocks.items())
 
 

@@ -1,23 +1,23 @@
 """Dropout and the other operations between matrix products, in float32 whatever the compute dtype.
 
 A dropout mask is a function of run seed, sample index of the micro-batch, dropout id and position. The fused operations
-have a plain form in `keras.ops` and, for TensorFlow after `compile_fused(True)`, one in which XLA makes one kernel of
-the forward pass and one of the backward pass; it saves only its inputs, in the compute dtype, and draws dropout again.
-Matrix products and sums of columns stay with TensorFlow, whose library is faster for them on CPUs.
+have a plain form in `keras.ops` and, after `compile_fused(True)`, one that saves only its inputs for the backward pass,
+in the compute dtype, and draws dropout again. On TensorFlow XLA makes one kernel of its forward pass and one of its
+backward pass; matrix products and sums of columns stay with TensorFlow, whose library is faster for them on CPUs.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import keras
 from keras import ops
 
-if keras.config.backend() == "tensorflow":
-    import tensorflow as tf
-else:
-    tf = None
+BACKEND = keras.config.backend()
+tf: Any = import_module("tensorflow") if BACKEND == "tensorflow" else None
+jax: Any = import_module("jax") if BACKEND == "jax" else None
 
 Tensor = Any
 """A tensor of Keras' backend; Keras carries no types."""
@@ -34,15 +34,16 @@ _compiles = False
 
 
 def compile_fused(yes: bool) -> None:
-    """Have TensorFlow compile the fused operations that this process traces from now on."""
+    """Use the fused operations from now on; TensorFlow has XLA compile each, JAX compiles everything."""
     global _compiles
-    _compiles = yes and tf is not None
+    _compiles = yes and (tf or jax) is not None
 
 
 def _is_compiled(x: Tensor) -> bool:
     """Return whether to compile an operation; one for batches of any shape, as in prediction, is not."""
     shape = tuple(x.shape)
-    return _compiles and None not in shape and math.prod(shape) > WORTH_COMPILING
+    is_worth = tf is None or (None not in shape and math.prod(shape) > WORTH_COMPILING)
+    return _compiles and is_worth
 
 
 def compiled(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,13 +56,28 @@ def value_of(weight: Tensor) -> Tensor:
     return ops.convert_to_tensor(weight) if tf is None else tf.convert_to_tensor(weight)
 
 
-def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a differentiable function; `function` returns (results, function of their gradients)."""
-    # Other backends differentiate the function themselves, with more memory.
-    if tf is None:
-        return lambda *arguments: function(*arguments)[0]
-    wrapped: Callable[..., Any] = tf.custom_gradient(function)
-    return wrapped
+def custom_gradient(function: Callable[..., Any], *constants: Tensor | None) -> Callable[..., Any]:
+    """Return a differentiable function of the arguments after the constants.
+
+    `function` takes both and returns (results, function of their gradients). JAX allows no tensors in its closure.
+    """
+    if jax is None:
+        wrapped: Callable[..., Any] = partial(function, *constants)
+        if tf is None:  # PyTorch differentiates the function itself, with more memory
+            return lambda *inputs: wrapped(*inputs)[0]
+        wrapped = tf.custom_gradient(lambda *inputs: function(*constants, *inputs))
+        return wrapped
+
+    def operation(*arguments: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        results, pull = function(*arguments)
+
+        def gradients(given: Any) -> tuple[Any, ...]:
+            own = pull(*given) if isinstance(results, tuple) else pull(given)
+            return (*[None] * len(constants), *(own if isinstance(own, tuple) else (own,)))
+
+        return results, gradients
+
+    return partial(jax.custom_gradient(operation), *constants)
 
 
 def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
@@ -69,15 +85,12 @@ def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
 
     The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
     """
-    if tf is None:
-        return x * backward + ops.stop_gradient(x * (forward - backward))
 
-    @tf.custom_gradient
     def operation(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         # No copy of x is saved for the gradient.
         return x if forward == 1.0 else x * forward, lambda gradient: gradient * backward
 
-    return operation(value_of(x))
+    return custom_gradient(operation)(value_of(x))
 
 
 def convolution(x: Tensor, kernel: Tensor) -> Tensor:
@@ -90,6 +103,8 @@ def convolution(x: Tensor, kernel: Tensor) -> Tensor:
 
 def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return the same tensor, not read before the others are computed."""
+    if jax is not None:
+        return jax.lax.optimization_barrier((x, *others))[0]
     if tf is None:
         return x
     with tf.control_dependencies(list(others)):
@@ -243,12 +258,11 @@ def attention_probabilities(
         probabilities = ops.softmax(float32(scores) + bias, axis=-1)
         return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
 
-    @tf.custom_gradient
-    def operation(scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    def operation(seed: Tensor, bias: Tensor, scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         dropped, probabilities = _kernel(_softmax_forward, rate=rate)(seed, scores, bias)
         return dropped, partial(_kernel(_softmax_backward, rate=rate), seed, probabilities)
 
-    return operation(scores)
+    return custom_gradient(operation, seed, bias)(scores)
 
 
 def _add_residual(
@@ -260,7 +274,8 @@ def _add_residual(
 @cache
 def _kernel(operation: Callable[..., Any], **fixed: float) -> Any:
     """Return one TensorFlow function for all layers: XLA compiles it once for each shape."""
-    return tf.function(partial(operation, **fixed), autograph=False, jit_compile=True)
+    kernel = partial(operation, **fixed)
+    return kernel if tf is None else tf.function(kernel, autograph=False, jit_compile=True)
 
 
 def _fused(
@@ -276,9 +291,8 @@ def _fused(
     a CPU one number at a time, 63 % of the time of GELU's backward pass.
     """
 
-    @tf.custom_gradient
-    def operation(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        arguments = (*constants, *inputs)
+    def operation(*arguments: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        inputs = arguments[len(constants) :]
 
         def pull(gradient: Tensor) -> tuple[Tensor, ...]:
             gradients, summands = _kernel(backward, **fixed)(*arguments, gradient)
@@ -288,7 +302,7 @@ def _fused(
 
         return _kernel(forward, **fixed)(*arguments), pull
 
-    return operation(*map(value_of, inputs))
+    return custom_gradient(operation, *constants)(*map(value_of, inputs))
 
 
 def _gelu_forward(product: Tensor, bias: Tensor) -> Tensor:

@@ -259,9 +259,8 @@ def chunked_loss(
     `table_VD` are in the compute dtype, labels int32, weights float32.
     """
 
-    @custom_gradient
     def sums(
-        x_MD: Tensor, table_VD: Tensor, bias_V: Tensor
+        labels_M: Tensor, weights_M: Tensor, x_MD: Tensor, table_VD: Tensor, bias_V: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Callable[..., Gradients]]:
         state = _forward(x_MD, table_VD, bias_V, labels_M, chunks)
         log_sum_M = state.largest + ops.log(state.exponentials)
@@ -274,7 +273,7 @@ def chunked_loss(
 
         return (loss, correct), gradient
 
-    return sums(x_MD, table_VD, bias_V)
+    return custom_gradient(sums, labels_M, weights_M)(x_MD, table_VD, bias_V)
 
 
 def _forward(

@@ -10,18 +10,20 @@ import os
 import re
 import socket
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import psutil
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.parallel.launcher import divide_gpus
 
 # Below those that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
@@ -30,6 +32,7 @@ PORTS_OF_STEP, STEPS_OF_JOB = 64, 8
 REGISTER_SECONDS = 300  # until all processes must have started
 RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
+T = TypeVar("T")
 
 
 class StoppedWhileJoiningError(Exception):
@@ -181,13 +184,42 @@ def _expand_hosts(nodes: str) -> list[str]:
     return hosts
 
 
+def device_memory(kind: str, processes: Processes) -> int:
+    """Return the bytes of the smallest visible GPU, from its driver, or a process' part of this host's memory."""
+    if kind == "CPU":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory // len(processes.local_ranks)
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return min(int(line) for line in done.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        problem = f"does not report the memory of the GPUs ({error})"
+        remedy = "give pipeline_stages instead of parallel.layout auto"
+        raise DeviceError("nvidia-smi", problem, remedy) from error
+
+
+def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
+    """Return the GPUs that a process may use: all visible ones, or a part where its host's processes see all."""
+    count, variables = len(processes.local_ranks), os.environ
+    # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
+    has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
+    if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
+        return gpus
+    return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
+
+
 def wait_for_processes(
     processes: Processes,
     report_after_seconds: float,
     stop_requested: Callable[[], bool] = lambda: False,
     interface: str | None = None,
-) -> None:
-    """Wait until a connection to every other process can be made, and report those that are missing.
+) -> socket.socket:
+    """Wait until a connection to every other process can be made, and return the socket that listens for theirs.
+
+    Reports the processes that are missing.
 
     Nothing is sent. TensorFlow would wait by itself, but without a message, and it holds the interpreter's lock and
     SIGTERM meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
@@ -196,14 +228,16 @@ def wait_for_processes(
     missing = dict(enumerate(processes.workers))
     own = missing.pop(processes.rank)
     began = reported = time.monotonic()
-    with _listen(own) as listener:
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(own))
         if interface is not None:
             with suppress(OSError):  # reported by `bind_to_interface`
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         while True:
             missing = {rank: at for rank, at in missing.items() if not _is_listening(at)}
             if not missing:
-                return
+                stack.pop_all()
+                return listener
             if stop_requested():
                 raise StoppedWhileJoiningError
             names = ", ".join(f"rank {rank} ({at})" for rank, at in missing.items())
@@ -222,7 +256,7 @@ def wait_for_processes(
 
 
 def _listen(worker: str) -> socket.socket:
-    """Listen on this process' own port, which TensorFlow's server takes over."""
+    """Listen on this process' own port."""
     port = int(worker.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET

@@ -7,7 +7,7 @@ This file imports no framework. A second engine is a folder next to `tensorflow/
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
 
 POLL_SECONDS = 1.0  # of the watchdog
@@ -75,8 +76,26 @@ class Mesh:
 
     @property
     def kind(self) -> str:
-        """GPU or CPU."""
-        return "GPU" if ":GPU:" in self.devices[0][0].upper() else "CPU"
+        """GPU, TPU or CPU."""
+        return self.devices[0][0].upper().split(":")[-2]
+
+
+def local_replicas(replicas: int, processes: Processes) -> int:
+    """Return the number of replicas of each process. Raises ConfigError when they cannot be divided among them."""
+    if replicas % processes.count:
+        raise ConfigError(
+            f"global_batch.replicas ({replicas})",
+            f"cannot be divided among {processes.count} processes",
+            f"give --global-batch.replicas {processes.count} or a multiple of it, and so much less accumulation",
+        )
+    return replicas // processes.count
+
+
+def lost_process(rank: int | None) -> DeviceError:
+    """Return the error of a process that has lost another one, None for an unknown one."""
+    which = "another process" if rank is None else f"rank {rank}"
+    remedy = "read its last message, then start the same command again to continue from the last checkpoint"
+    return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
 
 
 class ProcessGroup(ABC):
@@ -239,6 +258,10 @@ class Engine(ABC):
         """Trace and compile everything that a step needs, on one micro-batch for each local replica."""
 
     @abstractmethod
+    def gather_weights(self) -> None:
+        """Make the weights of `evaluate` and `predict` complete in each process; all processes must call it."""
+
+    @abstractmethod
     def update(
         self,
         batch: Batch,
@@ -259,9 +282,26 @@ class Engine(ABC):
     def predict(self, examples: Batch) -> Any:
         """Return the head's logits for examples [B, ...], on this process alone, as NumPy arrays."""
 
+    def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        totals = self.group.all_reduce(list(numbers.values()))
+        return dict(zip(numbers, map(float, totals), strict=True))
+
     def write_trace(self, path: Path) -> None:
         """Write when each stage worked on which micro-batch. Only for an engine that has `traced_steps`."""
         raise NotImplementedError
+
+
+def kind_of(block: Any) -> Hashable:
+    """Return what blocks share that differ in the values of their weights and in their dropout ids alone."""
+    return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
+
+
+def out_of_memory() -> DeviceError:
+    """Return the error of a micro-batch that does not fit."""
+    remedy = "lower it and raise grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout"
+    return DeviceError(
+        "global_batch.micro_batch_size", "the run does not fit the device's memory", remedy
+    )
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:

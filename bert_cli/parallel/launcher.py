@@ -263,7 +263,7 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
-    return divide_gpus(_visible_gpus(environment), local_rank, count) if count > 1 else []
+    return divide_gpus(visible_gpus(environment), local_rank, count) if count > 1 else []
 
 
 def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
@@ -278,7 +278,7 @@ def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
     return gpus[local_rank * each : (local_rank + 1) * each]
 
 
-def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, or the numbers of all that the driver lists."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:

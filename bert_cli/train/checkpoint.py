@@ -42,7 +42,7 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
 PARTIAL = ".partial_"
 # Those that decide the numbers of a run.
-PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "safetensors")
+PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
 # Settings that decide the numbers of a run. A checkpoint continues only with the same ones; others
 # (replicas, stages, recomputation, cadences, logging) may change between two starts.
 FIXED = (

@@ -68,17 +68,17 @@ def named_moments(state: State) -> dict[str, Value]:
 
 
 def copy_state(state: State) -> StateCopy:
-    """Return a copy of the state. With sharded moments all processes have to call it or `gather_moments`."""
+    """Return a copy of the state. With sharded values all processes have to call it or `gather_shards`."""
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
     moments = {name: moment.numpy() for name, moment in named_moments(state).items()}
     return StateCopy(weights, moments, state.loss_scale, state.step)
 
 
-def gather_moments(state: State) -> None:
-    """Send this process' shards of the moments to the process that copies the state."""
-    for moment in named_moments(state).values():
-        if moment.is_sharded:
-            moment.numpy()
+def gather_shards(state: State) -> None:
+    """Send this process' shards to the process that copies the state."""
+    for value in (*state.weights.values(), *named_moments(state).values()):
+        if value.is_sharded:
+            value.numpy()
 
 
 @dataclass

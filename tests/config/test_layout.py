@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from bert_cli.config import layout
-from bert_cli.config.layout import bubble, estimate, idle, propose, reduced_bytes, stages_of
+from bert_cli.config import layout, memory
+from bert_cli.config.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.config.load import configs_folder, load
+from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import PretrainSettings, make_plan
 from bert_cli.errors import ConfigError
@@ -56,7 +57,7 @@ def test_the_weights_are_those_of_the_real_model(config):
     from bert_cli.model.bert import build_blocks, named_weights
 
     blocks = build_blocks(config, seed=1, policy="float32")
-    counted = layout.weights_of(config)
+    counted = memory.weights_of(config)
     for name, block in blocks:
         own = [w for path, w in named_weights([(name, block)]).items() if path.startswith(name)]
         kind = "hid" if name.startswith("hid_") else name
@@ -122,7 +123,7 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
 
     monkeypatch.setattr(fused, "_compiles", compiled)
     monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
-    monkeypatch.setattr(layout, "COMPILED_CHAIN_ELEMENTS", 1 if compiled else 10**9)
+    monkeypatch.setattr(memory, "COMPILED_CHAIN_ELEMENTS", 1 if compiled else 10**9)
     block = name.partition("_")[0]
     # The estimate counts the inputs of a block; the traced function also returns its output.
     output = (4 if precision == "float32" else 2) * 4 * 128 * 64
@@ -132,7 +133,7 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
     is_copied = block == "hid" and (scaling is not None or precision == "mixed_bfloat16")
     given = settings(precision=precision, config=config).model_copy(update={"scaling": scaling})
     traced = traced_stash(name, given) - is_copied * size * elements[config.architecture]
-    counted = output + layout.saved_bytes(given, block, stashed=True)
+    counted = output + memory.saved_bytes(given, block, stashed=True)
     assert counted == pytest.approx(traced, rel=0.02)
 
 
@@ -140,14 +141,14 @@ def test_the_thresholds_are_those_of_the_engine():
     from bert_cli.model.fused import WORTH_COMPILING
     from bert_cli.parallel.tensorflow.update import UPDATES_WORTH_COMPILING
 
-    assert layout.COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
-    assert layout.COMPILED_UPDATE_WEIGHTS == UPDATES_WORTH_COMPILING
+    assert memory.COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
+    assert memory.COMPILED_UPDATE_WEIGHTS == UPDATES_WORTH_COMPILING
 
 
 def test_the_shared_word_embeddings_count_once_and_have_an_accumulator_for_each_stage():
     table = TINY.vocab_size * TINY.hidden_size
     apart = estimate(settings(**ON_THREE))[0]
-    together = layout.on_device(settings(), [["emb", "enc_out", "pool", "heads"]], [0], 0)
+    together = memory.on_device(settings(), [["emb", "enc_out", "pool", "heads"]], [0], 0)
     assert apart.weights == together.weights
     assert apart.accumulators - together.accumulators == 4 * table
 
@@ -168,8 +169,8 @@ def test_recomputation_saves_inputs_only_and_by_stage_the_fewest():
         for more in ({}, {"recompute": True}, {"recompute": True, "recompute_by": "stage"})
     )
     hidden = 4 * 4 * 128 * 64
-    assert by_layer[1].stashes == pytest.approx(layout.GAPS * 3 * 2 * hidden, rel=1e-3)
-    assert by_stage[1].stashes == pytest.approx(layout.GAPS * 3 * 1 * hidden, rel=1e-3)
+    assert by_layer[1].stashes == pytest.approx(memory.GAPS * 3 * 2 * hidden, rel=1e-3)
+    assert by_stage[1].stashes == pytest.approx(memory.GAPS * 3 * 1 * hidden, rel=1e-3)
     assert saved[1].stashes > 20 * by_layer[1].stashes
     assert by_layer[1].working < by_stage[1].working
     assert max(one.total for one in by_layer) < max(one.total for one in saved)
@@ -265,3 +266,56 @@ def test_too_little_memory_is_refused_with_the_least_that_is_enough():
     propose(given, 4, int((least + 0.06) * GB))
     with pytest.raises(ConfigError, match="nothing fits"):
         propose(given, 4, int((least - 0.06) * GB))
+
+
+# --- engine jax
+
+
+def with_jax(*flags: str) -> PretrainSettings:
+    return shipped(BASE, "--engine", "jax", "--parallel.layout", "auto", *flags)
+
+
+def test_a_proposal_for_jax_has_replicas_then_shards_then_tensor_and_no_stages():
+    given, layouts = with_jax(), []
+    for gigabytes in (80.0, 6.0, 5.0, 4.0, 3.0, 2.0):
+        chosen = propose(given, 8, int(gigabytes * GB))
+        parallel, batch = chosen.parallel, chosen.global_batch
+        assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
+        assert make_plan(chosen, None).examples_per_step == make_plan(given, None).examples_per_step
+        assert chosen.precision == given.precision
+        shards = parallel.replicated_tensor_sharding + 2 * parallel.shard_weights
+        layouts.append((batch.replicas, parallel.tensor[0], shards))
+        assert batch.replicas * len(estimate(chosen)) <= 8
+    assert layouts == sorted(layouts, key=lambda one: (one[1], one[2]))
+    assert layouts[0] == (8, 1, 0) and (8, 1, 1) in layouts
+    assert layouts[-1][1] == 4 and layouts[-1][0] == 2
+
+
+def test_a_proposal_for_jax_keeps_what_is_set_and_replicas_divide_among_processes():
+    parallel = propose(
+        with_jax("--parallel.tensor", "2", "--parallel.recompute"), 8, 80 * GB
+    ).parallel
+    assert parallel.tensor == [2] and parallel.recompute and not parallel.shard_weights
+    sharded = propose(with_jax("--parallel.shard-weights"), 8, 80 * GB)
+    assert sharded.parallel.shard_weights and sharded.global_batch.replicas == 8
+    # Two devices in each of four processes.
+    assert propose(with_jax(), 8, 4 * GB, 4).parallel.tensor == [2]
+    with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
+        propose(with_jax("--parallel.tensor", "4"), 8, 80 * GB, 4)
+
+
+def test_too_little_memory_with_jax_names_only_what_jax_has():
+    with pytest.raises(ConfigError, match=r"give --parallel.recompute, or a smaller"):
+        propose(with_jax(), 8, 10**9)
+
+
+def test_what_jax_shards_and_reduces_is_described():
+    flags = "--parallel.layout", "given", "--parallel.pipeline-stages", "null"
+    flags += "--parallel.pipeline-device-mapping", "null"
+    tensor, sharded = (
+        with_jax(*flags, *more)
+        for more in (("--parallel.tensor", "2"), ("--parallel.shard-weights",))
+    )
+    assert layout.describe_layout(tensor)[0].startswith("layout: 4 replicas x 2 devices, no recomp")
+    first, second = layout.describe_layout(sharded)
+    assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second

@@ -88,6 +88,65 @@ def test_training_settings_that_contradict_one_another_are_rejected(changes, mes
     assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
 
 
+TWO_STAGES = layout([["emb", "hid*2"], ["enc_out", "pool", "heads"]], [0, 0])["parallel"]
+AUTO = {"layout": "auto", **TWO_STAGES}
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "remedy"),
+    [
+        ("jax", TWO_STAGES, "give --parallel.layout auto, or --engine tensorflow"),
+        ("jax", {"schedule": "GPipe"}, "leave it out, or give --engine tensorflow"),
+        ("jax", {"recompute_by": "stage", "recompute": True}, "leave it out, or give --engine tensorflow"),
+        ("jax", {"optimizer_state_offload": True}, "leave it out, or give --engine tensorflow"),
+        ("jax", {"reduce_precision": "bfloat16"}, "leave it out, or give --engine tensorflow"),
+        ("jax", {"reduce_bucket_megabytes": 8}, "leave it out, or give --engine tensorflow"),
+        ("jax", {"trace": "a.json"}, "leave it out, or give --engine tensorflow"),
+        ("tensorflow", {"tensor": 2}, "leave it out, or give --engine jax"),
+        ("tensorflow", {"tensor": [2, 2]}, "leave it out, or give --engine jax"),
+        ("tensorflow", {"shard_weights": True}, "leave it out, or give --engine jax"),
+    ],
+)  # fmt: skip
+def test_an_engine_refuses_the_settings_of_the_other_by_name(engine, parallel, remedy, config):
+    other = {"tensorflow": "jax", "jax": "tensorflow"}[engine]
+    values = SMALL | {"parallel": parallel}
+    assert load(PretrainSettings, config(values | {"engine": other}), "bert command")
+    text = rejection(PretrainSettings, *config(values | {"engine": engine}))
+    name = next(iter(parallel))
+    expected = f"parallel.{name} (c.json): is not supported by engine {engine}; {remedy}"
+    assert re.sub(r"/\S*/", "", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compile": "nothing"}, "compile (c.json): has no effect with engine jax, which compiles everything"),
+        ({"parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choose a number that"),
+        ({"parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
+        ({"parallel": {"tensor": 0}}, "parallel.tensor"),
+    ],
+)  # fmt: skip
+def test_what_engine_jax_cannot_do_is_rejected(changes, message, config):
+    text = rejection(PretrainSettings, *config(SMALL | {"engine": "jax"} | changes))
+    assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
+
+
+def test_engine_jax_takes_one_stage_or_a_layout_that_is_chosen_and_one_or_two_numbers_of_tensor(
+    config,
+):
+    one = layout([["emb", "hid*2", *LAST]], [0])["parallel"]
+    for parallel in (one, AUTO):
+        assert load(
+            PretrainSettings,
+            config(SMALL | {"engine": "jax", "parallel": parallel}),
+            "bert command",
+        )
+    for tensor, shape in ((2, (2, 1)), ([2], (2, 1)), ([2, 3], (2, 3))):
+        values = SMALL | {"engine": "jax", "parallel": {"tensor": tensor}}
+        settings, _ = load(PretrainSettings, config(values), "bert command")
+        assert settings.parallel.tensor_shape == shape
+
+
 def test_a_plain_run_writes_no_settings_of_other_architectures(config):
     """Runs from before them resume, and a file that names the architecture keeps it."""
     dumps = []

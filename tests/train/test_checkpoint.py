@@ -72,7 +72,7 @@ def settings_of(**changes) -> PretrainSettings:
 def build(settings: PretrainSettings):
     """(engine, state, form) of a run that is about to start."""
     mesh = open_mesh(settings, Processes(()))
-    engine = assemble.build_engine(assemble.build_model(settings, mesh), settings, mesh)
+    engine = assemble.build_engine(settings, mesh)
     state = State(engine.weights, engine.moments, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
     return engine, state, start.disk_format(settings, engine.weights, folder)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.settings import Parallel
-from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
     Batch,
@@ -31,6 +30,7 @@ from bert_cli.parallel.engine import (
     UpdateResult,
     Value,
     count,
+    out_of_memory,
     scaled_for_accumulation,
 )
 from bert_cli.parallel.tensorflow.mesh import (
@@ -280,6 +280,9 @@ class TensorFlowEngine(Engine):
             for stage in row:
                 stage.has_gradients = False
 
+    def gather_weights(self) -> None:
+        """Do nothing: each replica has all weights."""
+
     def evaluate(self, micro_batch: Batch) -> dict[str, float]:
         """Return the head's sums for examples [B, ...] by this process' first replica."""
         hidden: Any = None
@@ -296,10 +299,6 @@ class TensorFlowEngine(Engine):
                 hidden = stage.infer(hidden, stage.columns(examples))
             logits = last.logits(hidden, last.columns(examples))
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), logits)
-
-    def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        totals = self.group.all_reduce(list(numbers.values()))
-        return dict(zip(numbers, map(float, totals), strict=True))
 
     def _workers(
         self,
@@ -391,11 +390,7 @@ def reporting_out_of_memory() -> Iterator[None]:
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        raise DeviceError(
-            "global_batch.micro_batch_size",
-            "the run does not fit the device's memory",
-            "lower it and raise grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout",
-        ) from error
+        raise out_of_memory() from error
 
 
 def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) -> None:

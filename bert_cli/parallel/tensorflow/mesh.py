@@ -9,7 +9,6 @@ import ctypes
 import itertools
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
     Processes,
     bind_to_interface,
+    device_memory,
     find_interface,
+    part_of_gpus,
     wait_for_processes,
 )
-from bert_cli.parallel.engine import Mesh, ProcessGroup
-from bert_cli.parallel.launcher import divide_gpus
+from bert_cli.parallel.engine import Mesh, ProcessGroup, local_replicas, lost_process
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
@@ -157,25 +157,20 @@ class TensorFlowProcessGroup(ProcessGroup):
         try:
             yield
         except SIGNS_OF_LOSS as error:
-            raise lost_process(str(error), self.rank) from error
+            raise lost_process(rank_in(str(error), self.rank)) from error
 
 
-def lost_process(message: str, rank: int) -> DeviceError:
-    """Return the error of process `rank` for TensorFlow's message about a lost one."""
+def rank_in(message: str, rank: int) -> int | None:
+    """Return the rank of the lost process in TensorFlow's message to process `rank`, None without one."""
     # The first one named is where it began; the others passed the error on.
-    ranks = [name for name in re.findall(r"task:(\d+)", message) if int(name) != rank]
-    which = f"rank {ranks[0]}" if ranks else "another process"
-    remedy = "read its last message, then start the same command again to continue from the last checkpoint"
-    return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
+    return next((int(n) for n in re.findall(r"task:(\d+)", message) if int(n) != rank), None)
 
 
 def devices_here(processes: Processes) -> tuple[str, int, int]:
     """Return GPU or CPU, the number of devices of this process, and the bytes of memory of each."""
     gpus = gpus_of(processes)
-    if gpus:
-        return "GPU", len(gpus), _gpu_memory()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "CPU", 1, memory // len(processes.local_ranks)
+    kind = "GPU" if gpus else "CPU"
+    return kind, len(gpus) or 1, device_memory(kind, processes)
 
 
 def configure_runtime(precision: str, deterministic: bool) -> None:
@@ -201,13 +196,7 @@ def open_mesh(
     layout that does not fit the processes or devices.
     """
     device_mapping = parallel.pipeline_device_mapping or [0]
-    if replicas % processes.count:
-        raise ConfigError(
-            f"global_batch.replicas ({replicas})",
-            f"cannot be divided among {processes.count} processes",
-            f"give --global-batch.replicas {processes.count} or a multiple of it, and so much less accumulation",
-        )
-    local, stages = replicas // processes.count, max(device_mapping) + 1
+    local, stages = local_replicas(replicas, processes), max(device_mapping) + 1
     needed = local * stages
     gpus = gpus_of(processes)
     if gpus and parallel.reduce_precision == "bfloat16":
@@ -244,28 +233,8 @@ def _names(kind: str, processes: Processes) -> list[str]:
 
 
 def gpus_of(processes: Processes) -> list[Any]:
-    """Return the GPUs that this process may use: all visible ones, or a part where its host's processes see all."""
-    gpus = list(tf.config.list_physical_devices("GPU"))
-    count, variables = len(processes.local_ranks), os.environ
-    # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
-    has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
-    if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
-        return gpus
-    return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
-
-
-def _gpu_memory() -> int:
-    """Return the bytes of the smallest visible GPU, from its driver."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-        return min(int(line) for line in done.stdout.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        problem = f"does not report the memory of the GPUs ({error})"
-        remedy = "give pipeline_stages instead of parallel.layout auto"
-        raise DeviceError("nvidia-smi", problem, remedy) from error
+    """Return the GPUs that this process may use."""
+    return part_of_gpus(list(tf.config.list_physical_devices("GPU")), processes)
 
 
 def _take_devices(gpus: Sequence[Any], logical: int) -> None:
@@ -315,7 +284,9 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     its service that knows which processes are alive; it serves no other purpose here.
     """
     processes, interface = find_interface(processes, cluster.bind_address)
-    wait_for_processes(processes, cluster.report_waiting_after_seconds, stop_requested, interface)
+    report_after = cluster.report_waiting_after_seconds
+    # TensorFlow's server takes the port over.
+    wait_for_processes(processes, report_after, stop_requested, interface).close()
     context.context().configure_coordination_service(
         "standalone",
         service_leader="/job:worker/replica:0/task:0",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Batch
+from bert_cli.parallel.engine import Batch, kind_of
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
@@ -28,18 +28,20 @@ class SharedTraces:
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
-        many = Counter(map(_kind, blocks))
-        self._first = {_kind(block): block for block in reversed(blocks) if many[_kind(block)] > 1}
+        many = Counter(map(kind_of, blocks))
+        self._first = {
+            kind_of(block): block for block in reversed(blocks) if many[kind_of(block)] > 1
+        }
         # By class and shape: one function for several would be traced for unknown ones, and dropout needs to know.
         self.functions: dict[Hashable, Any] = {}
 
     def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
         """Return `block(hidden, columns, key)`."""
-        first = self._first.get(_kind(block))
+        first = self._first.get(kind_of(block))
         if first is None or tf.executing_eagerly():
             return block(hidden, columns, key)
         read = {name: columns[name] for name in block.READS if name in columns}
-        function = _kind(block), *hidden.shape
+        function = kind_of(block), *hidden.shape
         if function not in self.functions:
             self.functions[function] = traced(first.stateless_call)
         weights = [weight.value for weight in block.weights]
@@ -294,10 +296,6 @@ class Stage:
         # LAMB may have left its direction there.
         for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
-
-
-def _kind(block: Any) -> Hashable:
-    return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
 
 
 def _on_this_device(tensor: Any) -> Any:

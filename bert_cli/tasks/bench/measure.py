@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from bert_cli.config import layout
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
@@ -34,7 +34,7 @@ from bert_cli.tasks.run import build, corpora, finetune, start
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import RunSpec
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import Every, Info, copy_state, gather_moments, train
+from bert_cli.train.loop import Every, Info, copy_state, gather_shards, train
 from bert_cli.train.metrics import print_line
 
 Settings = BenchPretrainSettings | BenchSquadSettings
@@ -122,9 +122,9 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         if isinstance(settings, PretrainSettings):
             settings = corpora.with_sizes_of_records(settings)
         settings, mesh, stop = training.prepare(settings, locks)
-        # TensorFlow initializes its devices with the first operation.
-        tf.zeros([]).numpy()
-    bytes_before = _device_memory(mesh)[0]
+        wiring = build.wiring(settings.engine)
+        wiring.synchronize()  # TensorFlow initializes its devices only now
+    bytes_before = _device_memory(settings, mesh)[0]
     with start_watch.part("building"):
         spec = spec_of(settings, mesh)
         # A shorter run is extended, so that the learning rate is defined for all measured steps.
@@ -135,7 +135,7 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         parts = build.build_run(settings, mesh, spec.plan, stop, spec.labels)
     with start_watch.part("tracing"):
         parts.engine.compile(spec.sample)
-    watch = Stopwatch(synchronize)
+    watch = Stopwatch(wiring.synchronize)
     parts.engine.record = watch.part
     return Run(settings, mesh, spec, parts, watch, bytes_before)
 
@@ -242,7 +242,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
 
 def _memory(run: Run) -> dict[str, Any]:
     """Return the peak memory and its growth since the model was built, of the process with the most."""
-    peak, group = _device_memory(run.mesh)[1], run.parts.engine.group
+    peak, group = _device_memory(run.settings, run.mesh)[1], run.parts.engine.group
     return {
         "peak_memory_bytes": int(max(group.all_gather(peak))),
         # Clamped at zero: Linux updates the current and the peak size at different times.
@@ -251,13 +251,11 @@ def _memory(run: Run) -> dict[str, Any]:
     }
 
 
-def _device_memory(mesh: Mesh) -> tuple[int, int]:
-    """Return the memory of this process now and at its peak, or the most that one of its GPUs uses."""
+def _device_memory(settings: Settings, mesh: Mesh) -> tuple[int, int]:
+    """Return the memory of this process now and at its peak, or the most that one of its accelerators uses."""
     if mesh.kind == "CPU":
         return machine.resident_bytes()
-    gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
-    used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
-    return max(one["current"] for one in used), max(one["peak"] for one in used)
+    return build.wiring(settings.engine).device_memory(mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:
@@ -265,7 +263,7 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
     group = run.parts.engine.group
     group.barrier()
     if group.rank > 0:
-        gather_moments(run.parts.state)
+        gather_shards(run.parts.state)
     seconds = list(map(float, group.broadcast(save(run) if group.rank == 0 else FAILED)))
     return dict(zip(CHECKPOINT, seconds if seconds[0] >= 0 else (None, None), strict=True))
 
@@ -317,18 +315,12 @@ def _description(run: Run) -> dict[str, Any]:
             "replicas": mesh.replicas,
             "processes": mesh.processes.count,
         },
-        "versions": package_versions(("tensorflow", "keras", "numpy", "tokenizers")),
+        "versions": package_versions((settings.engine, "keras", "numpy", "tokenizers")),
         "settings": values,
     }
 
 
 # --- the rate of matrix products
-
-
-def synchronize() -> None:
-    """Wait until the GPUs have finished; a CPU computes synchronously."""
-    if tf.config.list_logical_devices("GPU"):
-        tf.test.experimental.sync_devices()
 
 
 def _product_rate(run: Run) -> float:
@@ -338,21 +330,21 @@ def _product_rate(run: Run) -> float:
     known = products(settings.bert_config, settings.LAST_BLOCKS, shape_of(batch))
     dtype = str(keras.DTypePolicy(settings.precision).compute_dtype)
     group.barrier()
-    rate = product_rate(known, dtype, mesh.devices[0][0])
+    rate = product_rate(known, dtype, mesh.kind)
     devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))
     return float(group.all_reduce([rate * devices])[0])
 
 
-def product_rate(known: Iterable[Product], dtype: str, device: str) -> float:
+def product_rate(known: Iterable[Product], dtype: str, kind: str) -> float:
     """Return the operations per second of the fastest product with one of the model's largest matrices.
 
-    No datasheet has this rate for a virtual machine, so it is measured, with the threads and in the dtype of the run.
+    No datasheet has this rate for a virtual machine, so it is measured on the first device, with the threads and in
+    the dtype of the run. `kind` is that of the device.
     """
-    kind = "GPU" if ":GPU:" in device.upper() else "CPU"
     # Of each matrix the product with the most rows.
     matrices = {(one.width, one.outputs): one for one in sorted(known)}
     largest = sorted(matrices.values(), key=lambda one: -one.width * one.outputs)
-    return max(_rate(resize(one, kind), dtype, device) for one in largest[:3])
+    return max(_rate(resize(one, "CPU" if kind == "CPU" else "GPU"), dtype) for one in largest[:3])
 
 
 def resize(product: Product, kind: str) -> Product:
@@ -363,19 +355,18 @@ def resize(product: Product, kind: str) -> Product:
     return product._replace(rows=max(1, min(max(product.rows, least), most, limit)))
 
 
-def _rate(product: Product, dtype: str, device: str) -> float:
-    with tf.device(device):
-        left = tf.cast(tf.random.stateless_normal([product.rows, product.width], [0, 1]), dtype)
-        right = tf.cast(tf.random.stateless_normal([product.width, product.outputs], [0, 2]), dtype)
-        multiply = tf.function(tf.matmul, autograph=False)
+def _rate(product: Product, dtype: str) -> float:
+    left = keras.random.normal([product.rows, product.width], dtype=dtype, seed=1)
+    right = keras.random.normal([product.width, product.outputs], dtype=dtype, seed=2)
 
-        def repeat(times: int) -> float:
-            began = time.perf_counter()
-            for _ in range(times):
-                multiply(left, right)
-            synchronize()
-            return time.perf_counter() - began
+    def repeat(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            result = ops.matmul(left, right)
+        # A device computes in order, so that the others are done too.
+        ops.convert_to_numpy(result[0, 0])
+        return time.perf_counter() - began
 
-        repeat(1)
-        times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
-        return product.flops / statistics.median(repeat(times) / times for _ in range(ROUNDS))
+    repeat(1)
+    times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
+    return product.flops / statistics.median(repeat(times) / times for _ in range(ROUNDS))

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 OUT_OF_MEMORY = re.compile(
     r"does not fit the device's memory|bad_alloc|MemoryError|Cannot allocate memory|out of memory"
     r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating|pthread_create\(\) failed"
-    r"|failed to map segment|can't start new thread",
+    r"|failed to map segment|can't start new thread|SystemError",  # SystemError: Python's, of an import
     re.IGNORECASE,
 )
 """What a process prints when memory was refused."""

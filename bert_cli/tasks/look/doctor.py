@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config import layout
-from bert_cli.config.layout import FLOAT32, WEIGHT_BYTES, estimate, size
+from bert_cli.config.layout import size
+from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import GlobalBatch, Plan, count, make_plan
@@ -26,19 +27,15 @@ from bert_cli.tasks.look.machine import Report
 from bert_cli.tasks.run import corpora
 
 try:
-    import tensorflow as tf
-
     from bert_cli.optim.schedule import first_loss_scale
-    from bert_cli.parallel import engine
-    from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
-    from bert_cli.parallel.tensorflow.mesh import devices_here
-    from bert_cli.tasks.look.scales import is_far, scales
+    from bert_cli.parallel.engine import Batch, Engine, Mesh
+    from bert_cli.parallel.engine import count as counts_of
     from bert_cli.tasks.run import build, start, train
     from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State, means
 
     IMPORT_ERROR = ""
-except ImportError as error:  # becomes a finding
+except ImportError as error:  # of Keras' backend; becomes a finding
     IMPORT_ERROR = f"{type(error).__name__}: {error}".splitlines()[0]
 
 TEMPORARY_FILE_SYSTEMS = {
@@ -87,10 +84,10 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
-        error = DeviceError("tensorflow", f"import failed: {IMPORT_ERROR}", remedy)
-        report.error("tensorflow", error)
+        error = DeviceError(settings.engine, f"import failed: {IMPORT_ERROR}", remedy)
+        report.error(settings.engine, error)
     elif settings.machine_only:
-        _check_devices(report, Processes(()))
+        _check_devices(report, settings.engine, Processes(()))
     else:
         _check_run(settings, report)
     return report
@@ -104,7 +101,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
         lambda: find_processes(settings.cluster, os.environ),
         lambda one: f"{one.count}, {len(one.local_ranks)} on this host, according to {one.source}",
     )
-    devices = None if processes is None else _check_devices(report, processes)
+    devices = None if processes is None else _check_devices(report, settings.engine, processes)
     if processes is None or devices is None:
         return
     kind, _, memory = devices
@@ -135,26 +132,28 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 # --- the machine's part of a run
 
 
-def _check_devices(report: Report, processes: Processes) -> tuple[str, int, int] | None:
-    names = [
-        str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
+def _check_devices(
+    report: Report, engine: str, processes: Processes
+) -> tuple[str, int, int] | None:
+    wiring = build.wiring(engine)
     try:
-        kind, number, memory = devices_here(processes)
+        kind, number, memory = wiring.devices_here(processes)
     except BertError as error:
         report.error("devices", error)
         return None
+    names = wiring.device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
-    if kind == "GPU":
-        text = f"{count(number, 'GPU')} of {size(memory)}: {', '.join(sorted(set(names)))}"
+    if kind != "CPU":
+        text = f"{count(number, kind)} of {size(memory)}: {', '.join(sorted(set(names)))}"
         report.add("ok", "devices", text, "", **values)
     elif shutil.which("nvidia-smi") is not None:
-        problem = "TensorFlow finds no GPU, although nvidia-smi is installed"
-        remedy = f"{install_command('cuda')}, and check CUDA_VISIBLE_DEVICES"
+        problem = f"{engine} finds no GPU, although nvidia-smi is installed"
+        extra = "jax-cuda" if engine == "jax" else "cuda"
+        remedy = f"{install_command(extra)}, and check CUDA_VISIBLE_DEVICES"
         report.add("warning", "devices", problem, remedy, **values)
     else:
         report.add("ok", "devices", "no GPU; the run uses the CPU", "", **values)
+    machine.check_engine(report, engine, kind)
     return kind, number, memory
 
 
@@ -340,16 +339,10 @@ def check_first_loss(
         check_scales(report, built, rows)
 
 
-def _build(
-    settings: DoctorSettings, source: "start.Source | None"
-) -> tuple["TensorFlowEngine", str]:
+def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple["Engine", str]:
     """Return the model on the CPU, and where its weights are from."""
-    if tf.config.list_physical_devices("GPU"):
-        # Otherwise TensorFlow takes all their memory with its first operation.
-        tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_logical_devices("CPU")[0].name
-    mesh = engine.Mesh(1, ((cpu,),), cpu, Processes(()))
-    built = TensorFlowEngine(build.build_model(settings, mesh), mesh, seed=settings.seed)
+    mesh: Mesh = build.wiring(settings.engine).cpu_mesh()
+    built = build.build_engine(settings, mesh, trains=False)
     weights = "new weights"
     if source is not None:
         state = State(built.weights, {}, first_loss_scale(1.0))
@@ -357,9 +350,9 @@ def _build(
     return built, weights
 
 
-def _losses(built: "TensorFlowEngine", rows: "engine.Batch") -> dict[str, float]:
+def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
     """Return the mean losses without dropout, and none that no example has: a corpus may have no sentence pairs."""
-    counts = engine.count({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
+    counts = counts_of({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
     losses = means(built.evaluate(rows), counts, built.head.MEANS)
     absent = {
@@ -368,8 +361,10 @@ def _losses(built: "TensorFlowEngine", rows: "engine.Batch") -> dict[str, float]
     return {name: losses[name] for name in TOLERANCE if name not in absent}
 
 
-def check_scales(report: Report, built: "TensorFlowEngine", rows: "engine.Batch") -> None:
+def check_scales(report: Report, built: Any, rows: "Batch") -> None:
     """Print the scales of the first step, and how many are outside the middle of float16's range."""
+    from bert_cli.tasks.look.scales import is_far, scales  # imports TensorFlow
+
     sizes = scales([*built.replicas[0][0].body, built.head], rows)
     for name, pair in sizes.items() if not report.quiet else ():
         outside = "  outside" * is_far(pair)

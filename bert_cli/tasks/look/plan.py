@@ -9,7 +9,8 @@ import re
 from dataclasses import asdict
 
 from bert_cli.config import layout
-from bert_cli.config.layout import Estimate, estimate, size, stages_of
+from bert_cli.config.layout import size
+from bert_cli.config.memory import Estimate, estimate, stages_of
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import PretrainSettings, count, describe, make_plan, short
@@ -55,7 +56,7 @@ def run(settings: PlanSettings) -> None:
 def _print_layout(settings: PretrainSettings) -> None:
     batch, parallel = settings.global_batch, settings.parallel
     stages, mapping = stages_of(settings)
-    pipeline = f"{count(len(stages), 'stage')} on {count(max(mapping) + 1, 'device')}"
+    pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(settings)), 'device')}"
     again = f"recomputing each {parallel.recompute_by}"
     print(
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
@@ -65,7 +66,7 @@ def _print_layout(settings: PretrainSettings) -> None:
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-    exact = map(asdict, estimate(settings))
+    exact = map(asdict, estimate(settings)[: max(mapping) + 1])  # devices of `tensor` are equal
     devices = [Estimate(**{name: round(n, -5) for name, n in one.items()}) for one in exact]
     cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
     rows = [
@@ -82,20 +83,21 @@ def _print_layout(settings: PretrainSettings) -> None:
         idle = f"{layout.idle(settings):.1%}"
         print(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
     if batch.replicas > 1:
+        often = "micro-batch" if parallel.shard_weights else "step"
         reduced = layout.reduced_bytes(settings)
         sent = size(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{size(reduced)} of gradients in {parallel.reduce_precision}"
-        print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
+        print(f"all-reduce of {sums} once per {often}; in a ring each replica sends {sent}")
 
 
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
-    replicas, stages = _shape(settings)
-    needed, remedy = replicas * stages, "give --parallel.layout auto to choose a layout that fits"
+    replicas, each = settings.global_batch.replicas, len(estimate(settings))
+    needed, remedy = replicas * each, "give --parallel.layout auto to choose a layout that fits"
     if replicas % processes:
         problem = f"{count(replicas, 'replica')} cannot be divided among them"
         raise ConfigError(f"--processes ({processes})", problem, remedy)
     if devices is not None and needed > devices:
-        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {stages}"
+        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:
         print(f"{devices - needed} of {count(devices, 'device')} unused")
@@ -110,26 +112,27 @@ def _print_alternatives(
         recomputing = asked.parallel.model_copy(update={"recompute": True})
         flags = "--parallel.layout auto --parallel.recompute"
         choices[flags] = asked.model_copy(update={"parallel": recomputing})
-    seen = {_shape(chosen)}
+    seen = {layout.shape(chosen)}
     for flags, choice in choices.items():
         try:
-            replicas, stages = shape = _shape(layout.propose(choice, devices, memory, processes))
+            shape = layout.shape(layout.propose(choice, devices, memory, processes))
         except ConfigError:
             continue
         if shape not in seen:
-            print(f"{flags} chooses {count(replicas, 'replica')} of {count(stages, 'device')}")
+            print(f"{flags} chooses {shape}")
         seen.add(shape)
-
-
-def _shape(settings: PretrainSettings) -> tuple[int, int]:
-    return settings.global_batch.replicas, len(estimate(settings))
 
 
 def _flags(settings: PretrainSettings) -> str:
     batch, (stages, mapping) = settings.global_batch, stages_of(settings)
+    sharding, parallel = "", settings.parallel
+    if settings.engine == "jax":
+        sharding = "".join(f" --parallel.tensor {number}" for number in parallel.tensor)
+        sharding += " --parallel.replicated-tensor-sharding" * parallel.replicated_tensor_sharding
+        sharding += " --parallel.shard-weights" * parallel.shard_weights
     return (
         f"--parallel.layout given --global-batch.replicas {batch.replicas} "
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
         f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
-        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
+        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'{sharding}"
     )

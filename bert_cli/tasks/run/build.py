@@ -1,37 +1,35 @@
-"""Build the parts of a run from its settings: stages, optimizer, engine, state and step.
+"""Build the parts of a run from its settings: optimizer, engine, state and step.
 
 `RunSpec` is what a kind of training adds, `Run` all together; `evaluate` scores held-out examples.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from bert_cli.config.training import Plan, TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
-from bert_cli.model.bert import block_names, build_block, named_weights, word_table
-from bert_cli.model.fused import compile_fused
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
-from bert_cli.parallel.tensorflow import mesh as tensorflow_mesh
-from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
-from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.update import random_bits
+from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
+
+OptimizerOf = Callable[[Sequence[str]], Optimizer]
 
 
 class Parts(NamedTuple):
     """The parts of a training run."""
 
-    engine: TensorFlowEngine
+    engine: Engine
     state: State
     step: Step
 
@@ -90,16 +88,52 @@ class Run:
         return self.engine.group.rank == 0
 
 
+def wiring(engine: str) -> Any:
+    """Return the module `tensorflow_engine` or `jax_engine`, whose functions have the same signatures."""
+    with quiet_imports():
+        return import_module(f"bert_cli.tasks.run.{engine}_engine")
+
+
 def open_mesh(
     settings: TrainSettings,
     processes: Processes,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
-    tensorflow_mesh.configure_runtime(settings.precision, settings.deterministic)
-    replicas = settings.global_batch.replicas
-    return tensorflow_mesh.open_mesh(
-        processes, replicas, settings.parallel, settings.cluster, stop_requested
+    mesh: Mesh = wiring(settings.engine).open_mesh(settings, processes, stop_requested)
+    return mesh
+
+
+def build_engine(
+    settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
+) -> Engine:
+    """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
+    optimizer = partial(optimizer_for, settings) if trains else None
+    engine: Engine = wiring(settings.engine).build_engine(settings, mesh, labels, optimizer)
+    return engine
+
+
+def optimizer_for(settings: TrainSettings, names: Sequence[str]) -> Optimizer:
+    """Return the optimizer of the weights with these names."""
+    options, factors = settings.optimizer_opts, factors_of(settings)
+    rules = weight_rules(
+        names,
+        options.name,
+        no_weight_decay=options.no_weight_decay,
+        no_layer_adaptation=options.no_layer_adaptation,
+        layer_decay=options.layer_decay,
+    )
+    for name in factors.keys() & rules.keys() if options.name == "AdamW" else ():
+        rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
+    return Optimizer(
+        hyperparameters=Hyperparameters(
+            beta_1=options.beta_1,
+            beta_2=options.beta_2,
+            epsilon=options.epsilon,
+            weight_decay_rate=options.weight_decay_rate,
+        ),
+        rules=rules,
+        seed=settings.seed,
     )
 
 
@@ -112,7 +146,7 @@ def build_run(
 ) -> Parts:
     """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier."""
     options = settings.optimizer_opts
-    engine = build_engine(build_model(settings, mesh, labels), settings, mesh)
+    engine = build_engine(settings, mesh, labels)
     state = State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
     rate = learning_rate(
         options.learning_rate.schedule_name,
@@ -133,89 +167,11 @@ def build_run(
     return Parts(engine, state, step)
 
 
-def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> list[list[Stage]]:
-    """Return the stages of each replica on the devices, with initial values from the seed."""
-    compile_fused(settings.compile != "nothing")
-    return [_build_replica(settings, devices, labels) for devices in mesh.devices]
-
-
-def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
-    config, parallel = settings.bert_config, settings.parallel
-    names, factors = block_names(config, settings.LAST_BLOCKS), factors_of(settings)
-    rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
-    stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
-    built: list[Stage] = []
-    table: Any = None
-    for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
-        device, blocks = devices[number], {}
-        with tf.device(device):
-            for name in stage:
-                blocks[name] = build_block(
-                    name,
-                    config,
-                    seed=settings.seed,
-                    policy=settings.precision,
-                    word_table=table if name == "heads" else None,
-                    labels=labels,
-                    chunks=parallel.embedding_serialization_factor,
-                    factors=factors,
-                )
-                table = word_table(blocks[name]) if name == "emb" else table
-        weights = named_weights(list(blocks.items()))
-        head = blocks.pop(names[-1], None)
-        built.append(
-            Stage(
-                list(blocks.values()),
-                head,
-                weights,
-                device=device,
-                saved=parallel.recompute_by if parallel.recompute else "all",
-                compiled=settings.compile == "stages"
-                or (settings.compile == "auto" and "GPU" in device),
-            )
-        )
-    return built
-
-
-def build_engine(
-    replicas: list[list[Stage]], settings: TrainSettings, mesh: Mesh
-) -> TensorFlowEngine:
-    """Return the engine that runs the schedule and updates the weights. Raises ConfigError without a rule for one."""
-    options, factors = settings.optimizer_opts, factors_of(settings)
-    rules = weight_rules(
-        list(replicated_weights(replicas)),
-        options.name,
-        no_weight_decay=options.no_weight_decay,
-        no_layer_adaptation=options.no_layer_adaptation,
-        layer_decay=options.layer_decay,
-    )
-    for name in factors.keys() & rules.keys() if options.name == "AdamW" else ():
-        rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
-    optimizer = Optimizer(
-        hyperparameters=Hyperparameters(
-            beta_1=options.beta_1,
-            beta_2=options.beta_2,
-            epsilon=options.epsilon,
-            weight_decay_rate=options.weight_decay_rate,
-        ),
-        rules=rules,
-        seed=settings.seed,
-        random_bits=random_bits if options.stochastic_rounding else None,
-    )
-    return TensorFlowEngine(
-        replicas,
-        mesh,
-        seed=settings.seed,
-        optimizer=optimizer,
-        parallel=settings.parallel,
-        compiled=settings.compile != "nothing",
-    )
-
-
 def evaluate(
     engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
 ) -> dict[str, float]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them."""
+    engine.gather_weights()
     total, group, head = min(examples, stream.epoch_size or examples), engine.group, engine.head
     sums = dict.fromkeys(engine.sum_names, 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)

@@ -337,6 +337,7 @@ class Scorer:
 
     def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
         """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
+        engine.gather_weights()
         logits: dict[str, Any] = {}
         for name, features in sets.items():
             values = self._predict(engine, features)
@@ -374,8 +375,7 @@ def _only_score(
     settings: FinetuneSettings, mesh: Mesh, task: Task, source: start.Source, stop: StopRequest
 ) -> None:
     """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
-    replicas = assemble.build_model(settings, mesh, task.labels)
-    engine = assemble.build_engine(replicas, settings, mesh)
+    engine = assemble.build_engine(settings, mesh, task.labels)
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")

@@ -26,7 +26,6 @@ from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
-from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec, open_mesh
 from bert_cli.train import checkpoint, history, metrics
@@ -41,7 +40,7 @@ from bert_cli.train.loop import (
     StoppedWhileScoringError,
     StopRequest,
     copy_state,
-    gather_moments,
+    gather_shards,
     train,
 )
 from bert_cli.train.metrics import Pace, ProgressBar, format_duration, print_line
@@ -71,7 +70,7 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
     if settings.parallel.layout != "given":
-        kind, local_devices, memory = devices_here(processes)
+        kind, local_devices, memory = build.wiring(settings.engine).devices_here(processes)
         devices = local_devices * processes.count
         settings = layout.propose(settings, devices, memory, processes.count)
         print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
@@ -257,7 +256,7 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
         if run.is_first_rank:
             writer.start(partial(write, copy_state(state)))
         else:
-            gather_moments(state)
+            gather_shards(state)
         saved = state.step
 
     if run.is_first_rank:

@@ -7,22 +7,23 @@ Probabilities are computed from the logits in float32.
 Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked positions, D hidden size, V vocabulary size.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
+from keras import ops
 from scipy.special import softmax
 
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import conll
-from bert_cli.data.finetune.features import Features, by_length, encode_texts
+from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
 from bert_cli.data.finetune.squad import Question
 from bert_cli.data.finetune.squad_windows import answers, make_windows, with_null_threshold
 from bert_cli.data.records.tokenizer import TextTokenizer
@@ -150,7 +151,14 @@ def open_model(source: start.Source, task: str, precision: str = "float32") -> O
 
 
 def one_device() -> str:
-    """Use the first GPU, or the CPU, and return which; GPU memory grows on demand."""
+    """Use the first GPU or TPU, or the CPU, and return which; GPU memory grows on demand."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        return jax.default_backend().upper()
+    import tensorflow as tf
+
     gpus = tf.config.list_physical_devices("GPU")[:1]
     with suppress(RuntimeError):  # TensorFlow is initialized already
         tf.config.set_visible_devices(gpus, "GPU")
@@ -182,13 +190,26 @@ class Predictor:
 
     @cached_property
     def traced(self) -> Any:
-        """The outputs of columns [B, S], traced once for any number of examples and positions."""
+        """The outputs of columns [B, S]: TensorFlow traces once for all shapes, JAX compiles for each."""
         names = ["input_ids", "segment_ids", "input_mask"]
         outputs = {"fill-mask": self._best_words, "embed": self._vectors}
+        function = outputs.get(self.task, self.model.logits)
+        if keras.config.backend() == "jax":
+            import jax
+
+            weights = list(named_weights(self.model.blocks).values())
+
+            def run(values: Sequence[Any], columns: Columns) -> Any:
+                # As arguments: XLA would compile weights in the closure as constants.
+                with keras.StatelessScope(state_mapping=zip(weights, values, strict=True)):
+                    return function(columns)
+
+            return partial(jax.jit(run), [weight.value for weight in weights])
+        import tensorflow as tf
+
         if self.task == "fill-mask":
             names.append("masked_lm_positions")
         shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in names}
-        function = outputs.get(self.task, self.model.logits)
         return tf.function(function, input_signature=[shapes], autograph=False)
 
     def _best_words(self, columns: Columns) -> Any:
@@ -196,31 +217,42 @@ class Predictor:
         size = len(self.tokenizer.pieces)
         logits_BPV, _ = self.model.logits(columns)
         best = min(self.settings.top, size)
-        return tf.math.top_k(tf.nn.softmax(logits_BPV)[:, :, :size], best)
+        return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
 
     def _vectors(self, columns: Columns) -> Any:
-        hidden_BSD = tf.cast(self.model.hidden(columns), tf.float32)
-        mask_BS1 = tf.cast(columns["input_mask"], tf.float32)[:, :, None]
+        hidden_BSD = ops.cast(self.model.hidden(columns), "float32")
+        mask_BS1 = ops.cast(columns["input_mask"], "float32")[:, :, None]
         vector_BD = hidden_BSD[:, 0]
         if self.settings.pooling == "mean":
-            vector_BD = tf.reduce_sum(hidden_BSD * mask_BS1, 1) / tf.reduce_sum(mask_BS1, 1)
-        return tf.math.l2_normalize(vector_BD, -1) if self.settings.normalize else vector_BD
+            vector_BD = ops.sum(hidden_BSD * mask_BS1, 1) / ops.sum(mask_BS1, 1)
+        if not self.settings.normalize:
+            return vector_BD
+        squared_B1 = ops.sum(ops.square(vector_BD), -1, keepdims=True)
+        return vector_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-12))
 
     def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
         """Yield examples of similar length: their numbers, padded columns and outputs.
 
         DeviceError for outputs that JSON cannot hold, with the first of `where` [examples].
         """
+        is_jax = keras.config.backend() == "jax"
         for numbers in by_length(features, self.settings.batch_size):
-            batch = features.batch(numbers, int(features.lengths[numbers].max()))
+            rows, length = numbers, int(features.lengths[numbers].max())
+            if is_jax:  # few shapes; the batch is filled up with its own examples
+                rows = np.resize(numbers, min(self.settings.batch_size, len(features)))
+                length = padded_length(length, self.max_seq_length)
+            batch = features.batch(rows, length)
             columns = {name: batch[name] for name in ("input_ids", "segment_ids", "input_mask")}
             more = {}
             if self.task == "fill-mask":
                 is_mask = columns["input_ids"] == self.tokenizer.special.mask
                 # The masks first; a row with fewer has other positions after them.
                 order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
-                more["masked_lm_positions"] = order[:, : max(1, is_mask.sum(axis=1).max())]
-            outputs = [one.numpy() for one in tf.nest.flatten(self.traced({**columns, **more}))]
+                masks = max(1, int(is_mask.sum(axis=1).max()))
+                masks = 1 << (masks - 1).bit_length() if is_jax else masks
+                more["masked_lm_positions"] = order[:, :masks]
+            results = keras.tree.flatten(self.traced({**columns, **more}))
+            outputs = [ops.convert_to_numpy(one)[: len(numbers)] for one in results]
             finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
             if not finite.all():
                 raise DeviceError(
@@ -228,7 +260,7 @@ class Predictor:
                     "the model's outputs are not finite",
                     "check its weights, or choose a higher precision",
                 )
-            yield numbers, columns, outputs
+            yield numbers, {n: column[: len(numbers)] for n, column in columns.items()}, outputs
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and which of them [n] were cut."""

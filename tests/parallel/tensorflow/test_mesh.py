@@ -8,8 +8,9 @@ from support.layouts import settings_of
 
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import lost_process
 from bert_cli.parallel.tensorflow import mesh as runtime
-from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, lost_process
+from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, rank_in
 from bert_cli.tasks.run.build import open_mesh
 
 WORKERS = ("a:1", "a:2", "b:1")
@@ -62,7 +63,7 @@ def test_the_error_of_a_lost_process_names_the_first_rank_in_the_message():
         ("reset by peer from target /job:worker/replica:0/task:1 while calling task:2", "rank 1"),
         ("from /job:worker/task:0: Socket closed", "another process"),
     ):
-        assert f"cluster: {which} is gone" in str(lost_process(message, rank=0))
+        assert f"cluster: {which} is gone" in str(lost_process(rank_in(message, rank=0)))
 
 
 def test_an_option_of_xla_is_added_once_to_the_flags_of_the_user(monkeypatch):

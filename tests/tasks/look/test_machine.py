@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Finding, Report
 
@@ -90,7 +90,7 @@ def test_the_limits_of_a_container_count(files, monkeypatch):
     assert machine.memory() == (3 * 10**9, 5 * 10**8)
 
 
-def test_harmful_variables_are_warned_of_and_a_wrong_backend_is_an_error(files):
+def test_harmful_variables_are_warned_of(files):
     for name, value in {
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "CUDA_VISIBLE_DEVICES": "",
@@ -101,8 +101,21 @@ def test_harmful_variables_are_warned_of_and_a_wrong_backend_is_an_error(files):
         assert finding.level == "warning" and f"{name} ({value})" in finding.found
     harmless = {"CUDA_VISIBLE_DEVICES": "0,1", "TF_VAR_x": "x", "TF_NUM_INTRAOP_THREADS": "8"}
     assert findings(machine.check_environment, harmless) == []
-    (backend,) = findings(machine.check_environment, {"KERAS_BACKEND": "jax"})
-    assert backend.level == "error" and backend.kind is ConfigError
+
+
+def test_jax_on_a_cpu_is_warned_of_and_on_a_gpu_it_is_recommended():
+    (slow,) = findings(machine.check_engine, "jax", "CPU")
+    assert slow.level == "warning" and "--engine tensorflow" in slow.remedy
+    for engine, kind in (
+        ("tensorflow", "CPU"),
+        ("tensorflow", "GPU"),
+        ("jax", "GPU"),
+        ("jax", "TPU"),
+    ):
+        (finding,) = findings(machine.check_engine, engine, kind)
+        assert finding.level == "ok" and ("--engine jax" in finding.found) == (
+            (engine, kind) == ("tensorflow", "GPU")
+        )
 
 
 def test_the_file_system_is_that_of_the_longest_mount_and_the_last(monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.config.layout import estimate
 from bert_cli.config.load import configs_folder, load
+from bert_cli.config.memory import estimate
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.training import PretrainSettings
 
@@ -76,6 +76,18 @@ def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_report
     assert main([*BASE, *flags]) == 0
     text = capsys.readouterr().out
     assert "6 replicas of 1 stage on 1 device" in text and "1 of 7 devices unused" in text
+
+
+def test_a_layout_of_jax_is_printed_with_its_flags(capsys):
+    auto = ["--parallel.layout", "auto", "--devices", "8", "--memory", "3GB"]
+    assert main([*BASE, "--engine", "jax", *auto]) == 0
+    text = capsys.readouterr().out
+    assert "4 replicas of 1 stage on 2 devices, " in text
+    assert "--parallel.recompute chooses 8 replicas of 1 device" in text
+    flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
+    assert main([*BASE, "--engine", "jax", *flags]) == 0
+    again = capsys.readouterr().out
+    assert [row[0] for row in rows(text)] == ["0"] and rows(again) == rows(text)
 
 
 # The peak memory of a process, measured by itself: getrusage of a child includes its parent's.

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ FLAGS = {
     "checkpoint-every-steps": 2,
 }
 SHARDED = {"parallel__replicated_tensor_sharding": None}
+JAX = {"engine": "jax", "parallel__shard_weights": None}
 STAGES = {
     "parallel__pipeline_stages": '[["emb"], ["hid"], ["enc_out", "pool", "heads"]]',
     "parallel__pipeline_device_mapping": "[0, 1, 0]",
@@ -66,8 +68,13 @@ def start(tmp_path):
             group = json.dumps({"cluster": cluster, "task": task})
             log = tmp_path / f"log{rank}"
             with log.open("w") as file:
-                streams = {"stdout": file, "stderr": subprocess.STDOUT}
-                process = start_bert(*command, env=os.environ | {"TF_CONFIG": group}, **streams)
+                streams: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT}
+                streams["env"] = os.environ | {"TF_CONFIG": group}
+                if "jax" in command:  # the server of `start_bert` has imported TensorFlow's Keras
+                    words = [sys.executable, "-m", "bert_cli", *command]
+                    process: Any = subprocess.Popen(words, **streams)
+                else:
+                    process = start_bert(*command, **streams)
             process.log, process.port = log, ports[rank]
             started.append(process)
         return started
@@ -102,13 +109,20 @@ def assert_same_run(a: Path, b: Path, tolerance: float = 1e-5) -> None:
         assert np.linalg.norm(left[name] - value) <= tolerance * np.linalg.norm(value), name
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_continues_in_processes_and_back(replicas, tmp_path, start, capsys):
-    """Two processes of replicas of three stages, each with a part of the moments, and one device."""
+@pytest.mark.parametrize(
+    ("replicas", "layout"),
+    [
+        (2, {**SHARDED, **STAGES}),
+        pytest.param(4, {**SHARDED, **STAGES}, marks=pytest.mark.slow),
+        pytest.param(2, JAX, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_continues_in_processes_and_back(replicas, layout, tmp_path, start, capsys):
+    """Two processes with sharded values, of three stages or on JAX, and one device of TensorFlow."""
     single, group, back = (tmp_path / name for name in ("single", "group", "back"))
     assert main(words(single, 1, 8)) == 0
     shutil.copytree(single / "step_00000002", group / "step_00000002")
-    command = words(group, replicas, 8, **SHARDED, **STAGES)
+    command = words(group, replicas, 8, **layout)
     codes, (first, second) = end(start(command, command))
     assert codes == [0, 0], first
     assert_same_run(group, single)
@@ -130,13 +144,21 @@ def test_a_run_continues_in_processes_and_back(replicas, tmp_path, start, capsys
     assert_same_run(back, single)
 
 
-@pytest.mark.parametrize(("rank", "size"), [pytest.param(2, 3, marks=pytest.mark.slow), (0, 2)])
-def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, tmp_path, start, capsys):
+@pytest.mark.parametrize(
+    ("rank", "size", "layout"),
+    [
+        (0, 2, {}),
+        pytest.param(2, 3, {}, marks=pytest.mark.slow),
+        pytest.param(0, 2, JAX, marks=pytest.mark.slow),
+        pytest.param(1, 3, {"engine": "jax"}, marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, layout, tmp_path, start, capsys):
     """Rank 0 coordinates the others."""
     folder = tmp_path / "run"
-    command = words(folder, size, size, steps=MANY, checkpoint_every_steps=5)
+    command = words(folder, size, size, steps=MANY, checkpoint_every_steps=5, **layout)
     processes = start(*[command] * size)
-    wait_for((folder / "step_00000020").exists, 90, processes)
+    wait_for((folder / "step_00000020").exists, 150, processes)
     processes[rank].kill()
     codes, texts = end(processes, 60)
     assert codes == [-signal.SIGKILL if number == rank else 5 for number in range(size)], texts
@@ -145,7 +167,7 @@ def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, tmp_path, sta
     assert any(f"rank {rank} is gone" in text for text in texts)
     stopped_at = step_of(folder)
     assert 20 <= stopped_at < MANY
-    assert main([*command, "--dry-run"]) == 0
+    assert main([*words(folder, 1, size, steps=MANY), "--dry-run"]) == 0
     assert f"(step {stopped_at})" in capsys.readouterr().out
 
 

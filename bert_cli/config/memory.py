@@ -1,0 +1,288 @@
+"""The memory of a layout: what is always there, and activations or the temporaries of the update."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.training import TrainSettings
+
+Stages = Sequence[Sequence[str]]
+
+# Bytes of an element of a weight, and of an operand of a matrix product.
+WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
+COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
+FLOAT32 = 4
+# The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
+TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
+# The thresholds of the engine, which a test compares with it.
+COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
+# Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the
+# logits, with deterministic operations and without; temporaries of the update for each element of the
+# largest weight and of all others, in place or allocated; copies of an all-reduce bucket.
+BACKWARD_TEMPORARIES = {"BSF": 3, "BSD": 2}
+LOGITS = {True: 5, False: 4}
+UPDATE_IN_PLACE, UPDATE_ALLOCATED = (1, 0.4), (8, 0.3)
+BUCKETS = 3
+# Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
+GAPS = 1.15
+# For JAX: what a layer saves relative to `saved_bytes`, and the tensors of it that `tensor` divides; copies of the
+# logits, of the word embeddings and their gradient (as many again in chunks), and of weights gathered at once.
+JAX_SAVED, JAX_DIVIDED = 0.85, {"BSD": 4, "BNSS": 3, "BSF": 4}
+JAX_LOGITS, JAX_TABLES, JAX_GATHERED = 2, 2, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes on one device of a replica, by kind."""
+
+    weights: int
+    """The word embeddings, which emb and heads share, count once."""
+    accumulators: int
+    """Float32 sums of gradients; a stage with heads and without emb has its own for the word embeddings."""
+    moments: int
+    """Two in float32 for each weight; none if offloaded, a part if sharded."""
+    stashes: int
+    """Activations saved between forward and backward, at the maximum of the schedule."""
+    working: int
+    """Activations and gradients of the current micro-batch, without its logits."""
+    logits: int
+    """Logits of the vocabulary for every masked position, and their temporaries."""
+    update: int
+    """Temporaries at the end of a step, when stashes, working and logits are freed."""
+
+    @property
+    def total(self) -> int:
+        """Return the peak memory."""
+        most = max(self.stashes + self.working + self.logits, self.update)
+        return self.weights + self.accumulators + self.moments + most
+
+
+def weights_of(config: BertConfig) -> dict[str, int]:
+    """Return the number of weights of each block; `heads` without the shared word embeddings."""
+    width, inner = config.hidden_size, config.intermediate_size
+    dense, norm = width * width + width, 2 * width
+    vectors, is_group = 4 * width + norm + inner + width + norm, config.architecture == "groupbert"
+    if is_group:
+        vectors = 8 * width + 5 * norm + 2 * (inner + width + width * (config.ffn_groups > 1))
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    return {
+        "emb": rows * width + norm,
+        "hid": config.layer_matrices + vectors,
+        "final_norm": norm * is_group,  # a part of the last layer
+        "enc_out": 0,
+        "pool": dense,
+        "heads": dense + norm + config.vocab_size + 2 * width + 2,
+        **dict.fromkeys(TASK_HEADS, LABELS * (width + 1)),
+    }
+
+
+def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
+    """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
+    parallel = settings.parallel
+    stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
+    if parallel.layout == "auto" or stages is None or mapping is None:
+        return laid_stages([settings.bert_config.num_hidden_layers], settings.LAST_BLOCKS), [0]
+    return stages, mapping
+
+
+def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
+    """Return the blocks of stages with so many layers each."""
+    stages = [["hid"] * number for number in layers]
+    stages[0].insert(0, "emb")
+    stages[-1] += last_blocks
+    return stages
+
+
+def estimate(settings: TrainSettings) -> list[Estimate]:
+    """Return the estimate of each device of a replica."""
+    if settings.engine == "jax":
+        return [_with_jax(settings)] * math.prod(settings.parallel.tensor_shape)
+    stages, mapping = stages_of(settings)
+    return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
+
+
+def _with_jax(settings: TrainSettings) -> Estimate:
+    """Return the estimate with JAX: `tensor` divides matrices, and what is computed with them."""
+    config, parallel, ((blocks,), _) = settings.bert_config, settings.parallel, stages_of(settings)
+    (first, second), replicas = parallel.tensor_shape, settings.global_batch.replicas
+    elements, layers = weights_of(config), config.num_hidden_layers
+    by_rows = first if config.vocab_size % first == 0 else 1
+    inner, table = layers * config.layer_matrices, config.vocab_size * config.hidden_size
+    weights = sum(elements[block] for block in (*blocks, "final_norm")) - inner - table
+    inner, table = inner // (first * second), table // (by_rows * second)
+    weights += inner + table
+    shards = replicas if config.hidden_size % replicas == 0 and second == 1 else 1
+    stored = weights // (shards if parallel.shard_weights else 1)
+    updated = weights // shards if parallel.replicated_tensor_sharding else stored
+    plain = settings.model_copy(update={"compile": "nothing"})
+    divided = sum(FLOAT32 * n * count_elements(settings, of) for of, n in JAX_DIVIDED.items())
+    complete = int(JAX_SAVED * saved_bytes(plain, "hid", stashed=False)) - divided
+    saved = complete // second + divided // first
+    working, copies = layers * saved, weights * (settings.precision != "float32")
+    update = JAX_GATHERED * weights if stored < weights else updated
+    if parallel.recompute:  # a scan over stacked inputs, weights and gradients
+        working = saved + layers * FLOAT32 * count_elements(settings, "BSD") // second
+        copies, update = 2 * inner * stored // weights, updated
+    chunks = parallel.embedding_serialization_factor
+    copies += JAX_TABLES * (2 if chunks > 1 else 1) * table
+    logits = (JAX_LOGITS + (stored < weights)) * FLOAT32 * count_elements(settings, "BPV")
+    return Estimate(
+        weights=WEIGHT_BYTES[settings.precision] * stored,
+        accumulators=FLOAT32 * stored,
+        moments=2 * FLOAT32 * updated,
+        stashes=0,
+        working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
+        logits=logits // (chunks if by_rows == 1 else by_rows) if "heads" in blocks else 0,
+        update=FLOAT32 * update,
+    )
+
+
+def on_device(
+    settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
+) -> Estimate:
+    """Return the estimate of one device for these stages, instead of those of the settings."""
+    config, parallel = settings.bert_config, settings.parallel
+    here = [number for number, on in enumerate(mapping) if on == device]
+    blocks = [block for number in here for block in stages[number]]
+    table = config.vocab_size * config.hidden_size
+    weights = sum(weights_of(config)[block] for block in blocks)
+    largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
+    tables = sum("emb" in stages[number] or "heads" in stages[number] for number in here)
+    replicas = settings.global_batch.replicas
+    shards = replicas if parallel.replicated_tensor_sharding else 1
+    updated, most = math.ceil(weights / shards), math.ceil(min(largest, weights) / shards)
+    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * most)
+    reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
+    in_place = settings.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
+    of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED
+    update = FLOAT32 * (of_largest * most + of_others * (updated - most))
+    if parallel.optimizer_state_offload:  # only the gradients are on the device
+        update = FLOAT32 * updated
+    return Estimate(
+        weights=WEIGHT_BYTES[settings.precision] * weights,
+        accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
+        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * updated,
+        stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
+        # Stages that share a device may run at once.
+        working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
+        logits=int(GAPS * _logits(settings)) if "heads" in blocks else 0,
+        update=int(GAPS * max(reduced, update)),
+    )
+
+
+def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
+    """Return the saved bytes of a stage for all micro-batches between forward and backward."""
+    parallel, blocks = settings.parallel, stages[number]
+    if number == len(stages) - 1:  # forward and backward are one function
+        return 0
+    micro_batches = settings.global_batch.grad_acc_steps_per_replica
+    most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
+    if not parallel.recompute:
+        each = sum(saved_bytes(settings, block, stashed=True) for block in blocks)
+        each += _input(settings, stages[number + 1][0]) + _kernel_copies(settings, blocks)
+    else:
+        inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
+        each = sum(_input(settings, block) for block in inputs)
+    return min(micro_batches, most) * each
+
+
+def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
+    """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
+    parallel, blocks, config = settings.parallel, stages[number], settings.bert_config
+    saved = [saved_bytes(settings, block, stashed=False) for block in blocks]
+    shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
+    temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
+    elements = weights_of(config)
+    elements["heads"] += config.vocab_size * config.hidden_size  # the shared word embeddings
+    gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
+    kernels = _kernel_copies(settings, blocks)
+    by_layer = parallel.recompute and parallel.recompute_by == "layer"
+    if number == len(stages) - 1:
+        # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
+        *body, heads = saved
+        below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
+        layer = max(body, default=0) if by_layer else 0
+        logits = _logits(settings) if "heads" in blocks else 0
+        return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
+    if not parallel.recompute:
+        # The backward function returns the gradients of all weights at once.
+        return temporaries + sum(gradients)
+    return (max(saved) if by_layer else sum(saved)) + temporaries + max(gradients) + kernels
+
+
+def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
+    """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
+    if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
+        return 0
+    config = settings.bert_config
+    table = config.vocab_size * config.hidden_size if "heads" in blocks else 0
+    cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
+    return COMPUTE_BYTES[settings.precision] * (cast + table)
+
+
+def _logits(settings: TrainSettings) -> int:
+    complete = LOGITS[settings.deterministic] * FLOAT32 * count_elements(settings, "BPV")
+    return complete // settings.parallel.embedding_serialization_factor
+
+
+def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
+    """Return the bytes that the gradient of a block reads for one micro-batch.
+
+    `stashed`: forward and backward are two functions, which save more tensors than one. Between two products
+    everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
+    """
+    config, more = settings.bert_config, int(stashed)
+    scaled = more * int(getattr(settings, "scaling", None) is not None)  # values before a factor
+    hidden = int(config.hidden_dropout_prob > 0.0)
+    dropout = int(config.attention_probs_dropout_prob > 0.0)
+    wide, compute = FLOAT32, COMPUTE_BYTES[settings.precision]
+    bsd, bnss, bsf, bpd = (
+        count_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF", "BPD")
+    )
+    is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
+    feed_forwards, of_bsd = 1, 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
+    if config.architecture == "groupbert":
+        feed_forwards, of_bsd = 2, 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
+    elif is_compiled:
+        of_bsd = 8 * compute + more * wide
+    of_bsd += scaled * 3 * wide
+    if block == "hid" and is_compiled:
+        scores = (2 + more) * compute * bnss
+        return of_bsd * bsd + scores + feed_forwards * 2 * compute * bsf
+    changed = int(bool(dropout) or settings.precision != "float32")
+    return {
+        "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
+        "hid": of_bsd * bsd
+        + ((1 + dropout) * wide + changed * compute) * bnss
+        + feed_forwards * ((3 + 2 * more) * wide + compute) * bsf,
+        "enc_out": 0,
+        "pool": (1 + more) * compute * bpd,
+        "heads": (2 * compute + 5 * wide) * bpd,
+        "qa_head": compute * bpd,
+        "glue_head": 2 * wide * count_elements(settings, "BD"),
+        "token_head": 2 * wide * bpd,
+    }[block]
+
+
+def _input(settings: TrainSettings, block: str) -> int:
+    """Return the bytes of a block's input: all that recomputation saves of it."""
+    shape = "BSD" if block in ("hid", "enc_out") else "BPD"
+    return (
+        0 if block == "emb" else COMPUTE_BYTES[settings.precision] * count_elements(settings, shape)
+    )
+
+
+def count_elements(settings: TrainSettings, shape: str) -> int:
+    """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
+    config = settings.bert_config
+    sizes = {
+        "B": settings.global_batch.micro_batch_size,
+        "S": settings.max_seq_length,
+        "P": settings.positions_read,
+        "N": config.num_attention_heads,
+        "D": config.hidden_size,
+        "F": config.intermediate_size,
+        "V": config.vocab_size,
+    }
+    return math.prod(sizes[letter] for letter in shape)

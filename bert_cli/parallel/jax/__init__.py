@@ -1,0 +1,1 @@
+"""The engine on JAX: one compiled function for a step, layouts by annotation."""

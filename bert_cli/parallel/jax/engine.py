@@ -1,0 +1,408 @@
+"""Runs steps on JAX: a step is one compiled function, a scan over micro-batches and the update of all weights.
+
+The blocks are Keras layers whose weights are arguments. Replicas are an axis of the batch, which XLA divides over the
+grid of devices, as it divides weights, moments and products by their annotations; the numbers do not depend on it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.sharding import Mesh as Grid
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_cli.config.settings import Parallel
+from bert_cli.model.bert import named_weights
+from bert_cli.model.fused import shifted_key
+from bert_cli.optim.adam import Optimizer
+from bert_cli.parallel.engine import (
+    Batch,
+    Engine,
+    Mesh,
+    UpdateRequest,
+    UpdateResult,
+    count,
+    kind_of,
+    out_of_memory,
+    scaled_for_accumulation,
+)
+from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
+from bert_cli.parallel.jax.mesh import JaxProcessGroup
+
+Arrays = dict[str, jax.Array]
+State = dict[str, list[jax.Array]]
+"""A weight and its two moments, by the weight's name."""
+ANY, COMPLETE = PartitionSpec.UNCONSTRAINED, PartitionSpec()
+
+
+@dataclass(frozen=True)
+class DividedArray:
+    """A weight (part 0) or one of its moments, divided over the devices of all processes."""
+
+    state: State
+    name: str
+    part: int
+    gather: Callable[[jax.Array], jax.Array]
+
+    @property
+    def array(self) -> jax.Array:
+        """Return the array of all processes."""
+        return self.state[self.name][self.part]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.array.shape
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process stores only a part."""
+        here = {str(shard.index): shard.data.size for shard in self.array.addressable_shards}
+        return sum(here.values()) < self.array.size
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the value."""
+        value = np.empty(self.shape, self.array.dtype)
+        array = self.gather(self.array) if self.is_sharded else self.array
+        for shard in array.addressable_shards:
+            value[shard.index] = shard.data
+        return value
+
+    def assign(self, value: npt.NDArray[Any]) -> None:
+        """Set the parts of this process."""
+        new = _placed(value.astype(self.array.dtype), self.array.sharding)
+        self.state[self.name][self.part] = new
+
+
+class JaxEngine(Engine):
+    """A model on a grid of devices, and its optimizer."""
+
+    def __init__(
+        self,
+        blocks: Sequence[tuple[str, Any]],
+        mesh: Mesh,
+        *,
+        seed: int,
+        optimizer: Optimizer | None,
+        parallel: Parallel,
+        accumulation: int,
+    ) -> None:
+        """`accumulation` are the micro-batches of a replica in a step; without an optimizer there are no steps."""
+        super().__init__()
+        self.body = [block for _, block in blocks[:-1]]
+        self.head: Any = blocks[-1][1]
+        self.reads = {column for _, block in blocks for column in block.READS}
+        self.seed, self.optimizer, self.parallel = seed, optimizer, parallel
+        self.accumulation, self.group = accumulation, JaxProcessGroup(mesh)
+        self.grid = device_grid(mesh, parallel.tensor_shape)
+        rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
+        self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
+        self.specs: dict[str, PartitionSpec] = {}
+        """How a weight is divided where it is read."""
+        self.shardings: dict[str, list[NamedSharding]] = {}
+        """How it and its moments are stored."""
+        self.state: State = {}
+        shards_moments = parallel.shard_weights or parallel.replicated_tensor_sharding
+        for name, weight in named_weights(blocks).items():
+            spec = self.specs[name] = spec_of(name, weight.shape, self.grid)
+            divided = NamedSharding(self.grid, over_replicas(spec, weight.shape, self.grid))
+            complete = NamedSharding(self.grid, spec)
+            values = [np.asarray(weight.value)]
+            if optimizer is not None:
+                values += [np.zeros(weight.shape, np.float32)] * 2
+            shards = [parallel.shard_weights, shards_moments, shards_moments][: len(values)]
+            self.shardings[name] = [divided if one else complete for one in shards]
+            self.state[name] = list(map(_placed, values, self.shardings[name]))
+        self.programs: dict[tuple[int, ...], Any] = {}
+        """The compiled step for each shape of its batch."""
+        self._local: Arrays | None = None
+        self._run = jax.jit(self._run_head)
+
+    @property
+    def weights(self) -> dict[str, DividedArray]:  # type: ignore[override]
+        """The weights by name."""
+        return {name: DividedArray(self.state, name, 0, self._gathered) for name in self.state}
+
+    @property
+    def moments(self) -> dict[str, tuple[DividedArray, DividedArray]]:
+        """The optimizer's two moments of each weight."""
+        of = partial(DividedArray, self.state, gather=self._gathered)
+        return {name: (of(name, part=1), of(name, part=2)) for name in self.state}
+
+    def _gathered(self, arrays: Any, specs: Any = COMPLETE) -> Any:
+        """Return arrays divided in another way, or complete; all processes must call this."""
+        to = jax.tree.map(partial(NamedSharding, self.grid), specs)
+        with self.group.collective():
+            return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=to)(arrays))
+
+    @property
+    def sum_names(self) -> list[str]:
+        """Names of the sums that the head computes."""
+        return sorted({over for over, _ in self.head.MEANS.values()})
+
+    # --- one step
+
+    def compile(self, batch: Batch) -> None:
+        """Compile the step for the shape of a batch of one micro-batch for each local replica."""
+        counts = count(batch, self.head.COUNTS)
+        batch = {name: np.repeat(column, self.accumulation, 0) for name, column in batch.items()}
+        request = UpdateRequest(**dict.fromkeys(UpdateRequest.__annotations__, 1))
+        self._program(*self._arguments(batch, request, counts))
+
+    def update(
+        self,
+        batch: Batch,
+        request: UpdateRequest,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> UpdateResult:
+        """Run the compiled step; a request to stop waits for its end."""
+        self.group.activity = f"step {request.step + 1}"
+        counts = self._all_reduced(count(batch, self.head.COUNTS))
+        arguments = self._arguments(batch, request, counts)
+        program, self._local = self._program(*arguments), None
+        with self.record("forward_backward"), self.group.collective(), reporting_out_of_memory():
+            state, sums, squared, weight_squared = program(*arguments)
+            norms = math.sqrt(squared), math.sqrt(weight_squared)
+        self.state.update(state)
+        # Rounded once: the same sums in every layout.
+        local = {
+            name: math.fsum(
+                float(number)
+                for shard in rows.addressable_shards
+                if shard.replica_id == 0
+                for number in np.asarray(shard.data).ravel()
+            )
+            for name, rows in sums.items()
+        }
+        return UpdateResult(self._all_reduced(local), counts, *norms)
+
+    def _arguments(
+        self, batch: Batch, request: UpdateRequest, counts: Mapping[str, float]
+    ) -> tuple[State, Arrays, Any, Any]:
+        """Return the arguments of the compiled step."""
+        many, replicas = len(batch["input_ids"]), len(self.local_grid.devices)
+        first = request.step * request.micro_batches + self.group.rank * many
+        columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
+        columns["index"] = (first + np.arange(many)) % 2**31
+        where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
+        for name, column in columns.items():
+            # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
+            rows = column.reshape(replicas, -1, *column.shape[1:]).swapaxes(0, 1)
+            rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype))
+            columns[name] = jax.make_array_from_process_local_data(where, rows)
+        numbers = {
+            "scale": np.float32(scaled_for_accumulation(request.loss_scale, request.micro_batches)),
+            "max_norm": np.float32(request.max_gradient_norm or math.inf),
+            "rate": np.float32(request.learning_rate),
+            "updates": np.int32(request.updates),
+            "step": np.int32(request.step),
+        }
+        divisors = {name: np.float32(max(number, 1.0)) for name, number in counts.items()}
+        return self.state, columns, divisors, numbers
+
+    def _program(self, *arguments: Any) -> Any:
+        """Return the compiled step for arguments of these shapes."""
+        shape = arguments[1]["input_ids"].shape
+        if shape not in self.programs:
+            complete = NamedSharding(self.grid, COMPLETE)
+            of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
+            results = self.shardings, of_each, complete, complete
+            step = jax.jit(self._run_step, donate_argnums=0, out_shardings=results)
+            with jax.set_mesh(self.grid), reporting_out_of_memory():
+                self.programs[shape] = step.lower(*arguments).compile()
+        return self.programs[shape]
+
+    def _run_step(
+        self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
+    ) -> tuple[State, Arrays, jax.Array, jax.Array]:
+        """Return the new state, sums [accumulation, replicas], and the squared norms of gradient and weights."""
+        assert self.optimizer is not None
+        optimizer, new = self.optimizer, {}
+        weights = {name: parts[0] for name, parts in state.items()}
+        gradients, sums = self._accumulate(weights, columns, counts, numbers["scale"])
+        squared = _squared_norm(gradients.values()) / numbers["scale"] ** 2
+        norm, most = jnp.sqrt(squared), numbers["max_norm"]
+        factor = jnp.where(norm <= most, 1.0, most / norm) / numbers["scale"]
+        for name, (weight, first, second) in state.items():
+            rule, gradient, updates = optimizer.rules[name], gradients[name], numbers["updates"]
+            direction, *moments = optimizer.update_direction(
+                rule, weight, gradient, first, second, factor, updates
+            )
+            squares = _squared_norm([weight]), _squared_norm([direction])
+            key = optimizer.key(np.int32(optimizer.weight_id(name)), numbers["step"])
+            updated = optimizer.apply_update(
+                rule, 0, weight, direction, squares, numbers["rate"], key
+            )
+            pairs = zip((updated, *moments), (weight, first, second), strict=True)
+            new[name] = [jnp.where(jnp.isfinite(squared), *pair) for pair in pairs]
+        return new, sums, squared, _squared_norm(parts[0] for parts in new.values())
+
+    def _accumulate(
+        self, weights: Arrays, columns: Arrays, counts: Arrays, scale: jax.Array
+    ) -> tuple[Arrays, Arrays]:
+        """Return the gradients of the loss times `scale` over all micro-batches, and the head's sums of each."""
+        in_replicas = partial(jax.vmap, spmd_axis_name="replica")
+        is_sharded, replicas = self.parallel.shard_weights, self.grid.shape["replica"]
+
+        def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
+            key = jnp.stack([jnp.int32(self.seed), columns["index"]])
+            loss, sums = self._run_head(weights, columns, key, counts)
+            return loss * scale, sums
+
+        def loss_of_all(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
+            losses, sums = in_replicas(partial(loss_of, weights))(columns)
+            return losses.sum(), sums
+
+        def add(totals: Arrays, columns: Arrays) -> tuple[Arrays, Arrays]:
+            if is_sharded:
+                gradients, sums = jax.grad(loss_of_all, has_aux=True)(weights, columns)
+            else:
+                gradient = partial(jax.grad(loss_of, has_aux=True), weights)
+                gradients, sums = in_replicas(gradient)(columns)
+            return {n: totals[n] + gradients[n].astype(jnp.float32) for n in totals}, sums
+
+        # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
+        totals = {}
+        for name, weight in weights.items():
+            spec, shape = self.shardings[name][0].spec, weight.shape
+            if not is_sharded:
+                spec, shape = PartitionSpec("replica", *spec), (replicas, *shape)
+            totals[name] = lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), spec)
+        totals, sums = lax.scan(add, totals, columns)
+        # From here on divided as the moments are.
+        for name, total in totals.items():
+            total = total if is_sharded else total.sum(0)
+            totals[name] = lax.with_sharding_constraint(total, self.shardings[name][1].spec)
+        return totals, sums
+
+    # --- the model
+
+    def _run_head(
+        self, weights: Arrays, columns: Arrays, key: Any = None, counts: Arrays | None = None
+    ) -> Any:
+        """Return loss and sums, or without counts the logits."""
+        hidden = self._hidden(weights, columns, key)
+        with self._reading(self.head, _weights_of(self.head, weights)):
+            if counts is None:
+                return self.head.logits(hidden, key)
+            return self.head(hidden, columns, counts, key)
+
+    def _hidden(self, weights: Arrays, columns: Arrays, key: Any) -> Any:
+        """Return the output of the blocks before the head."""
+        hidden: Any = None
+        for _, alike in groupby(self.body, kind_of):
+            blocks = list(alike)
+            parts = [_weights_of(block, weights) for block in blocks]
+            if self.parallel.recompute and key is not None and len(blocks) > 1:
+                hidden = self._scan(blocks, parts, hidden, columns, key)
+                continue
+            for block, part in zip(blocks, parts, strict=True):
+                hidden = self._run_block(block, part, hidden, columns, key)
+        return hidden
+
+    def _scan(
+        self, blocks: Sequence[Any], parts: Sequence[Any], hidden: Any, columns: Arrays, key: Any
+    ) -> Any:
+        """Run alike blocks in a loop that saves only their inputs: XLA would save all of blocks in a row."""
+        first = blocks[0]
+        # The first block's dropout ids with a shifted key draw the masks of another block.
+        keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]
+
+        @jax.checkpoint
+        def run(hidden: Any, part: tuple[Any, Any]) -> tuple[Any, None]:
+            return self._run_block(first, part[0], hidden, columns, part[1]), None
+
+        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *zip(parts, keys, strict=True))
+        return lax.scan(run, hidden, stacked)[0]
+
+    def _run_block(self, block: Any, part: Any, hidden: Any, columns: Arrays, key: Any) -> Any:
+        with self._reading(block, part):
+            hidden = block(hidden, columns, key)
+        if self.grid.shape["tensor_2"] > 1:
+            hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
+        return hidden
+
+    @contextmanager
+    def _reading(self, block: Any, part: Sequence[Any]) -> Iterator[None]:
+        """Have a block read these arrays, complete over the replicas, in the place of Keras' variables."""
+        pairs = [
+            (weight, lax.with_sharding_constraint(array, self.specs[weight.path]))
+            for weight, array in zip(block.weights, part, strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=pairs):
+            yield
+
+    # --- evaluation and prediction
+
+    def gather_weights(self) -> None:
+        """Make the weights complete on this process' devices."""
+        if self.group.world_size == 1:
+            return
+        weights = {name: parts[0] for name, parts in self.state.items()}
+        self._local = {
+            name: jax.make_array_from_single_device_arrays(
+                array.shape,
+                NamedSharding(self.local_grid, self.specs[name]),
+                [shard.data for shard in array.addressable_shards],
+            )
+            for name, array in self._gathered(weights, self.specs).items()
+        }
+
+    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+        """Return the head's sums for examples [B, ...]."""
+        ones = {name: np.float32(1.0) for name in ("examples", *self.head.COUNTS)}
+        _, sums = self._infer(micro_batch, ones)
+        return {name: float(number) for name, number in sums.items()}
+
+    def predict(self, examples: Batch) -> Any:
+        """Return the head's logits for examples [B, ...]."""
+        return jax.tree.map(np.asarray, self._infer(examples, None))
+
+    def _infer(self, batch: Batch, counts: Any) -> Any:
+        weights = self._local or {name: parts[0] for name, parts in self.state.items()}
+        grid, examples = self.local_grid, len(batch["input_ids"])
+        axis = "replica" if examples % grid.shape["replica"] == 0 else None
+        columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
+        placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
+        with jax.set_mesh(grid), reporting_out_of_memory():
+            return jax.block_until_ready(self._run(weights, placed, None, counts))
+
+
+def _placed(value: npt.NDArray[Any], sharding: Any) -> jax.Array:
+    """Return a value divided over the devices; of several processes each places its part."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _weights_of(block: Any, weights: Arrays) -> list[jax.Array]:
+    return [weights[weight.path] for weight in block.weights]
+
+
+def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:
+    return sum((jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays), jnp.float32(0))
+
+
+@contextmanager
+def reporting_out_of_memory() -> Iterator[None]:
+    """Turn XLA's error about memory into DeviceError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise out_of_memory() from error
+        raise
+
+
+def random_bits(key: jax.Array, shape: Sequence[int], start: int) -> jax.Array:
+    """Return uniform uint32 of a shape, those of the key."""
+    assert start == 0, "a weight is updated as one array"
+    return jax.random.bits(jax.random.fold_in(jax.random.key(key[0]), key[1]), shape, jnp.uint32)

@@ -1,0 +1,287 @@
+"""JAX's runtime: the devices of a mesh, replicas x tensor parallelism, and the processes of a run.
+
+JAX's coordination service has a process of its own that outlives rank 0, because JAX aborts every process that loses
+the service. Which process is lost is seen by its connection to rank 0, which the kernel closes however a process ends.
+What is imported from `jax._src` is not public in JAX 0.10.2.
+"""
+
+import itertools
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import psutil
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh as Grid
+from jax.sharding import PartitionSpec
+
+from bert_cli.config.settings import Cluster, Parallel
+from bert_cli.errors import DeviceError
+from bert_cli.parallel.cluster import (
+    REGISTER_SECONDS,
+    Processes,
+    device_memory,
+    find_interface,
+    part_of_gpus,
+    wait_for_processes,
+)
+from bert_cli.parallel.engine import Mesh, ProcessGroup, local_replicas, lost_process
+from bert_cli.parallel.jax.layout import device_grid
+from bert_cli.parallel.launcher import visible_gpus
+
+FOREVER = 10**6  # seconds
+NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
+SERVICE = """
+import sys, time
+from jax._src.lib import _jax
+service = _jax.get_distributed_runtime_service(
+    sys.argv[1], int(sys.argv[2]), heartbeat_timeout=10**6, recoverable=True
+)
+print(flush=True)
+sys.stdin.read()  # until rank 0 has ended
+time.sleep(60)
+"""
+
+
+class Links:
+    """The connections between rank 0 and the other ranks, and the ranks that are lost."""
+
+    def __init__(self, lost_after_seconds: int = 0) -> None:
+        self.lost_after_seconds = lost_after_seconds
+        self.sockets: dict[int, socket.socket] = {}
+        self.lost: list[int] = []
+        self.waiting_since = math.inf  # in a collective
+        self.service: subprocess.Popen[bytes] | None = None  # ends some time after this process
+
+    def add(self, rank: int, link: socket.socket) -> None:
+        """Watch the connection to a rank."""
+        probe = max(1, self.lost_after_seconds // 4)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * self.lost_after_seconds)
+        link.settimeout(None)
+        self.sockets[rank] = link
+        threading.Thread(target=self._watch, args=(rank, link), daemon=True).start()
+
+    def _watch(self, rank: int, link: socket.socket) -> None:
+        with suppress(OSError):
+            # Rank 0 names another rank that is lost; after that the end of this process is near.
+            rank = int((link.recv(16) or b"%d" % rank).split()[0])
+        self.lost.append(rank)
+        for other in self.sockets.values():
+            with suppress(OSError):
+                other.sendall(b"%d\n" % rank)
+        # A collective of JAX may wait forever for a lost process, and nothing ends it but the process.
+        while time.monotonic() - self.waiting_since < self.lost_after_seconds:
+            time.sleep(0.1)
+        print(f"bert: {lost_process(self.lost[0])}", file=sys.stderr, flush=True)
+        os._exit(DeviceError.exit_code)
+
+
+_links = Links()  # set by `open_mesh`
+
+
+class JaxProcessGroup(ProcessGroup):
+    """The processes of a mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh.processes.rank, mesh.processes.count)
+
+    def publish(self, text: str) -> None:
+        """Store a text in the coordination service."""
+        _client().key_value_set(f"bert_rank_{self.rank}", text, allow_overwrite=True)
+
+    def published_by(self, rank: int) -> str:
+        """Return the last text of a rank, or an empty one."""
+        with suppress(jax.errors.JaxRuntimeError):
+            return str(_client().key_value_try_get(f"bert_rank_{rank}"))
+        return ""
+
+    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        # As integers: JAX would round to float32.
+        parts = multihost_utils.process_allgather(np.ascontiguousarray(numbers).view(np.uint32))
+        total: npt.NDArray[np.float64] = np.asarray(parts).view(np.float64).sum(0)
+        return total
+
+    @contextmanager
+    def _naming_lost_process(self) -> Iterator[None]:
+        _links.waiting_since = time.monotonic()
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # JAX raises both
+            until = time.monotonic() + NOTICE_SECONDS
+            while _links.sockets and not _links.lost and time.monotonic() < until:
+                time.sleep(0.1)
+            if not _links.lost:
+                raise
+            raise lost_process(_links.lost[0]) from error
+        finally:
+            _links.waiting_since = math.inf
+
+
+def _client() -> Any:
+    return distributed.global_state.client
+
+
+def devices_here(processes: Processes) -> tuple[str, int, int]:
+    """Return GPU, TPU or CPU, the number of devices of this process, and the bytes of memory of each."""
+    if (kind := _kind()) == "TPU":
+        devices = jax.local_devices()
+        return kind, len(devices), devices[0].memory_stats()["bytes_limit"]
+    number = len(_gpus(processes)) if kind == "GPU" else 1
+    return kind, number, device_memory(kind, processes)
+
+
+def open_mesh(
+    processes: Processes,
+    replicas: int,
+    parallel: Parallel,
+    cluster: Cluster,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Mesh:
+    """Take the devices of a layout and join the other processes; each holds as many replicas.
+
+    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
+    layout that does not fit the processes or devices.
+    """
+    local, each = local_replicas(replicas, processes), math.prod(parallel.tensor_shape)
+    kind, needed = _kind(), local * each
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        folder = Path("~/.cache/bert/jax").expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if kind == "CPU":
+        with suppress(
+            RuntimeError
+        ):  # JAX is started already, which the number of devices will tell
+            jax.config.update("jax_num_cpu_devices", needed)
+    elif kind == "GPU":
+        gpus = ",".join(map(str, _gpus(processes)[:needed]))
+        jax.config.update("jax_cuda_visible_devices", gpus)
+    if processes.count > 1:
+        processes = _join(processes, cluster, stop_requested)
+    devices = jax.local_devices()[:needed]
+    if len(devices) < needed:
+        where = f"layout ({local} replicas x {each} devices in this process)"
+        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
+        raise DeviceError(where, f"needs {needed} {kind}s, here are {len(devices)}", remedy)
+    names = [f"jax:{kind}:{number}" for number in range(needed)]
+    rows = tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))
+    mesh = Mesh(replicas, rows, "", processes)
+    if processes.count > 1:
+        with JaxProcessGroup(mesh).collective():
+            _connect_devices(device_grid(mesh, parallel.tensor_shape))
+    return mesh
+
+
+def _kind() -> str:
+    """Return the kind of device that JAX will choose, without starting it."""
+    if platforms := jax.config.jax_platforms:  # type: ignore[attr-defined]
+        return {"cuda": "GPU", "gpu": "GPU", "tpu": "TPU"}.get(platforms.split(",")[0], "CPU")
+    if find_spec("jax_plugins") and visible_gpus(os.environ):
+        return "GPU"
+    return "TPU" if find_spec("libtpu") and os.path.exists("/dev/accel0") else "CPU"
+
+
+def _gpus(processes: Processes) -> list[int]:
+    """Return the numbers of this process' GPUs among the visible ones."""
+    return part_of_gpus(list(range(len(visible_gpus(os.environ)))), processes)
+
+
+def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
+    """Join the other processes; return them with the addresses of their rendezvous."""
+    global _links
+    _links = Links(cluster.lost_after_seconds)
+    processes, interface = find_interface(processes, cluster.bind_address)
+    rank, report_after = processes.rank, cluster.report_waiting_after_seconds
+    host, _, port = processes.workers[0].rpartition(":")
+    try:
+        with wait_for_processes(processes, report_after, stop_requested, interface) as listener:
+            if rank == 0:
+                service = _start_service(processes.count, interface)
+                link = _accept_links(listener, processes.count, service)
+            else:
+                link = socket.create_connection((host.strip("[]"), int(port)), REGISTER_SECONDS)
+                link.sendall(b"%d\n" % rank)
+                service = int(link.recv(16))
+                _links.add(0, link)
+        os.environ.setdefault("no_grpc_proxy", host)  # a proxy is not for the next host
+        options = {"heartbeat_timeout": FOREVER, "shutdown_on_destruction": False}
+        client = _jax.get_distributed_runtime_client(f"{host}:{service}", rank, **options)
+        client.connect()
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"cluster (rank {rank} of {', '.join(processes.workers)})"
+        problem = f"the processes did not connect ({error})"
+        raise DeviceError(where, problem, "check that all are started, ports free") from error
+    state = distributed.global_state
+    state.client, state.process_id, state.num_processes = client, rank, processes.count
+    # By itself gloo listens on the address that this host's name has here, which may be loopback.
+    address = link.getsockname()[0].removeprefix("::ffff:")
+    gloo = _jax.make_gloo_tcp_collectives(client, address, interface)
+    make_client = partial(xla_bridge.make_cpu_client, collectives=gloo)
+    xla_bridge.register_backend_factory("cpu", make_client, fail_quietly=False)
+    return processes
+
+
+def _start_service(count: int, interface: str | None) -> int:
+    """Start JAX's coordination service on an interface, or on all of them, and return its port."""
+    addresses = psutil.net_if_addrs().get(interface or "", ())
+    host = next((one.address for one in addresses if one.family == socket.AF_INET), "0.0.0.0")
+    with socket.create_server((host, 0)) as free:
+        port = int(free.getsockname()[1])
+    words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(count)]
+    pipe = subprocess.PIPE
+    # Its standard input stays open as long as this process lives.
+    process = _links.service = subprocess.Popen(
+        words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise OSError(f"JAX's coordination service did not start at {host}:{port}")
+    return port
+
+
+def _accept_links(listener: socket.socket, count: int, service: int) -> socket.socket:
+    """Accept a connection from each other rank and send it the port of the service; return the last one."""
+    listener.settimeout(REGISTER_SECONDS)
+    while len(_links.sockets) < count - 1:
+        link = listener.accept()[0]
+        link.settimeout(REGISTER_SECONDS)
+        if rank := link.recv(16):  # a connection of `wait_for_processes` sends nothing
+            link.sendall(b"%d" % service)
+            _links.add(int(rank), link)
+    return link
+
+
+def _connect_devices(grid: Grid) -> None:
+    """Connect the devices along all axes: later JAX would wait only 30 s for a process that still compiles."""
+    axes = [name for name, size in grid.shape.items() if size > 1]
+    subsets = [some for n in range(len(axes)) for some in itertools.combinations(axes, n + 1)]
+
+    def sums(number: Any) -> list[Any]:
+        return [jax.lax.psum(number, some) for some in subsets]
+
+    same = PartitionSpec()
+    run = jax.shard_map(sums, mesh=grid, in_specs=same, out_specs=same, check_vma=False)
+    standard_output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo prints a line for each connection
+    try:
+        jax.block_until_ready(jax.jit(run)(np.float32(1.0)))
+    finally:
+        os.dup2(standard_output, 1)

@@ -1,0 +1,157 @@
+"""On JAX every precision, kind of batch, model and task has the numbers that it has on TensorFlow."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from support.corpora import WORDS, P, make_corpus
+from support.engine_runs import assert_same, difference, jax_process, moved_apart, on_tensorflow
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+SHALLOW = {"bert_config": {"num_hidden_layers": 1}}
+FOUR = {"replicas": 2, "parallel": {"tensor": 2}}
+# Weights that begin so small are stored exactly enough to measure what AdamW moves them by.
+ADAMW = {
+    "bert_config": {"num_hidden_layers": 1, "initializer_range": 0.02},
+    "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.001}},
+}
+SHARDED = {"replicas": 2, "parallel": {"shard_weights": True}}
+
+
+@pytest.fixture(scope="module")
+def jax():
+    with jax_process() as process:
+        yield process
+
+
+# Runs of TensorFlow in two layouts are up to 1.2e-6 apart: these models have little but biases, and few of them.
+assert_same = partial(assert_same, weights_within=3e-6)
+
+
+def both(jax, layout, **options):
+    """Return the results of a run in a layout on JAX and on one device with TensorFlow."""
+    started = jax.start(**layout, **options)
+    return started.result(), on_tensorflow(**options)
+
+
+FLOAT16 = {
+    **ADAMW["optimizer_opts"],
+    "loss_scaling": 512,
+}
+ROUNDED = {"stochastic_rounding": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "options", "rounding", "layout"),
+    [
+        ("mixed_bfloat16", {}, {}, FOUR),
+        ("mixed_float16", {"loss_scaling": 512}, {}, FOUR),
+        ("float16", FLOAT16, ROUNDED, FOUR),
+        ("float16", FLOAT16, ROUNDED, SHARDED),
+    ],
+)
+def test_a_precision_is_as_near_to_tensorflow_as_that_is_to_float32(
+    precision, options, rounding, layout, jax
+):
+    """Both round in other places, and stochastic rounding draws other bits: so far apart is rounding alone."""
+    chosen = {"precision": precision, "optimizer_opts": options | rounding}
+    result, expected = both(jax, layout, **SHALLOW, **chosen)
+    exact = on_tensorflow(**SHALLOW, optimizer_opts=options)
+    for measure in (
+        partial(apart, name="mlm_loss"),
+        partial(apart, name="nsp_loss"),
+        partial(apart, name="gradient_norm"),
+        lambda one, other: difference(one.moments, other.moments),
+        moved_apart,
+    ):
+        assert 0 < measure(result, expected) < 3 * measure(expected, exact), measure
+
+
+def apart(one, other, name):
+    """Return the largest relative difference of a metric in a step."""
+    pairs = zip(one.metrics, other.metrics, strict=True)
+    return max(abs(mine[name] / theirs[name] - 1) for mine, theirs in pairs)
+
+
+def test_a_dynamic_loss_scale_skips_the_same_steps(jax):
+    """It starts so high that the gradients of float16 overflow, and is halved until they do not."""
+    result, expected = both(jax, FOUR, precision="mixed_float16", loss_scale=2**18, **SHALLOW)
+    counts = [[metrics["skipped"] for metrics in run.metrics] for run in (result, expected)]
+    assert counts[0] == counts[1] and 1 < counts[0][-1] < 8
+    for name in ("loss_scale", "learning_rate"):
+        assert [m[name] for m in result.metrics] == [m[name] for m in expected.metrics]
+    finite = [math.isfinite(metrics["gradient_norm"]) for metrics in result.metrics]
+    assert finite == [math.isfinite(metrics["gradient_norm"]) for metrics in expected.metrics]
+    assert result.metrics[-1]["gradient_norm"] == pytest.approx(
+        expected.metrics[-1]["gradient_norm"], rel=1e-3
+    )
+    assert result.metrics[-1]["mlm_loss"] == pytest.approx(
+        expected.metrics[-1]["mlm_loss"], rel=1e-4
+    )
+
+
+def test_packs_and_what_they_are_evaluated_and_predicted_to_be(jax):
+    """Also five of them, which two replicas do not divide."""
+    options = {"max_sequences_per_pack": 2, "scores": True, **ADAMW}
+    result, expected = both(jax, FOUR, **options)
+    assert_same(result, expected)
+    assert_same_scores(result, expected)
+
+
+def assert_same_scores(result, expected):
+    for mine, other in zip(result.sums, expected.sums, strict=True):
+        assert mine == pytest.approx(other, rel=1e-6)
+    for mine, other in zip(result.logits, expected.logits, strict=True):
+        assert mine.shape == other.shape
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.slow
+def test_each_length_of_a_bucket_has_its_program(jax, tmp_path):
+    corpus = make_corpus(tmp_path / "records", "dynamic", [400])
+    options = {"dataset_dir": str(corpus), "length_buckets": 2, "max_predictions_per_seq": P}
+    model = {"bert_config": {"num_hidden_layers": 1, "vocab_size": WORDS}}
+    result, expected = both(jax, FOUR, **options, **model)
+    assert_same(result, expected)
+    assert len(result.programs) == 2
+
+
+GROUP = {"architecture": "groupbert", "conv_group_size": 8, "ffn_groups": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel", [{}, {"tensor": 2, "recompute": True}, {"shard_weights": True}]
+)
+def test_groupbert(parallel, jax):
+    replicas = 1 if not parallel else 2
+    layout = {"replicas": replicas, "parallel": parallel}
+    assert_same(*both(jax, layout, bert_config=GROUP))
+
+
+UNSCALED = {"max_gradient_norm": None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", ["unit", "u-mup"])
+def test_unit_scaling(scaling, jax):
+    rate = {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.01}}
+    options = {"scaling": scaling, "optimizer_opts": rate | UNSCALED}
+    options["bert_config"] = {"initializer_range": 0.02}
+    assert_same(
+        *both(jax, {"replicas": 2, "parallel": {"tensor": 2, "recompute": True}}, **options)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "labels"), [("Squad", 2), ("Glue", 3), ("Glue", 1), ("Ner", 5)])
+def test_a_task_is_trained_scored_and_predicted(kind, labels, jax):
+    options = {"kind": kind, "labels": labels, "scores": True}
+    if kind == "Squad":
+        options |= {"max_seq_length": 32, "doc_stride": 8, "max_query_length": 8}
+    model = {"bert_config": ADAMW["bert_config"] | {"max_position_embeddings": 32}}
+    result, expected = both(jax, FOUR, **ADAMW | model, **options)
+    assert_same(result, expected)
+    assert_same_scores(result, expected)

@@ -1,0 +1,151 @@
+"""On JAX the numbers are those of TensorFlow on one device, in every layout; what a layout sends and saves."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from support.engine_runs import assert_same, collectives, jax_process, on_tensorflow
+
+from bert_cli.train.checkpoint import checkpoint_name
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+# Weights that begin so small are stored exactly enough to measure what AdamW moves them by.
+ADAMW = {
+    "bert_config": {"initializer_range": 0.02},
+    "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.001}},
+}
+RECOMPUTED, CHUNKED = {"recompute": True}, {"embedding_serialization_factor": 3}
+MOMENTS, WEIGHTS = {"replicated_tensor_sharding": True}, {"shard_weights": True}
+ONE = {"parallel": {}}
+EIGHT = {"replicas": 2, "parallel": {"tensor": [2, 2], **WEIGHTS, **RECOMPUTED, **CHUNKED}}
+TWO = {"replicas": 2, "parallel": {}}
+LAYOUTS = {
+    "2 replicas": TWO,
+    "2 replicas x tensor [2, 2], weights sharded, recomputed, chunked": EIGHT,
+}
+MORE = {
+    "1": ONE,
+    "4 replicas, moments sharded, recomputed": {"replicas": 4, "parallel": MOMENTS | RECOMPUTED},
+    "tensor 2": {"parallel": {"tensor": 2}},
+    "8 replicas": {"replicas": 8, "parallel": {}},
+    "4 replicas, weights sharded": {"replicas": 4, "parallel": WEIGHTS},
+    "8 replicas, weights sharded, recomputed": {"replicas": 8, "parallel": WEIGHTS | RECOMPUTED},
+    "recomputed": {"parallel": RECOMPUTED},
+    "chunked": {"parallel": CHUNKED},
+    "tensor 4, chunked": {"parallel": {"tensor": 4, **CHUNKED}},
+    "tensor [2, 2]": {"parallel": {"tensor": [2, 2]}},
+    "2 replicas x tensor 4, moments sharded": {"replicas": 2, "parallel": {"tensor": 4, **MOMENTS}},
+    "2 replicas x tensor 2, weights sharded": {"replicas": 2, "parallel": {"tensor": 2, **WEIGHTS}},
+}
+
+
+@pytest.fixture(scope="module")
+def jax():
+    with jax_process() as process:
+        for layout in LAYOUTS.values():  # while this process runs TensorFlow
+            process.start(**layout)
+        yield process
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *map(slow, MORE)])
+def test_ten_lamb_steps_are_those_of_tensorflow_on_one_device(name, jax):
+    """With dropout, and with clipping in every step."""
+    expected = on_tensorflow()
+    assert all(metrics["gradient_norm"] > 0.05 for metrics in expected.metrics)
+    assert_same(jax.run(**(LAYOUTS | MORE)[name]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LAYOUTS, *MORE])
+def test_ten_adamw_steps_are_those_of_tensorflow_on_one_device(name, jax):
+    assert_same(jax.run(**(LAYOUTS | MORE)[name], **ADAMW), on_tensorflow(**ADAMW))
+
+
+def test_replicas_add_up_their_gradients_once_a_step(jax):
+    (program,) = jax.run(**TWO).programs
+    assert collectives(program) == {"all-reduce": 1}
+
+
+@pytest.mark.slow
+def test_a_layer_of_two_tensor_parallel_devices_has_four_all_reduces(jax):
+    """Two forward and two backward (Shoeybi et al. 2019, section 3); a loop over micro-batches stands once there."""
+    counts = []
+    for layers in (2, 3):
+        model = {"num_hidden_layers": layers}
+        options = {"bert_config": model, "optimizer_opts": ADAMW["optimizer_opts"], "steps": 0}
+        result = jax.run(**MORE["tensor 2"], **options)
+        counts.append(collectives(result.programs[0]))
+    counts[1].subtract(counts[0])
+    assert +counts[1] == {"all-reduce": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "most"),
+    [
+        ("2 replicas", 1, 1.05),
+        # Pooler and heads are divided over the replicas alone, most biases over one of the two axes.
+        (list(LAYOUTS)[-1], 1 / 8, 0.3),
+        slow("tensor 2", 1 / 2, 0.65),
+        slow("4 replicas, weights sharded", 1 / 4, 0.3),
+        slow("4 replicas, moments sharded, recomputed", (1 + 2 / 4) / 3, 0.55),
+    ],
+)
+def test_a_layout_divides_weights_and_moments_among_the_devices(name, parts, most, jax):
+    """A device's arguments are its parts of weights and moments, and its examples."""
+    result = jax.run(**(LAYOUTS | MORE)[name])
+    complete = sum(value.nbytes for value in (*result.weights.values(), *result.moments.values()))
+    assert parts * complete < result.memory[0] < most * complete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallel", "model", "fraction"),
+    [
+        # Of four layers of 64 positions: what a layer saves, against its input alone.
+        (RECOMPUTED, {"num_hidden_layers": 4}, 0.6),
+        (
+            {"embedding_serialization_factor": 16},
+            {"num_hidden_layers": 1, "vocab_size": 16384},
+            0.6,
+        ),
+    ],
+)
+def test_temporaries_shrink(parallel, model, fraction, jax):
+    shape = {"bert_config": {"max_position_embeddings": 64, **model}, "max_seq_length": 64}
+    shape |= {"max_predictions_per_seq": 20, "global_batch": {"micro_batch_size": 8}, "steps": 0}
+    saved, recomputed = (jax.run(**shape, parallel=p).memory[1] for p in ({}, parallel))
+    assert recomputed < fraction * saved
+
+
+@pytest.fixture(scope="module")
+def saved(jax, tmp_path_factory):
+    """Runs of ten steps of each engine, on one and on eight devices, that save after five."""
+    folders = {name: tmp_path_factory.mktemp("run") for name in ("tensorflow", "1", "8")}
+    one, eight = jax.start(**ONE, save=folders["1"]), jax.start(**EIGHT, save=folders["8"])
+    runs = {"tensorflow": on_tensorflow(save=folders["tensorflow"])}
+    runs |= {"1": one.result(), "8": eight.result()}
+    return {name: (runs[name], folder / checkpoint_name(5)) for name, folder in folders.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout"), [("1", ONE), ("8", EIGHT)])
+def test_a_resumed_run_has_the_same_bytes(name, layout, saved, jax):
+    run, path = saved[name]
+    resumed = jax.run(**layout, resume=path)
+    assert resumed.metrics == run.metrics[5:]
+    for mine, other in ((resumed.weights, run.weights), (resumed.moments, run.moments)):
+        for key, value in other.items():
+            np.testing.assert_array_equal(mine[key], value, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"), [("tensorflow", EIGHT), ("1", EIGHT), ("8", ONE), ("8", None)]
+)
+def test_a_checkpoint_passes_to_another_layout_and_to_the_other_engine(name, layout, saved, jax):
+    _, path = saved[name]
+    resumed = jax.run(**layout, resume=path) if layout else on_tensorflow(resume=path)
+    expected, _ = saved["tensorflow"]
+    assert_same(
+        resumed._replace(first=expected.first), expected._replace(metrics=expected.metrics[5:])
+    )

@@ -1,0 +1,205 @@
+"""The devices of a layout, and processes that are joined, lost, slow, or fail."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.processes import wait_for
+
+import bert_cli
+from bert_cli.config.settings import Cluster, Parallel
+from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.jax import mesh as runtime
+from bert_cli.parallel.jax.mesh import devices_here, open_mesh
+
+# Runs a scenario of `{steps}` as rank `{rank}` in place of a command of `bert`.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from bert_cli import cli
+from bert_cli.config.settings import Cluster, Parallel
+from bert_cli.errors import DataError
+from bert_cli.parallel.cluster import find_processes
+from bert_cli.parallel.jax.layout import device_grid
+from bert_cli.parallel.jax.mesh import JaxProcessGroup, open_mesh
+
+rank, scenario, workers, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3:-1], Path(sys.argv[-1])
+
+def run(words):
+    global group, grid, total
+    cluster = Cluster(workers=workers, rank=rank, lost_after_seconds=5)
+    parallel = Parallel(tensor=[2])
+    mesh = open_mesh(find_processes(cluster, {}), len(workers), parallel, cluster)
+    print(mesh.devices, mesh.kind, jax.config.jax_compilation_cache_dir)
+    group, grid = JaxProcessGroup(mesh), device_grid(mesh, (2, 1))
+    replicated = NamedSharding(grid, PartitionSpec())
+    total = jax.jit(lambda x: x.sum(), out_shardings=replicated)
+    scenarios[scenario]()
+
+def step():
+    divided = NamedSharding(grid, PartitionSpec("replica"))
+    with group.collective():
+        return float(total(jax.make_array_from_process_local_data(divided, np.ones(3) + rank)))
+
+def ready():
+    (folder / f"ready{rank}").write_text(str(os.getpid()))
+
+def normal():
+    assert group.all_gather(0.1 + rank) == [0.1, 1.1] and group.broadcast([0.3 + rank]) == [0.3]
+    assert step() == 9.0
+    group.publish("here")
+    group.barrier()
+    assert group.published_by(1) == "here"
+    if rank == 1:
+        time.sleep(3)
+    print("sum", step())
+    group.barrier()
+    if rank == 1:  # ends after rank 0, which serves JAX
+        time.sleep(3)
+        print("late")
+
+def slow():
+    if rank == 1:
+        time.sleep(40)
+    step()
+
+def steps():
+    step()
+    ready()
+    while True:
+        step()
+
+def sleep():
+    ready()
+    time.sleep(8)
+    step()
+
+def fail():
+    step()
+    if rank == 1:
+        raise DataError("text", "is cut", "fetch it again")
+    while True:
+        group.barrier()
+
+scenarios = {"normal": normal, "slow": slow, "steps": steps, "sleep": sleep, "fail": fail}
+cli.dispatch = run
+sys.exit(cli.main())
+"""
+
+
+class Ranks:
+    """The processes of a scenario."""
+
+    def __init__(self, scenario: str, count: int, folder: Path) -> None:
+        self.folder, self.texts = folder, []
+        with ExitStack() as stack:
+            sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+            ports = [stack.enter_context(one).getsockname()[1] for one in sockets]
+        workers = [f"localhost:{port}" for port in ports]
+        root = str(Path(bert_cli.__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "HOME": str(folder)}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(rank), scenario, *workers, str(folder)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
+            for rank in range(count)
+        ]
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank when all are ready."""
+        ready = [self.folder / f"ready{number}" for number in range(len(self.processes))]
+        wait_for(lambda: all(path.exists() for path in ready), 60, self.processes)
+        self.processes[rank].send_signal(signal.SIGKILL)
+
+    def end(self, seconds: float) -> list[int]:
+        """Wait for the ends and return the exit codes."""
+        until = time.monotonic() + seconds
+        for process in self.processes:
+            self.texts.append(process.communicate(timeout=max(0.0, until - time.monotonic()))[0])
+        return [process.returncode for process in self.processes]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the processes of a scenario; they end with the test."""
+    started: list[Ranks] = []
+
+    def start_ranks(scenario: str, count: int = 2) -> Ranks:
+        started.append(Ranks(scenario, count, tmp_path))
+        return started[-1]
+
+    yield start_ranks
+    for process in (process for ranks in started for process in ranks.processes):
+        process.kill()
+        process.communicate()
+
+
+def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start, tmp_path):
+    ranks = start("normal")
+    assert ranks.end(60) == [0, 0], ranks.texts
+    for text in ranks.texts:
+        names = "(('jax:CPU:0', 'jax:CPU:1'),)"
+        assert f"{names} CPU {tmp_path}/.cache/bert/jax\n" in text and "sum 9.0" in text
+        assert "[Gloo]" not in text
+    assert "late" in ranks.texts[1]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rank", "count"),
+    [
+        ("steps", 0, 2),
+        pytest.param("steps", 1, 3, marks=pytest.mark.slow),
+        pytest.param("sleep", 0, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_of_a_process_ends_the_others_which_name_it(scenario, rank, count, start):
+    """Rank 0 serves JAX, whose client aborts a process that cannot reach it."""
+    ranks = start(scenario, count)
+    ranks.kill(rank)
+    codes = ranks.end(20)
+    expected = [-signal.SIGKILL if number == rank else 5 for number in range(count)]
+    assert codes == expected, ranks.texts
+    del ranks.texts[rank]
+    assert all(f"bert: cluster: rank {rank} is gone" in text for text in ranks.texts), ranks.texts
+
+
+def test_a_process_that_fails_ends_with_its_own_code_and_the_others_name_it(start):
+    ranks = start("fail")
+    assert ranks.end(60) == [5, 3], ranks.texts
+    assert "bert: text: is cut; fetch it again" in ranks.texts[1]
+    assert "bert: cluster: rank 1 is gone" in ranks.texts[0]
+
+
+@pytest.mark.slow
+def test_a_process_that_still_compiles_is_not_lost(start):
+    ranks = start("slow")
+    assert ranks.end(90) == [0, 0], ranks.texts
+
+
+def test_a_layout_that_does_not_fit_processes_or_gpus_is_rejected(monkeypatch):
+    with pytest.raises(ConfigError, match="cannot be divided among 3 processes; give --global-"):
+        open_mesh(Processes(("a:1", "a:2", "b:1")), 2, Parallel(), Cluster())
+    monkeypatch.setattr(runtime, "_kind", lambda: "GPU")
+    monkeypatch.setattr(runtime, "visible_gpus", lambda environment: ["0", "1"])
+    with pytest.raises(DeviceError, match=r"needs 4 GPUs, here are 1; .*parallel.layout auto"):
+        open_mesh(Processes(()), 2, Parallel(tensor=[2]), Cluster())
+
+
+def test_a_machine_without_accelerator_divides_its_memory_among_its_processes():
+    kind, devices, memory = devices_here(Processes(()))
+    assert (kind, devices) == ("CPU", 1)
+    assert devices_here(Processes(("a:1", "a:2", "b:1"))) == ("CPU", 1, memory // 2)

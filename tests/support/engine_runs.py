@@ -1,0 +1,242 @@
+"""Runs of a small model on either engine, to compare them: TensorFlow's in this process, JAX's in a child process.
+
+Keras has one backend in a process. The child has the CPU cut into devices for all layouts, and runs them one by one.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+DEVICES = 8
+MICRO_BATCHES = 8
+KEY_BIAS = "attention/key/bias"
+S, P = 16, 3
+BASE: dict[str, Any] = {
+    "bert_config": {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": S,
+        "initializer_range": 0.1,
+    },
+    "max_seq_length": S,
+    "parallel": {},
+    "global_batch": {"micro_batch_size": 2},
+    "optimizer_opts": {
+        "name": "LAMB",
+        "learning_rate": {"max_learning_rate": 0.02},
+        "max_gradient_norm": 0.05,
+    },
+    "seed": 3,
+}
+COLLECTIVES = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+Arrays = dict[str, np.ndarray]
+
+
+class Result(NamedTuple):
+    """What a run leaves behind; `programs` and `memory` are of JAX alone."""
+
+    first: Arrays
+    """The weights before the first step."""
+    weights: Arrays
+    moments: Arrays
+    metrics: list[dict[str, float]]
+    sums: list[dict[str, float]]
+    """Of evaluations of 8 and of 5 examples."""
+    logits: list[np.ndarray]
+    programs: list[str]
+    """The compiled program for each shape of a batch."""
+    memory: tuple[int, int]
+    """Bytes on a device: arguments and temporaries of the first program."""
+
+
+def run(described: str) -> Result:
+    """Run a case, JSON of the arguments of `case`, on the engine that it names."""
+    from bert_cli.config import finetune as kinds
+    from bert_cli.config.training import PretrainSettings, make_plan
+    from bert_cli.optim.schedule import LossScale
+    from bert_cli.parallel.cluster import Processes
+    from bert_cli.tasks.run import build, corpora, finetune, start
+    from bert_cli.train import checkpoint
+    from bert_cli.train.loop import copy_state
+
+    of = json.loads(described)
+    steps, labels = of["steps"], of["labels"]
+    if of["kind"] == "Pretrain":
+        settings: Any = corpora.with_sizes_of_records(PretrainSettings.model_validate(of["values"]))
+        mesh = build.open_mesh(settings, Processes(()))
+        stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step)
+        plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+        sample = stream.first_micro_batches(len(mesh.devices))
+        held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]
+    else:
+        settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
+        mesh = build.open_mesh(settings, Processes(()))
+        features = finetune.synthetic_examples(settings, 200, labels)
+        plan, stream, sample = finetune.open_features(settings, features, mesh)
+        held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]
+    engine, state, step = build.build_run(settings, mesh, plan, labels=labels)
+    form, fixed = start.disk_format(settings, state.weights, None), {"total_steps": 10}
+    if of["loss_scale"]:
+        state.loss_scale = LossScale(value=of["loss_scale"], dynamic=True)
+    if of["resume"]:
+        checkpoint.resume(Path(of["resume"]), state, form, fixed)
+    engine.compile(sample)
+    first, metrics = copy_state(state).weights, []
+    while state.step < steps:
+        metrics.append(step(stream[state.step]))
+        if of["save"] and state.step == steps // 2:
+            checkpoint.save(Path(of["save"]), copy_state(state), form, fixed=fixed, settings={})
+    programs = list(getattr(engine, "programs", {}).values())
+    memory = programs[0].memory_analysis() if programs else None
+    sums, logits = [], []
+    for rows in held_out if of["scores"] else []:
+        sums.append(engine.evaluate(rows))
+        logits += map(np.asarray, _leaves(engine.predict(rows)))
+    last = copy_state(state)
+    return Result(
+        first,
+        dict(last.weights),
+        dict(last.moments),
+        metrics,
+        sums,
+        logits,
+        [program.as_text() for program in programs],
+        (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0),
+    )
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def case(
+    engine: str,
+    *,
+    kind: str = "Pretrain",
+    replicas: int = 1,
+    steps: int = 10,
+    labels: int = 2,
+    loss_scale: float | None = None,
+    scores: bool = False,
+    save: Path | None = None,
+    resume: Path | None = None,
+    **changes: Any,
+) -> str:
+    """Return a description for `run`; `changes` are settings, groups of which are added to those of BASE."""
+    values: dict[str, Any] = json.loads(json.dumps(BASE)) | {"engine": engine}
+    if kind == "Pretrain":
+        values |= {"max_predictions_per_seq": P, "total_num_train_samples": 6400}
+    values["generated_dataset"] = "dataset_dir" not in changes
+    for name, value in changes.items():
+        is_group = isinstance(values.get(name), dict)
+        values[name] = {**values[name], **value} if is_group else value
+    values["global_batch"]["replicas"] = replicas
+    values["global_batch"]["grad_acc_steps_per_replica"] = MICRO_BATCHES // replicas
+    options = {"kind": kind, "steps": steps, "labels": labels, "loss_scale": loss_scale}
+    options |= {"save": save and str(save), "resume": resume and str(resume), "scores": scores}
+    return json.dumps({"values": values, **options}, sort_keys=True)
+
+
+class Jax:
+    """JAX's engine, in another process."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self.executor = executor
+        self._runs: dict[str, Future[Result]] = {}
+
+    def start(self, **options: Any) -> Future[Result]:
+        """Start a run, or return the one of these options."""
+        described = case("jax", **options)
+        if described not in self._runs:
+            self._runs[described] = self.executor.submit(run, described)
+        return self._runs[described]
+
+    def run(self, **options: Any) -> Result:
+        """Return the result of a run."""
+        return self.start(**options).result()
+
+
+@contextmanager
+def jax_process() -> Iterator[Jax]:
+    """Start a process with the CPU cut into devices for JAX."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KERAS_BACKEND", "jax")
+            # Half the time of compiling. How a program is divided over devices does not depend on it.
+            patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+            executor.submit(_use_devices).result()
+        yield Jax(executor)
+
+
+def _use_devices() -> None:
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    assert len(jax.devices()) == DEVICES
+
+
+@cache
+def _on_tensorflow(described: str) -> Result:
+    return run(described)
+
+
+def on_tensorflow(**options: Any) -> Result:
+    """Return the result of a run on one device with TensorFlow; equal ones are made once."""
+    return _on_tensorflow(case("tensorflow", **options))
+
+
+def assert_same(result: Result, expected: Result, weights_within: float = 1e-6) -> None:
+    """Assert equal first weights, losses and norms within 1e-6, and weights and moments within a relative tolerance.
+
+    The tolerance is relative to what all weights together have moved. Rounding alone comes near to 1e-6: a weight of 1
+    is stored to 6e-8 and moves by 0.01 with AdamW, and the first steps divide tiny gradients by their own size.
+    """
+    for name, weight in expected.first.items():
+        np.testing.assert_array_equal(result.first[name], weight, err_msg=name)
+    for mine, other in zip(result.metrics, expected.metrics, strict=True):
+        losses = [name for name in other if name.endswith("loss")]
+        for name in (*losses, "gradient_norm", "weight_norm"):
+            assert mine[name] == pytest.approx(other[name], rel=1e-6), name
+        for name in ("loss_scale", "skipped", "examples", "tokens"):
+            assert mine[name] == other[name], name
+    assert moved_apart(result, expected) <= weights_within
+    assert difference(result.moments, expected.moments) <= weights_within
+
+
+def difference(mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
+    """Return the norm of the difference of all arrays, relative to the norm of all of the others."""
+    assert mine.keys() == other.keys()
+    apart = sum(np.sum(np.square(mine[name].astype("f8") - other[name])) for name in other)
+    norm = sum(np.sum(np.square(value.astype("f8"))) for value in other.values())
+    return float(np.sqrt(apart / norm))
+
+
+def moved_apart(result: Result, expected: Result) -> float:
+    """Return the norm of the difference of all weights, relative to the norm of what all have moved.
+
+    Without the biases of attention keys: they change no output, and what moves them is rounding.
+    """
+    names = [name for name in expected.weights if not name.endswith(KEY_BIAS)]
+    mine, other = (
+        {n: r.weights[n].astype("f8") - expected.first[n] for n in names}
+        for r in (result, expected)
+    )
+    return difference(mine, other)
+
+
+def collectives(program: str) -> Counter[str]:
+    """Return the number of collectives of each kind in a compiled program."""
+    return Counter(re.findall(COLLECTIVES, program))
