@@ -94,8 +94,7 @@ def dispatch(arguments: Sequence[str]) -> None:
 def _engine(settings: object, command: str) -> Iterator[None]:
     """Have Keras use the settings' engine. Raises ConfigError if a framework that the command needs is absent."""
     engine = getattr(settings, "engine", None)
-    if engine is not None:
-        os.environ["KERAS_BACKEND"] = engine
+    os.environ["KERAS_BACKEND"] = engine or "tensorflow"
     try:
         yield
     except ModuleNotFoundError as error:
@@ -142,7 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _exit_code(arguments: Sequence[str]) -> int:
     # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
         dispatch(arguments)
     except BrokenPipeError:

@@ -204,6 +204,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
 def shape(settings: TrainSettings) -> str:
     """Return the replicas and the devices of each as text, and whether the weights are sharded."""
     each = count(len(estimate(settings)), "device")
+    each += " in tensor parallelism" * (math.prod(settings.parallel.tensor_shape) > 1)
     each += ", sharded weights" * settings.parallel.shard_weights
     return f"{count(settings.global_batch.replicas, 'replica')} of {each}"
 

@@ -121,7 +121,8 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     saved = complete // second + divided // first
     working, copies = layers * saved, weights * (settings.precision != "float32")
     update = JAX_GATHERED * weights if stored < weights else updated
-    if parallel.recompute:  # a scan over stacked inputs, weights and gradients
+    # A scan over stacked inputs, weights and gradients; the factors of Unit Scaling differ from layer to layer.
+    if parallel.recompute and getattr(settings, "scaling", None) is None:
         working = saved + layers * FLOAT32 * count_elements(settings, "BSD") // second
         copies, update = 2 * inner * stored // weights, updated
     chunks = parallel.embedding_serialization_factor

@@ -221,7 +221,9 @@ class Parallel(Settings):
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"
     """Save the inputs of each `layer`, or only of each `stage` and recompute all its activations at once."""
-    tensor: Annotated[list[Positive], BeforeValidator(_as_list), Field(max_length=2)] = [1]
+    tensor: Annotated[
+        list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
+    ] = [1]
     """Devices of a replica that divide each layer among them, by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); [2, 2] divides the hidden size by the second number too. With engine `jax`."""
     shard_weights: bool = False
@@ -249,12 +251,14 @@ class Parallel(Settings):
         first, second = [*self.tensor, 1, 1][:2]
         return first, second
 
-    def check_engine(self, engine: Engine, heads: int) -> None:
-        """Raise SettingError for a setting that the engine does not have, or a number of heads that does not fit."""
-        shards = self.tensor_shape[0]
-        if heads % shards:
-            problem = f"{shards} does not divide bert_config.num_attention_heads ({heads})"
-            raise SettingError("parallel.tensor", problem, "choose a number that does")
+    def check_engine(self, engine: Engine, model: BertConfig | None) -> None:
+        """Raise SettingError for a setting that the engine does not have, or that the model's sizes do not fit."""
+        first, second = self.tensor_shape
+        sizes = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
+        for name, shards in sizes.items() if model else ():
+            if getattr(model, name) % shards:
+                problem = f"{shards} does not divide bert_config.{name} ({getattr(model, name)})"
+                raise SettingError("parallel.tensor", problem, "choose a number that does")
         other: Engine = "tensorflow" if engine == "jax" else "jax"
         has_one_stage = self.layout == "auto" or len(self.pipeline_stages or ()) == 1
         for name in ONLY_WITH[other]:

@@ -194,7 +194,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _check_model_and_optimizer(self) -> "TrainSettings":
         options, model = self.optimizer_opts, self.bert_config
-        self.parallel.check_engine(self.engine, model.num_attention_heads * self.knows_its_model)
+        self.parallel.check_engine(self.engine, model if self.knows_its_model else None)
         longest = model.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:
             problem = f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})"

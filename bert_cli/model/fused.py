@@ -85,6 +85,8 @@ def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
 
     The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
     """
+    if tf is None and jax is None:
+        return x * backward + ops.stop_gradient(x * (forward - backward))
 
     def operation(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         # No copy of x is saved for the gradient.

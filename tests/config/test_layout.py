@@ -316,6 +316,6 @@ def test_what_jax_shards_and_reduces_is_described():
         with_jax(*flags, *more)
         for more in (("--parallel.tensor", "2"), ("--parallel.shard-weights",))
     )
-    assert layout.describe_layout(tensor)[0].startswith("layout: 4 replicas x 2 devices, no recomp")
+    assert layout.describe_layout(tensor)[0].startswith("layout: 4 replicas x 2 devices in tensor")
     first, second = layout.describe_layout(sharded)
     assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second

@@ -95,7 +95,7 @@ AUTO = {"layout": "auto", **TWO_STAGES}
 @pytest.mark.parametrize(
     ("engine", "parallel", "remedy"),
     [
-        ("jax", TWO_STAGES, "give --parallel.layout auto, or --engine tensorflow"),
+        ("jax", TWO_STAGES, "give --parallel.layout auto, or give --engine tensorflow"),
         ("jax", {"schedule": "GPipe"}, "leave it out, or give --engine tensorflow"),
         ("jax", {"recompute_by": "stage", "recompute": True}, "leave it out, or give --engine tensorflow"),
         ("jax", {"optimizer_state_offload": True}, "leave it out, or give --engine tensorflow"),
@@ -120,7 +120,7 @@ def test_an_engine_refuses_the_settings_of_the_other_by_name(engine, parallel, r
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compile": "nothing"}, "compile (c.json): has no effect with engine jax, which compiles everything"),
+        ({"compile": "nothing"}, "compile (c.json): has no effect with engine 'jax'; leave it out"),
         ({"parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choose a number that"),
         ({"parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
         ({"parallel": {"tensor": 0}}, "parallel.tensor"),

@@ -41,6 +41,7 @@ BASE: dict[str, Any] = {
     },
     "seed": 3,
 }
+SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COLLECTIVES = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 Arrays = dict[str, np.ndarray]
 
@@ -175,8 +176,10 @@ def jax_process() -> Iterator[Jax]:
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KERAS_BACKEND", "jax")
-            # Half the time of compiling. How a program is divided over devices does not depend on it.
-            patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+            # The first halves the time of compiling: how a program is divided does not depend on it. The second is
+            # the engine's, which here comes after the start of JAX.
+            flags = "--xla_backend_optimization_level=0"
+            patch.setenv("XLA_FLAGS", f"{flags} {SCHEDULER}")
             executor.submit(_use_devices).result()
         yield Jax(executor)
 

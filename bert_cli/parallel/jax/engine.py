@@ -67,14 +67,12 @@ class DividedArray:
     @property
     def is_sharded(self) -> bool:
         """Whether this process stores only a part."""
-        here = {str(shard.index): shard.data.size for shard in self.array.addressable_shards}
-        return sum(here.values()) < self.array.size
+        return sum(shard.data.size for shard in _shards(self.array)) < self.array.size
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the value."""
         value = np.empty(self.shape, self.array.dtype)
-        array = self.gather(self.array) if self.is_sharded else self.array
-        for shard in array.addressable_shards:
+        for shard in _shards(self.gather(self.array) if self.is_sharded else self.array):
             value[shard.index] = shard.data
         return value
 
@@ -143,7 +141,7 @@ class JaxEngine(Engine):
         """Return arrays divided in another way, or complete; all processes must call this."""
         to = jax.tree.map(partial(NamedSharding, self.grid), specs)
         with self.group.collective():
-            return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=to)(arrays))
+            return jax.block_until_ready(jax.jit(_identity, out_shardings=to)(arrays))
 
     @property
     def sum_names(self) -> list[str]:
@@ -170,7 +168,9 @@ class JaxEngine(Engine):
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         arguments = self._arguments(batch, request, counts)
         program, self._local = self._program(*arguments), None
-        with self.record("forward_backward"), self.group.collective(), reporting_out_of_memory():
+        # Not `collective()`: the step is computing, and does not wait for another rank.
+        naming = self.group._naming_lost_process()
+        with self.record("forward_backward"), naming, reporting_out_of_memory():
             state, sums, squared, weight_squared = program(*arguments)
             norms = math.sqrt(squared), math.sqrt(weight_squared)
         self.state.update(state)
@@ -307,7 +307,9 @@ class JaxEngine(Engine):
                 hidden = self._scan(blocks, parts, hidden, columns, key)
                 continue
             for block, part in zip(blocks, parts, strict=True):
-                hidden = self._run_block(block, part, hidden, columns, key)
+                run: Any = partial(self._run_block, block)
+                run = jax.checkpoint(run) if self.parallel.recompute and key is not None else run
+                hidden = run(part, hidden, columns, key)
         return hidden
 
     def _scan(
@@ -376,6 +378,16 @@ class JaxEngine(Engine):
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
         with jax.set_mesh(grid), reporting_out_of_memory():
             return jax.block_until_ready(self._run(weights, placed, None, counts))
+
+
+def _identity(arrays: Any) -> Any:
+    """Return the argument. One function for all arrays, so that it is compiled once for each shape."""
+    return arrays
+
+
+def _shards(array: jax.Array) -> list[Any]:
+    """Return each part of an array that is here once."""
+    return list({str(shard.index): shard for shard in array.addressable_shards}.values())
 
 
 def _placed(value: npt.NDArray[Any], sharding: Any) -> jax.Array:

@@ -47,8 +47,10 @@ from bert_cli.parallel.launcher import visible_gpus
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
 SERVICE = """
-import sys, time
+import signal, sys, time
 from jax._src.lib import _jax
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 service = _jax.get_distributed_runtime_service(
     sys.argv[1], int(sys.argv[2]), heartbeat_timeout=10**6, recoverable=True
 )
@@ -81,7 +83,7 @@ class Links:
 
     def _watch(self, rank: int, link: socket.socket) -> None:
         with suppress(OSError):
-            # Rank 0 names another rank that is lost; after that the end of this process is near.
+            # Rank 0 sends the number of another rank that is lost.
             rank = int((link.recv(16) or b"%d" % rank).split()[0])
         self.lost.append(rank)
         for other in self.sockets.values():
@@ -90,6 +92,9 @@ class Links:
         # A collective of JAX may wait forever for a lost process, and nothing ends it but the process.
         while time.monotonic() - self.waiting_since < self.lost_after_seconds:
             time.sleep(0.1)
+        for thread in threading.enumerate():
+            if thread.name == "save":  # a checkpoint
+                thread.join()
         print(f"bert: {lost_process(self.lost[0])}", file=sys.stderr, flush=True)
         os._exit(DeviceError.exit_code)
 
@@ -162,6 +167,9 @@ def open_mesh(
     """
     local, each = local_replicas(replicas, processes), math.prod(parallel.tensor_shape)
     kind, needed = _kind(), local * each
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if platforms and "cpu" not in platforms:
+        jax.config.update("jax_platforms", f"{platforms},cpu")  # where weights are made
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         folder = Path("~/.cache/bert/jax").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -176,7 +184,8 @@ def open_mesh(
         jax.config.update("jax_cuda_visible_devices", gpus)
     if processes.count > 1:
         processes = _join(processes, cluster, stop_requested)
-    devices = jax.local_devices()[:needed]
+    devices = [one for one in jax.local_devices() if (one.platform == "cpu") == (kind == "CPU")]
+    devices = devices[:needed]
     if len(devices) < needed:
         where = f"layout ({local} replicas x {each} devices in this process)"
         remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
@@ -249,7 +258,7 @@ def _start_service(count: int, interface: str | None) -> int:
     pipe = subprocess.PIPE
     # Its standard input stays open as long as this process lives.
     process = _links.service = subprocess.Popen(
-        words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
     if not process.stdout.readline():
@@ -264,8 +273,10 @@ def _accept_links(listener: socket.socket, count: int, service: int) -> socket.s
         link = listener.accept()[0]
         link.settimeout(REGISTER_SECONDS)
         if rank := link.recv(16):  # a connection of `wait_for_processes` sends nothing
-            link.sendall(b"%d" % service)
             _links.add(int(rank), link)
+    # When all are here: a rank that has its port no longer listens for the others.
+    for link in _links.sockets.values():
+        link.sendall(b"%d" % service)
     return link
 
 

@@ -40,7 +40,7 @@ Row = dict[str, Any]
 OUT_OF_MEMORY = re.compile(
     r"does not fit the device's memory|bad_alloc|MemoryError|Cannot allocate memory|out of memory"
     r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating|pthread_create\(\) failed"
-    r"|failed to map segment|can't start new thread|SystemError",  # SystemError: Python's, of an import
+    r"|failed to map segment|can't start new thread|none is left|SystemError",  # SystemError: Python's, of an import
     re.IGNORECASE,
 )
 """What a process prints when memory was refused."""
@@ -91,7 +91,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     examples = "synthetic" if metrics["input"] == "made up" else "real"
     print(f"\n{described['processor']}; {size(described['memory_bytes'])} of memory")
     print(
-        f"{metrics['what']}, {examples} examples, {metrics['precision']}: "
+        f"{metrics['what']} on {metrics['settings']['engine']}, {examples} examples, {metrics['precision']}: "
         f"{count(described['replicas'], 'replica')} of "
         f"{count(described['devices_of_a_replica'], described['devices'])}, "
         f"{described['processes']} process{'es' * (described['processes'] > 1)}\n"
@@ -108,6 +108,8 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
         if name.endswith("_share")
     ]
     print_table(("part of a step", "share", "time"), parts, right=(1, 2))
+    if metrics["settings"]["engine"] == "jax":
+        print("forward backward is the complete step, which is one compiled function")
     print()
     start = metrics["start_seconds"].items()
     times = [(name.replace("_", " "), format_seconds(seconds)) for name, seconds in start]

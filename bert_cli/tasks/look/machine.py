@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
+from packaging.requirements import Requirement
 
 from bert_cli.config.layout import size
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.processes import cpu_count
 
-MAIN_PACKAGES = ("tensorflow", "keras", "numpy", "tokenizers", "transformers")
+MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 """Packages whose versions are reported also when they are as pinned."""
 INSTRUCTIONS = {
     "avx2": "AVX2",
@@ -199,8 +200,9 @@ def pinned_packages() -> dict[str, str]:
         required = requires("bert-cli") or []
     except PackageNotFoundError:
         return {}
-    pins = (re.fullmatch(r"([\w.-]+)==([\w.]+)", one.replace(" ", "")) for one in required)
-    return {pin[1]: pin[2] for pin in pins if pin}
+    pins = [one for one in map(Requirement, required) if str(one.specifier).startswith("==")]
+    here = (one for one in pins if one.marker is None or one.marker.evaluate({"extra": ""}))
+    return {one.name: str(one.specifier)[2:] for one in here}
 
 
 def check_packages(report: Report, pinned: Mapping[str, str]) -> None:
@@ -262,7 +264,7 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
     """Compare the engine with the devices that it runs on."""
     text, remedy, is_slow = engine, "", kind == "CPU" and engine == "jax"
     if is_slow:
-        text = "jax on a CPU takes 1.2 times TensorFlow's time in float32, 1.55 in bfloat16"
+        text = "jax is slower than TensorFlow on a CPU (docs/engines.md)"
         remedy = (
             "give --engine tensorflow, unless the run needs tensor parallelism or sharded weights"
         )

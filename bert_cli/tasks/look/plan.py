@@ -58,10 +58,11 @@ def _print_layout(settings: PretrainSettings) -> None:
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(settings)), 'device')}"
     again = f"recomputing each {parallel.recompute_by}"
+    shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
     print(
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{describe(make_plan(settings, None))}\n"
-        f"  {count(batch.replicas, 'replica')} of {pipeline}, each "
+        f"  {layout.shape(settings) if settings.engine == 'jax' else shape}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
@@ -82,12 +83,13 @@ def _print_layout(settings: PretrainSettings) -> None:
     if len(stages) > 1:
         idle = f"{layout.idle(settings):.1%}"
         print(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
-    if batch.replicas > 1:
-        often = "micro-batch" if parallel.shard_weights else "step"
+    if batch.replicas > 1 and parallel.shard_weights:
+        print("in each micro-batch the weights are gathered and the gradients reduced, sharded")
+    elif batch.replicas > 1:
         reduced = layout.reduced_bytes(settings)
         sent = size(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{size(reduced)} of gradients in {parallel.reduce_precision}"
-        print(f"all-reduce of {sums} once per {often}; in a ring each replica sends {sent}")
+        print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
@@ -125,14 +127,17 @@ def _print_alternatives(
 
 def _flags(settings: PretrainSettings) -> str:
     batch, (stages, mapping) = settings.global_batch, stages_of(settings)
-    sharding, parallel = "", settings.parallel
+    parallel = settings.parallel
+    pipeline = (
+        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
+        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
+    )
     if settings.engine == "jax":
-        sharding = "".join(f" --parallel.tensor {number}" for number in parallel.tensor)
-        sharding += " --parallel.replicated-tensor-sharding" * parallel.replicated_tensor_sharding
-        sharding += " --parallel.shard-weights" * parallel.shard_weights
+        pipeline = "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null"
+        pipeline += f" --parallel.tensor '{parallel.tensor}'"
+        pipeline += " --parallel.replicated-tensor-sharding" * parallel.replicated_tensor_sharding
+        pipeline += " --parallel.shard-weights" * parallel.shard_weights
     return (
         f"--parallel.layout given --global-batch.replicas {batch.replicas} "
-        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
-        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
-        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'{sharding}"
+        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} {pipeline}"
     )

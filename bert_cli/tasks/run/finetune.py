@@ -375,7 +375,7 @@ def _only_score(
     settings: FinetuneSettings, mesh: Mesh, task: Task, source: start.Source, stop: StopRequest
 ) -> None:
     """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
-    engine = assemble.build_engine(settings, mesh, task.labels)
+    engine = assemble.build_engine(settings, mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")

@@ -30,8 +30,9 @@ def open_mesh(
     settings: TrainSettings, processes: Processes, stop_requested: Callable[[], bool]
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
-    flags = [os.environ.get("XLA_FLAGS", ""), *FLAGS[: 1 + settings.deterministic]]
-    os.environ["XLA_FLAGS"] = " ".join(flags)
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
+        os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 1 + settings.deterministic]])
     replicas = settings.global_batch.replicas
     return runtime.open_mesh(
         processes, replicas, settings.parallel, settings.cluster, stop_requested
@@ -85,5 +86,4 @@ def device_names() -> list[str]:
 
 def cpu_mesh() -> Mesh:
     """Return a mesh of the CPU alone."""
-    jax.config.update("jax_platforms", "cpu")
     return Mesh(1, (("jax:CPU:0",),), "", Processes(()))

@@ -195,7 +195,7 @@ def test_a_layout_that_does_not_fit_processes_or_gpus_is_rejected(monkeypatch):
         open_mesh(Processes(("a:1", "a:2", "b:1")), 2, Parallel(), Cluster())
     monkeypatch.setattr(runtime, "_kind", lambda: "GPU")
     monkeypatch.setattr(runtime, "visible_gpus", lambda environment: ["0", "1"])
-    with pytest.raises(DeviceError, match=r"needs 4 GPUs, here are 1; .*parallel.layout auto"):
+    with pytest.raises(DeviceError, match=r"needs 4 GPUs, here are 0; .*parallel.layout auto"):
         open_mesh(Processes(()), 2, Parallel(tensor=[2]), Cluster())
 
 

@@ -82,7 +82,7 @@ def test_a_layout_of_jax_is_printed_with_its_flags(capsys):
     auto = ["--parallel.layout", "auto", "--devices", "8", "--memory", "3GB"]
     assert main([*BASE, "--engine", "jax", *auto]) == 0
     text = capsys.readouterr().out
-    assert "4 replicas of 1 stage on 2 devices, " in text
+    assert "4 replicas of 2 devices in tensor parallelism, " in text
     assert "--parallel.recompute chooses 8 replicas of 1 device" in text
     flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
     assert main([*BASE, "--engine", "jax", *flags]) == 0
