@@ -3,6 +3,7 @@
 Keras has one backend in a process. The child has the CPU cut into devices for all layouts, and runs them one by one.
 """
 
+import faulthandler
 import json
 import re
 from collections import Counter
@@ -187,6 +188,7 @@ def jax_process() -> Iterator[Jax]:
 def _use_devices() -> None:
     import jax
 
+    faulthandler.enable()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     assert len(jax.devices()) == DEVICES
 
