@@ -101,12 +101,13 @@ def test_a_layout_divides_weights_and_moments_among_the_devices(name, parts, mos
 @pytest.mark.parametrize(
     ("parallel", "model", "fraction"),
     [
-        # Of four layers of 64 positions: what a layer saves, against its input alone.
+        # Of four layers of 64 positions: what a layer saves, against its input alone; of the loss, whose table has
+        # a gradient in any case, seven tenths.
         (RECOMPUTED, {"num_hidden_layers": 4}, 0.6),
         (
             {"embedding_serialization_factor": 16},
             {"num_hidden_layers": 1, "vocab_size": 16384},
-            0.6,
+            0.75,
         ),
     ],
 )
