@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from bert_cli.config import memory as sizes
-from bert_cli.config.memory import Estimate, Stages, estimate, laid_stages, on_device, stages_of
+from bert_cli.config.memory import (
+    LABELS,
+    TASK_HEADS,
+    Estimate,
+    Stages,
+    estimate,
+    laid_stages,
+    on_device,
+    stages_of,
+    weights_of,
+)
 from bert_cli.config.training import TrainSettings, count, short
 from bert_cli.errors import ConfigError
 
@@ -36,7 +45,7 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
         "enc_out": 1.0 * read * width,
         "pool": 2.0 * batch.micro_batch_size * width * width,
         "heads": 2.0 * read * width * (width + vocabulary),
-        **dict.fromkeys(sizes.TASK_HEADS, 2.0 * read * width * sizes.LABELS),
+        **dict.fromkeys(TASK_HEADS, 2.0 * read * width * LABELS),
     }
 
 
@@ -62,7 +71,7 @@ def idle(settings: TrainSettings) -> float:
 
 def parameters(settings: TrainSettings) -> int:
     """Return the number of weights of the model."""
-    elements, (stages, _) = sizes.weights_of(settings.bert_config), stages_of(settings)
+    elements, (stages, _) = weights_of(settings.bert_config), stages_of(settings)
     return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 

@@ -174,12 +174,11 @@ class JaxEngine(Engine):
             state, sums, squared, weight_squared = program(*arguments)
             norms = math.sqrt(squared), math.sqrt(weight_squared)
         self.state.update(state)
-        # Rounded once: the same sums in every layout.
+        # Added exactly and rounded once, so that the order of the micro-batches does not matter.
         local = {
             name: math.fsum(
                 float(number)
-                for shard in rows.addressable_shards
-                if shard.replica_id == 0
+                for shard in _shards(rows)
                 for number in np.asarray(shard.data).ravel()
             )
             for name, rows in sums.items()
@@ -190,10 +189,10 @@ class JaxEngine(Engine):
         self, batch: Batch, request: UpdateRequest, counts: Mapping[str, float]
     ) -> tuple[State, Arrays, Any, Any]:
         """Return the arguments of the compiled step."""
-        many, replicas = len(batch["input_ids"]), len(self.local_grid.devices)
-        first = request.step * request.micro_batches + self.group.rank * many
+        here, replicas = len(batch["input_ids"]), len(self.local_grid.devices)
+        first = request.step * request.micro_batches + self.group.rank * here
         columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
-        columns["index"] = (first + np.arange(many)) % 2**31
+        columns["index"] = (first + np.arange(here)) % 2**31
         where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
         for name, column in columns.items():
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
@@ -300,22 +299,23 @@ class JaxEngine(Engine):
     def _hidden(self, weights: Arrays, columns: Arrays, key: Any) -> Any:
         """Return the output of the blocks before the head."""
         hidden: Any = None
-        for _, alike in groupby(self.body, kind_of):
-            blocks = list(alike)
+        recomputes = self.parallel.recompute and key is not None
+        for _, group in groupby(self.body, kind_of):
+            blocks = list(group)
             parts = [_weights_of(block, weights) for block in blocks]
-            if self.parallel.recompute and key is not None and len(blocks) > 1:
+            if recomputes and len(blocks) > 1:
                 hidden = self._scan(blocks, parts, hidden, columns, key)
                 continue
             for block, part in zip(blocks, parts, strict=True):
                 run: Any = partial(self._run_block, block)
-                run = jax.checkpoint(run) if self.parallel.recompute and key is not None else run
+                run = jax.checkpoint(run) if recomputes else run
                 hidden = run(part, hidden, columns, key)
         return hidden
 
     def _scan(
         self, blocks: Sequence[Any], parts: Sequence[Any], hidden: Any, columns: Arrays, key: Any
     ) -> Any:
-        """Run alike blocks in a loop that saves only their inputs: XLA would save all of blocks in a row."""
+        """Run blocks of one kind in a loop that saves only their inputs; of unrolled blocks XLA would save all."""
         first = blocks[0]
         # The first block's dropout ids with a shifted key draw the masks of another block.
         keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]
@@ -336,7 +336,7 @@ class JaxEngine(Engine):
 
     @contextmanager
     def _reading(self, block: Any, part: Sequence[Any]) -> Iterator[None]:
-        """Have a block read these arrays, complete over the replicas, in the place of Keras' variables."""
+        """Have a block read these arrays, complete over the replicas, instead of Keras' variables."""
         pairs = [
             (weight, lax.with_sharding_constraint(array, self.specs[weight.path]))
             for weight, array in zip(block.weights, part, strict=True)

@@ -46,6 +46,11 @@ from bert_cli.parallel.launcher import visible_gpus
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
+# The first saves memory on a CPU: else XLA computes all chunks of the vocabulary at once, in 1.7 times the memory.
+FLAGS = (
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false",
+    "--xla_gpu_deterministic_ops=true",
+)
 SERVICE = """
 import signal, sys, time
 from jax._src.lib import _jax
@@ -153,6 +158,35 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     return kind, number, device_memory(kind, processes)
 
 
+def used_memory(mesh: Mesh) -> tuple[int, int]:
+    """Return the most bytes that an accelerator of this process uses now, and has used."""
+    devices = jax.local_devices()[: sum(map(len, mesh.devices))]
+    used = [device.memory_stats() or {} for device in devices]
+    now, peak = "bytes_in_use", "peak_bytes_in_use"
+    return max(one.get(now, 0) for one in used), max(one.get(peak, 0) for one in used)
+
+
+def synchronize() -> None:
+    """Do nothing: a step waits for its results."""
+
+
+def device_names() -> list[str]:
+    """Return the names of the accelerators."""
+    return [one.device_kind for one in jax.local_devices() if one.platform != "cpu"]
+
+
+def cpu_mesh() -> Mesh:
+    """Return a mesh of the CPU alone."""
+    return Mesh(1, (("jax:CPU:0",),), "", Processes(()))
+
+
+def configure_runtime(precision: str, deterministic: bool) -> None:
+    """Set the options of XLA; those that a user has set stay before them. They do not depend on the precision."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
+        os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 1 + deterministic]])
+
+
 def open_mesh(
     processes: Processes,
     replicas: int,
@@ -175,9 +209,8 @@ def open_mesh(
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if kind == "CPU":
-        with suppress(
-            RuntimeError
-        ):  # JAX is started already, which the number of devices will tell
+        # Too few devices of a JAX that is started already are an error below.
+        with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
     elif kind == "GPU":
         gpus = ",".join(map(str, _gpus(processes)[:needed]))
@@ -291,8 +324,10 @@ def _connect_devices(grid: Grid) -> None:
     same = PartitionSpec()
     run = jax.shard_map(sums, mesh=grid, in_specs=same, out_specs=same, check_vma=False)
     standard_output = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo prints a line for each connection
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)  # gloo prints a line for each connection
     try:
         jax.block_until_ready(jax.jit(run)(np.float32(1.0)))
     finally:
         os.dup2(standard_output, 1)
+        os.close(standard_output)

@@ -173,6 +173,36 @@ def devices_here(processes: Processes) -> tuple[str, int, int]:
     return kind, len(gpus) or 1, device_memory(kind, processes)
 
 
+def used_memory(mesh: Mesh) -> tuple[int, int]:
+    """Return the most bytes that a GPU of this process uses now, and has used."""
+    gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
+    used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
+    return max(one["current"] for one in used), max(one["peak"] for one in used)
+
+
+def synchronize() -> None:
+    """Wait until the GPUs have finished; a CPU computes synchronously."""
+    if tf.config.list_logical_devices("GPU"):
+        tf.test.experimental.sync_devices()
+
+
+def device_names() -> list[str]:
+    """Return the names of the GPUs."""
+    return [
+        str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+
+
+def cpu_mesh() -> Mesh:
+    """Return a mesh of the CPU alone."""
+    if tf.config.list_physical_devices("GPU"):
+        # Otherwise TensorFlow takes all their memory with its first operation.
+        tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_logical_devices("CPU")[0].name
+    return Mesh(1, ((cpu,),), cpu, Processes(()))
+
+
 def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set determinism and the options of the graph optimizer."""
     if deterministic:

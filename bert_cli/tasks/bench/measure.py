@@ -122,8 +122,8 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         if isinstance(settings, PretrainSettings):
             settings = corpora.with_sizes_of_records(settings)
         settings, mesh, stop = training.prepare(settings, locks)
-        wiring = build.wiring(settings.engine)
-        wiring.synchronize()  # TensorFlow initializes its devices only now
+        runtime = build.runtime(settings.engine)
+        runtime.synchronize()  # TensorFlow initializes its devices only now
     bytes_before = _device_memory(settings, mesh)[0]
     with start_watch.part("building"):
         spec = spec_of(settings, mesh)
@@ -135,7 +135,7 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         parts = build.build_run(settings, mesh, spec.plan, stop, spec.labels)
     with start_watch.part("tracing"):
         parts.engine.compile(spec.sample)
-    watch = Stopwatch(wiring.synchronize)
+    watch = Stopwatch(runtime.synchronize)
     parts.engine.record = watch.part
     return Run(settings, mesh, spec, parts, watch, bytes_before)
 
@@ -255,7 +255,7 @@ def _device_memory(settings: Settings, mesh: Mesh) -> tuple[int, int]:
     """Return the memory of this process now and at its peak, or the most that one of its accelerators uses."""
     if mesh.kind == "CPU":
         return machine.resident_bytes()
-    return build.wiring(settings.engine).device_memory(mesh)
+    return build.runtime(settings.engine).used_memory(mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:

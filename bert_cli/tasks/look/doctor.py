@@ -135,13 +135,13 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 def _check_devices(
     report: Report, engine: str, processes: Processes
 ) -> tuple[str, int, int] | None:
-    wiring = build.wiring(engine)
+    runtime = build.runtime(engine)
     try:
-        kind, number, memory = wiring.devices_here(processes)
+        kind, number, memory = runtime.devices_here(processes)
     except BertError as error:
         report.error("devices", error)
         return None
-    names = wiring.device_names() if kind != "CPU" else []
+    names = runtime.device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
         text = f"{count(number, kind)} of {size(memory)}: {', '.join(sorted(set(names)))}"
@@ -341,7 +341,7 @@ def check_first_loss(
 
 def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple["Engine", str]:
     """Return the model on the CPU, and where its weights are from."""
-    mesh: Mesh = build.wiring(settings.engine).cpu_mesh()
+    mesh: Mesh = build.runtime(settings.engine).cpu_mesh()
     built = build.build_engine(settings, mesh, trains=False)
     weights = "new weights"
     if source is not None:

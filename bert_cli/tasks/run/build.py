@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
 
-OptimizerOf = Callable[[Sequence[str]], Optimizer]
+RandomBits = Callable[[Any, tuple[int, ...], int], Any]
 
 
 class Parts(NamedTuple):
@@ -88,10 +87,10 @@ class Run:
         return self.engine.group.rank == 0
 
 
-def wiring(engine: str) -> Any:
-    """Return the module `tensorflow_engine` or `jax_engine`, whose functions have the same signatures."""
+def runtime(engine: str) -> Any:
+    """Return the module of an engine's devices and processes, `parallel/ENGINE/mesh`; it imports the framework."""
     with quiet_imports():
-        return import_module(f"bert_cli.tasks.run.{engine}_engine")
+        return import_module(f"bert_cli.parallel.{engine}.mesh")
 
 
 def open_mesh(
@@ -100,7 +99,10 @@ def open_mesh(
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
-    mesh: Mesh = wiring(settings.engine).open_mesh(settings, processes, stop_requested)
+    own, replicas = runtime(settings.engine), settings.global_batch.replicas
+    own.configure_runtime(settings.precision, settings.deterministic)
+    layout = settings.parallel, settings.cluster
+    mesh: Mesh = own.open_mesh(processes, replicas, *layout, stop_requested)
     return mesh
 
 
@@ -108,13 +110,15 @@ def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
     """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
-    optimizer = partial(optimizer_for, settings) if trains else None
-    engine: Engine = wiring(settings.engine).build_engine(settings, mesh, labels, optimizer)
+    builder = import_module(f"bert_cli.tasks.run.{settings.engine}_engine")
+    engine: Engine = builder.build_engine(settings, mesh, labels, trains=trains)
     return engine
 
 
-def optimizer_for(settings: TrainSettings, names: Sequence[str]) -> Optimizer:
-    """Return the optimizer of the weights with these names."""
+def optimizer_for(
+    settings: TrainSettings, names: Sequence[str], random_bits: RandomBits
+) -> Optimizer:
+    """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
     options, factors = settings.optimizer_opts, factors_of(settings)
     rules = weight_rules(
         names,
@@ -134,6 +138,7 @@ def optimizer_for(settings: TrainSettings, names: Sequence[str]) -> Optimizer:
         ),
         rules=rules,
         seed=settings.seed,
+        random_bits=random_bits if options.stochastic_rounding else None,
     )
 
 

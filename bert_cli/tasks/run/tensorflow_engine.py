@@ -1,7 +1,5 @@
-"""Build the TensorFlow engine of a run: its devices, the stages of each replica, and their updates."""
+"""Build the TensorFlow engine of a run: the stages of each replica, and their updates."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -9,43 +7,25 @@ import tensorflow as tf
 from bert_cli.config.training import TrainSettings
 from bert_cli.model.bert import block_names, build_block, named_weights, word_table
 from bert_cli.model.fused import compile_fused
-from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh
-from bert_cli.parallel.tensorflow import mesh as runtime
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
-from bert_cli.parallel.tensorflow.mesh import devices_here
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import random_bits
-from bert_cli.tasks.run.build import OptimizerOf
+from bert_cli.tasks.run.build import optimizer_for
 from bert_cli.tasks.run.start import factors_of
-
-__all__ = ["devices_here"]
-
-
-def open_mesh(
-    settings: TrainSettings, processes: Processes, stop_requested: Callable[[], bool]
-) -> Mesh:
-    """Take the devices of the settings' layout and join the other processes."""
-    runtime.configure_runtime(settings.precision, settings.deterministic)
-    replicas = settings.global_batch.replicas
-    return runtime.open_mesh(
-        processes, replicas, settings.parallel, settings.cluster, stop_requested
-    )
 
 
 def build_engine(
-    settings: TrainSettings, mesh: Mesh, labels: int, optimizer: OptimizerOf | None
+    settings: TrainSettings, mesh: Mesh, labels: int, *, trains: bool
 ) -> TensorFlowEngine:
-    """Return the engine with new weights; without an optimizer it does not train."""
+    """Return the engine with new weights."""
     replicas = build_model(settings, mesh, labels)
-    made = optimizer and optimizer(list(replicated_weights(replicas)))
-    if made and settings.optimizer_opts.stochastic_rounding:
-        made = replace(made, random_bits=random_bits)
+    names = list(replicated_weights(replicas))
     return TensorFlowEngine(
         replicas,
         mesh,
         seed=settings.seed,
-        optimizer=made,
+        optimizer=optimizer_for(settings, names, random_bits) if trains else None,
         parallel=settings.parallel,
         compiled=settings.compile != "nothing",
     )
@@ -93,33 +73,3 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
             )
         )
     return built
-
-
-def device_memory(mesh: Mesh) -> tuple[int, int]:
-    """Return the most bytes that a GPU of this process uses now, and has used."""
-    gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
-    used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
-    return max(one["current"] for one in used), max(one["peak"] for one in used)
-
-
-def synchronize() -> None:
-    """Wait until the GPUs have finished; a CPU computes synchronously."""
-    if tf.config.list_logical_devices("GPU"):
-        tf.test.experimental.sync_devices()
-
-
-def device_names() -> list[str]:
-    """Return the names of the GPUs."""
-    return [
-        str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
-        for gpu in tf.config.list_physical_devices("GPU")
-    ]
-
-
-def cpu_mesh() -> Mesh:
-    """Return a mesh of the CPU alone."""
-    if tf.config.list_physical_devices("GPU"):
-        # Otherwise TensorFlow takes all their memory with its first operation.
-        tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_logical_devices("CPU")[0].name
-    return Mesh(1, ((cpu,),), cpu, Processes(()))

@@ -70,7 +70,7 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
     if settings.parallel.layout != "given":
-        kind, local_devices, memory = build.wiring(settings.engine).devices_here(processes)
+        kind, local_devices, memory = build.runtime(settings.engine).devices_here(processes)
         devices = local_devices * processes.count
         settings = layout.propose(settings, devices, memory, processes.count)
         print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")

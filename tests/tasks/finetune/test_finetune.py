@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,12 +152,13 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
         table, value = next(results)
         return Result({"f1": value}, table=table)
 
+    engine = SimpleNamespace(gather_weights=lambda: None)
     scorer = Scorer(ClassifySettings(), Task(2, None, None, {}, evaluate, "f1"), lambda: False)
-    assert [scorer.evaluate(None, step)["f1"] for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
+    assert [scorer.evaluate(engine, step)["f1"] for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
     with pytest.raises(DeviceError, match="dev: the model's outputs are not finite"):
-        scorer.logits(None, {"dev": None})
+        scorer.logits(engine, {"dev": None})
 
 
 # --- interruptions and layouts

@@ -245,7 +245,7 @@ def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_bat
     reads = []
     stream = SimpleNamespace(epoch_size=9)
     stream.rows = lambda numbers: reads.extend(numbers) or {"input_mask": np.ones([1, 2])}
-    engine = SimpleNamespace(sum_names=[], evaluate=lambda _: {})
+    engine = SimpleNamespace(sum_names=[], evaluate=lambda _: {}, gather_weights=lambda: None)
     engine.head = SimpleNamespace(COUNTS={}, MEANS={})
     for rank in (0, 1):
         engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)
