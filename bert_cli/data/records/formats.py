@@ -7,7 +7,7 @@ packed record holds several sequences.
 Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C most sequences of a pack.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,8 +21,6 @@ from bert_cli.data.records.tfrecord import (
     byte_rows,
     example_bytes,
     find_lists,
-    parse_features,
-    parse_lists,
     parse_varints,
     serialize_examples,
     split_bytes,
@@ -53,7 +51,9 @@ PACKED_FIELDS = (
 STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
 PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024  # records that are read or parsed at once
-LARGEST = 2**31 - 1  # larger numbers are read as this one, which no limit of values allows
+LARGEST = (
+    2**31 - 1
+)  # larger numbers are read as this one, which no limit of values allows; so are negative ones
 
 
 class DynamicRecords(NamedTuple):
@@ -78,8 +78,14 @@ def token_bytes(vocab_size: int) -> int:
     return 2 if vocab_size <= 65536 else 4
 
 
-def _kind(name: str) -> str:
-    return "float" if name.endswith("weights") else "int64"
+def _is_float(name: str) -> bool:
+    return name.endswith("weights")
+
+
+def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, list[bytes]]:
+    """Return the packed values of features of records by name, empty where a record has no such list."""
+    kinds = {name: "float" if _is_float(name) else "int64" for name in names}
+    return find_lists(payloads, kinds | dict.fromkeys(kinds.keys() & {"tokens"}, "bytes"))
 
 
 # --- writing
@@ -90,7 +96,7 @@ def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     features: list[Feature] = []
     for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
         column = block[name].reshape(len(block[name]), -1)
-        if _kind(name) == "float":
+        if _is_float(name):
             values = np.ascontiguousarray(column, "<f4").view(np.uint8)
             features.append((name, "float", byte_rows(values)))
         else:
@@ -192,79 +198,75 @@ def parse_static(
     Columns are int32, weights float32. DataError when a feature is absent or has another length.
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
-    kinds = {name: _kind(name) for name in lengths}
     columns: Batch = {
-        name: np.empty((len(payloads), length), np.float32 if kinds[name] == "float" else np.int32)
+        name: np.empty((len(payloads), length), np.float32 if _is_float(name) else np.int32)
         for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
-        block, wrong = slice(start, start + BLOCK), []
-        joined, spans = find_lists(payloads[block], kinds)
-        for (name, length), span in zip(lengths.items(), spans, strict=True):
-            values = parse_lists(joined, span, kinds[name], length)
-            if values is None:
-                wrong.append(name)
-                continue
-            # As unsigned numbers, negative ones are larger than LARGEST: one pass finds both.
-            if values.dtype == np.int64 and values.view(np.uint64).max() > LARGEST:
-                values = values.clip(-LARGEST, LARGEST)
-            columns[name][block] = values
-        if wrong:
-            raise DataError(
-                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                f"not static records of these lengths (features {', '.join(wrong)})",
-                "give the lengths they were made with",
-            )
+        block = slice(start, start + BLOCK)
+        for name, lists in find_features(payloads[block], lengths).items():
+            try:
+                columns[name][block] = _column(lists, lengths[name], name)
+            except ValueError as error:
+                raise DataError(
+                    f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
+                    f"not static records of these lengths (feature {name})",
+                    "give the lengths they were made with",
+                ) from error
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
+
+
+def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
+    """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
+    values: npt.NDArray[Any]
+    if _is_float(name):
+        values, lengths = np.frombuffer(b"".join(lists), "<f4"), {len(one) / 4 for one in lists}
+    else:
+        values, counts = parse_varints(lists)
+        values, lengths = values.clip(-LARGEST, LARGEST), set(counts.tolist())
+    if lengths != {length}:
+        raise ValueError(f"{name} has another length")
+    return values.reshape(-1, length)
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
     """Parse dynamic records; DataError when one is of another kind."""
     names = ("first_length", "next_sentence_labels")
     tokens, counts, (first_lengths, labels) = _parse_lists(payloads, names)
-    lengths = [len(text) // token_bytes for text in tokens]
-    if set(counts) - {1} or any(len(text) % token_bytes for text in tokens):
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    if (counts != 1).any() or (lengths % token_bytes).any():
         raise _not_these(names)
-    return _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
+    return _dynamic(tokens, lengths // token_bytes, first_lengths, labels, token_bytes)
 
 
 def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks:
     """Parse packed dynamic records; DataError when one is of another kind."""
     names = ("first_lengths", "lengths", "next_sentence_labels", "numbers")
     tokens, counts, (first_lengths, lengths, labels, numbers) = _parse_lists(payloads, names)
-    end = 0
-    for text, count in zip(tokens, counts, strict=True):
-        start, end = end, end + count
-        if not count or sum(lengths[start:end]) * token_bytes != len(text):
-            raise _not_these(names)
-    if max(numbers, default=0) >= 2**63:
+    sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    starts = np.cumsum(counts) - counts
+    is_wrong = (counts == 0).any() or (numbers < 0).any()
+    if is_wrong or (np.add.reduceat(lengths, starts) * token_bytes != sizes).any():
         raise _not_these(names)
     sequences = _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
-    return DynamicPacks(sequences, np.array(numbers, np.int64), np.array(counts, np.int32))
+    return DynamicPacks(sequences, numbers.astype(np.int64), counts.astype(np.int32))
 
 
 def _parse_lists(
     payloads: Sequence[bytes], names: Sequence[str]
-) -> tuple[list[bytes], list[int], list[list[int]]]:
+) -> tuple[list[bytes], Ints, list[Ints]]:
     """Return the tokens of records, the length of the lists of each, and these lists joined, by name."""
-    tokens: list[bytes] = []
-    counts: list[int] = []
-    joined: list[list[int]] = [[] for _ in names]
-    keys = [name.encode() for name in names]
+    lists = find_features(payloads, ("tokens", *names))
+    tokens = lists.pop("tokens")
     try:
-        for payload in payloads:
-            features = parse_features(payload)
-            tokens.append(features[b"tokens"])
-            lists = [parse_varints(features[key]) for key in keys]
-            (count,) = set(map(len, lists))  # ValueError unless all have one length
-            counts.append(count)
-            for numbers, more in zip(joined, lists, strict=True):
-                numbers += more
-    except (KeyError, IndexError, ValueError) as error:
+        columns, counts = zip(*map(parse_varints, lists.values()), strict=True)
+    except ValueError as error:
         raise _not_these(names) from error
-    return tokens, counts, joined
+    if any((of != counts[0]).any() for of in counts):
+        raise _not_these(names)
+    return tokens, counts[0], list(columns)
 
 
 def _not_these(names: Sequence[str]) -> DataError:
@@ -276,13 +278,11 @@ def _not_these(names: Sequence[str]) -> DataError:
 
 
 def _dynamic(
-    tokens: list[bytes], lengths: list[int], first: list[int], labels: list[int], token_bytes: int
+    tokens: list[bytes], lengths: Ints, first: Ints, labels: Ints, token_bytes: int
 ) -> DynamicRecords:
     return DynamicRecords(
         np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
-        np.array(lengths, np.int32),
-        np.array([min(number, LARGEST) for number in first], np.int32),
-        np.array([min(number, LARGEST) for number in labels], np.int32),
+        *(column.clip(-LARGEST, LARGEST).astype(np.int32) for column in (lengths, first, labels)),
     )
 
 
@@ -323,9 +323,7 @@ def pack_columns(
     packed: Batch = {}
 
     def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
-        packed[name] = np.full(
-            where.shape, empty, np.float32 if _kind(name) == "float" else np.int32
-        )
+        packed[name] = np.full(where.shape, empty, np.float32 if _is_float(name) else np.int32)
         packed[name][where] = values
 
     put("input_ids", sequences["input_ids"][is_token_RS], is_token_BS, pad)

@@ -24,11 +24,15 @@ from bert_cli.data.records.corpus import (
     read_corpus,
     refuse_unfinished,
 )
-from bert_cli.data.records.formats import STATIC_FEATURES, parse_static, token_bytes
+from bert_cli.data.records.formats import (
+    STATIC_FEATURES,
+    find_features,
+    parse_static,
+    token_bytes,
+)
 from bert_cli.data.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
-    parse_features,
     parse_varints,
     payload_bytes,
     read_payloads,
@@ -245,18 +249,13 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
         frame = head + file.read((payload_bytes(head) or 0) + FRAME_BYTES - HEAD_BYTES)
     where = f"{path} (first record)"
     (payload,) = read_payloads([frame], lambda _: where, "rebuild the file")
-    try:
-        features = parse_features(payload)
-    except (ValueError, IndexError):
-        raise DataError(where, "is no tf.train.Example", "give BERT records") from None
-    if missing := [name for name in STATIC_FEATURES if name.encode() not in features]:
-        names = ", ".join(sorted(name.decode(errors="replace") for name in features))
-        problem = f"has no {', '.join(missing)}, only {names}"
+    features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
+    if missing := [name for name, values in features.items() if not values]:
+        problem = f"is no tf.train.Example with {', '.join(missing)}"
         raise DataError(where, problem, "give records of masked examples")
     vocabulary, cased = _find_vocabulary(vocab)
-    length, predictions = (
-        len(parse_varints(features[name])) for name in (b"input_ids", b"masked_lm_positions")
-    )
+    lists = [features["input_ids"], features["masked_lm_positions"]]
+    length, predictions = parse_varints(lists)[1].tolist()
     ids = parse_static([payload], length, predictions)["input_ids"][0]
     cls, count = vocabulary.special.cls, len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:

@@ -179,29 +179,10 @@ def example_bytes(features: Iterable[tuple[str, str, int]]) -> int:
     return 1 + len(varint(body)) + body
 
 
-def parse_features(payload: bytes) -> dict[bytes, bytes]:
-    """Return the packed values of each feature of an Example; ValueError or IndexError for other bytes."""
-    features: dict[bytes, bytes] = {}
-    _, at = _parse_varint(payload, 1)
-    while at < len(payload):
-        size, at = _parse_varint(payload, at + 1)  # map entry
-        end = at + size
-        size, at = _parse_varint(payload, at + 1)  # key
-        name = payload[at : at + size]
-        _, at = _parse_varint(payload, at + size + 1)  # Feature
-        _, at = _parse_varint(payload, at + 1)  # typed list
-        size, at = _parse_varint(payload, at + 1)  # its values
-        if at + size != end:
-            raise ValueError(f"feature {name!r} is not one list of packed values")
-        features[name] = payload[at:end]
-        at = end
-    return features
+def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str, list[bytes]]:
+    """Return the packed values of features of Examples by name, empty where one has no such list of its kind.
 
-
-def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> tuple[bytes, list[Ints]]:
-    """Return Examples [B] joined, and first and last index of each feature's packed values in them, [2, B].
-
-    Both are 0 where a feature is absent or is no packed list of its kind. Other features are ignored.
+    The features of an Example may have any order, and others are ignored.
     """
     longest = max(map(len, kinds)) + 1
     joined = b"".join([*payloads, bytes(longest)])
@@ -237,27 +218,22 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> tuple[byt
         rest = (end > key) & (end < last)
         spans[:, :, rows[~rest & (end != last)]] = 0  # of a damaged Example
         rows, at, last = rows[rest], end[rest], last[rest]
-    return joined, list(spans[:-1])
+    return {
+        name: [joined[start:end] for start, end in span.T.tolist()]
+        for name, span in zip(kinds, spans, strict=False)
+    }
 
 
-def parse_lists(
-    joined: bytes, span: Ints, kind: str, count: int
-) -> npt.NDArray[np.float32 | np.integer[Any]] | None:
-    """Return the numbers [B, count] of a feature of `find_lists`; None where a list has another count."""
-    begins, ends = span
-    sizes, width = ends - begins, count * (4 if kind == "float" else 1)
-    if (sizes == width).all():
-        rows = sliding_window_view(np.frombuffer(joined, np.uint8), width)[begins]
-        if kind == "float":
-            return rows.view("<f4")
-        if rows.max() < 128:  # of one byte each
-            return rows
-    spans = zip(begins.tolist(), ends.tolist(), strict=True)
-    data = np.frombuffer(b"".join([joined[begin:end] for begin, end in spans]), np.uint8)
+def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """Return the numbers of packed lists in a row, and how many each has; ValueError for a list that is cut."""
+    data = np.frombuffer(b"".join(lists), np.uint8)
+    ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)))
     last_bytes = np.flatnonzero(data < 128)
-    is_complete = kind == "int64" and len(last_bytes) == len(sizes) * count
-    if not is_complete or (last_bytes[count - 1 :: count] + 1 != np.cumsum(sizes)).any():
-        return None
+    counts = np.diff(np.searchsorted(last_bytes, ends), prepend=0)
+    if len(last_bytes) == len(data):  # of one byte each
+        return data.astype(np.int64), counts
+    if (data.take(ends[ends > 0] - 1) > 127).any():
+        raise ValueError("a number is cut")
     numbers = data.take(last_bytes).astype(np.int64)
     is_longer = np.ones(len(numbers), np.bool_)
     for byte in range(1, 10):  # a negative number has ten bytes
@@ -267,7 +243,7 @@ def parse_lists(
             break
         numbers <<= is_longer * np.uint8(7)
         numbers |= (digits & 127) * is_longer
-    return numbers.reshape(-1, count)
+    return numbers, counts
 
 
 def _varints_at(data: npt.NDArray[np.uint8], at: Ints) -> tuple[Ints, Ints]:
@@ -284,24 +260,3 @@ def _varints_at(data: npt.NDArray[np.uint8], at: Ints) -> tuple[Ints, Ints]:
 
 def _bytes_at(data: npt.NDArray[np.uint8], at: Ints) -> npt.NDArray[np.uint8]:
     return data.take(at, mode="clip")
-
-
-def parse_varints(data: bytes) -> list[int]:
-    """Return all numbers of a packed list."""
-    if max(data, default=0) < 128:
-        return list(data)  # of one byte each
-    numbers, at = [], 0
-    while at < len(data):
-        number, at = _parse_varint(data, at)
-        numbers.append(number)
-    return numbers
-
-
-def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at an index and the index after it."""
-    number, shift = data[at] & 127, 7
-    while data[at] >= 128:
-        at += 1
-        number |= (data[at] & 127) << shift
-        shift += 7
-    return number, at + 1

@@ -12,6 +12,7 @@ from bert_cli.data.records.formats import (
     DynamicRecords,
     dynamic_lengths,
     dynamic_payloads,
+    find_features,
     pack_columns,
     pack_payloads,
     parse_dynamic,
@@ -161,7 +162,7 @@ def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(static_payloads(static_block(3)))
     packs = list(static_payloads(static_block(3, packed=3)))
     cases = [
-        ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
+        ((payloads, 64, 20), r"S 64, P 20, C 1\).*input_ids"),
         ((payloads, 128, 10), "masked_lm_"),
         ((packs, 128, 20, 4), "C 4.*give the lengths"),
     ]
@@ -196,10 +197,10 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
 def test_other_bytes_than_those_of_the_format_are_rejected():
     block = dynamic_block(4)
     packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
-    lists = tfrecord.parse_features(next(pack_payloads(packs)))
-    lists[b"numbers"] = tfrecord.varint(2**63) + bytes([1, 2])
-    kinds = [(name.decode(), "bytes" if name == b"tokens" else "int64") for name in lists]
-    columns = [(*kind, [data]) for kind, data in zip(kinds, lists.values(), strict=True)]
+    names = ["first_lengths", "lengths", "next_sentence_labels", "numbers", "tokens"]
+    lists = find_features([next(pack_payloads(packs))], names)
+    lists["numbers"] = [tfrecord.varint(2**63) + bytes([1, 2])]
+    columns = [(n, "bytes" if n == "tokens" else "int64", data) for n, data in lists.items()]
     (huge,) = tfrecord.serialize_examples(columns)
     nonsense = [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)]
     odd = DynamicRecords(np.arange(5), *(np.array([number]) for number in (5, 2, 0)))
