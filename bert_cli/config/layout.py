@@ -1,6 +1,7 @@
 """The idle time and traffic of a layout, and the choice of one: replicas first, then more devices for each.
 
-Replicas communicate only in the all-reduce, so the search tries one device for each, then two, and so on.
+Replicas communicate only in the all-reduce, so the search tries one device for each, then two, and so on. With JAX only
+the number of replicas is chosen.
 """
 
 import math
@@ -23,11 +24,10 @@ from bert_cli.config.training import TrainSettings, count, short
 from bert_cli.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=TrainSettings)
-Shape = tuple[int, int, dict[str, object]]
+Shape = tuple[int, int]  # replicas, devices of each
 
 # Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
 USABLE = 0.9
-SHARDINGS = [{}, {"replicated_tensor_sharding": True}, {"shard_weights": True}]  # tried with JAX
 
 
 # --- idle time, traffic and the choice of a layout
@@ -103,12 +103,12 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
         if fits(laid, memory):
             return laid
     least = min(fullest(_laid_out(settings, shape, 0.0))[1].total for shape in shapes)
-    offload = "--parallel.optimizer-state-offload, " if settings.engine == "tensorflow" else ""
+    offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({devices} devices of {size(memory)})",
         f"nothing fits, at best the fullest device needs {size(least)}, and {USABLE:.0%} of its memory "
         f"can be filled, so it takes devices of {size(least / USABLE)}",
-        f"give --parallel.recompute, {offload}or a smaller "
+        f"give --parallel.recompute, --parallel.{offload}, or a smaller "
         "global_batch.micro_batch_size with more accumulation",
     )
 
@@ -125,29 +125,22 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
         where = f"global_batch ({micro_batches} micro-batches a step)"
         problem = f"cannot be divided among {processes} processes"
         raise ConfigError(where, problem, "change the processes, the replicas or the accumulation")
-    most, changes = settings.bert_config.num_hidden_layers + 1, SHARDINGS[:1]
-    numbers = [asked] if asked > 1 else [*range(1, min(here, most) + 1)]
-    if settings.engine == "jax":
-        heads, changes = settings.bert_config.num_attention_heads, SHARDINGS
-        numbers = [n for n in numbers if asked > 1 or math.gcd(here, heads) % n == 0]
+    most = settings.bert_config.num_hidden_layers + 1
     shapes: list[Shape] = []
-    for each in numbers:
+    for each in [asked] if settings.engine == "jax" else range(1, min(here, most) + 1):
         of_each = (processes * n for n in range(1, here // each + 1))
-        replicas = max(n for n in of_each if micro_batches % n == 0)
-        shapes += [(replicas, each, dict(change)) for change in changes]
+        shapes.append((max(n for n in of_each if micro_batches % n == 0), each))
     return shapes
 
 
 def _laid_out(settings: Settings, shape: Shape, memory: float) -> Settings:
-    (replicas, devices, change), batch = shape, settings.global_batch
+    (replicas, devices), batch = shape, settings.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
     laid = _changed(settings, "global_batch", counts)
     mapping = [0] if devices == 1 or settings.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    if settings.engine == "jax" and laid.parallel.tensor == [1]:
-        change = {**change, "tensor": [devices]}
-    return _changed(laid, "parallel", {"layout": "given", **stages, **change})
+    return _changed(laid, "parallel", {"layout": "given", **stages})
 
 
 def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:

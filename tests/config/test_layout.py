@@ -275,37 +275,25 @@ def with_jax(*flags: str) -> PretrainSettings:
     return shipped(BASE, "--engine", "jax", "--parallel.layout", "auto", *flags)
 
 
-def test_a_proposal_for_jax_has_replicas_then_shards_then_tensor_and_no_stages():
-    given, layouts = with_jax(), []
-    for gigabytes in (80.0, 6.0, 5.0, 4.0, 3.0, 2.0):
-        chosen = propose(given, 8, int(gigabytes * GB))
-        parallel, batch = chosen.parallel, chosen.global_batch
-        assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
-        assert make_plan(chosen, None).examples_per_step == make_plan(given, None).examples_per_step
-        assert chosen.precision == given.precision
-        shards = parallel.replicated_tensor_sharding + 2 * parallel.shard_weights
-        layouts.append((batch.replicas, parallel.tensor[0], shards))
-        assert batch.replicas * len(estimate(chosen)) <= 8
-    assert layouts == sorted(layouts, key=lambda one: (one[1], one[2]))
-    assert layouts[0] == (8, 1, 0) and (8, 1, 1) in layouts
-    assert layouts[-1][1] == 4 and layouts[-1][0] == 2
-
-
-def test_a_proposal_for_jax_keeps_what_is_set_and_replicas_divide_among_processes():
-    parallel = propose(
-        with_jax("--parallel.tensor", "2", "--parallel.recompute"), 8, 80 * GB
-    ).parallel
-    assert parallel.tensor == [2] and parallel.recompute and not parallel.shard_weights
-    sharded = propose(with_jax("--parallel.shard-weights"), 8, 80 * GB)
-    assert sharded.parallel.shard_weights and sharded.global_batch.replicas == 8
-    # Two devices in each of four processes.
-    assert propose(with_jax(), 8, 4 * GB, 4).parallel.tensor == [2]
+def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
+    given = with_jax()
+    chosen = propose(given, 8, 80 * GB)
+    parallel = chosen.parallel
+    assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
+    assert make_plan(chosen, None).examples_per_step == make_plan(given, None).examples_per_step
+    assert chosen.global_batch.replicas == 8
+    flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
+    divided = propose(with_jax(*flags), 8, 80 * GB)
+    assert divided.global_batch.replicas == 4 and divided.parallel.tensor == [2]
+    assert divided.parallel.recompute and divided.parallel.shard_weights
     with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
         propose(with_jax("--parallel.tensor", "4"), 8, 80 * GB, 4)
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
-    with pytest.raises(ConfigError, match=r"give --parallel.recompute, or a smaller"):
+    with pytest.raises(
+        ConfigError, match=r"give --parallel.recompute, --parallel.shard-weights, or"
+    ):
         propose(with_jax(), 8, 10**9)
 
 

@@ -50,9 +50,9 @@ class DividedArray:
     """A weight (part 0) or one of its moments, divided over the devices of all processes."""
 
     state: State
+    gather: Callable[[jax.Array], jax.Array]
     name: str
     part: int
-    gather: Callable[[jax.Array], jax.Array]
 
     @property
     def array(self) -> jax.Array:
@@ -125,17 +125,13 @@ class JaxEngine(Engine):
         """The compiled step for each shape of its batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_head)
-
-    @property
-    def weights(self) -> dict[str, DividedArray]:  # type: ignore[override]
-        """The weights by name."""
-        return {name: DividedArray(self.state, name, 0, self._gathered) for name in self.state}
+        self._array = partial(DividedArray, self.state, self._gathered)
+        self.weights = {name: self._array(name, 0) for name in self.state}
 
     @property
     def moments(self) -> dict[str, tuple[DividedArray, DividedArray]]:
         """The optimizer's two moments of each weight."""
-        of = partial(DividedArray, self.state, gather=self._gathered)
-        return {name: (of(name, part=1), of(name, part=2)) for name in self.state}
+        return {name: (self._array(name, 1), self._array(name, 2)) for name in self.state}
 
     def _gathered(self, arrays: Any, specs: Any = COMPLETE) -> Any:
         """Return arrays divided in another way, or complete; all processes must call this."""

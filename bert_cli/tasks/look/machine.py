@@ -262,17 +262,14 @@ def check_environment(report: Report, environment: Mapping[str, str]) -> None:
 
 def check_engine(report: Report, engine: str, kind: str) -> None:
     """Compare the engine with the devices that it runs on."""
-    text, remedy, is_slow = engine, "", kind == "CPU" and engine == "jax"
-    if is_slow:
+    if kind == "CPU" and engine == "jax":
         text = "jax is slower than TensorFlow on a CPU (docs/engines.md)"
-        remedy = (
-            "give --engine tensorflow, unless the run needs tensor parallelism or sharded weights"
-        )
-    elif kind == "GPU" and engine == "tensorflow":
-        text += (
-            "; --engine jax also runs on GPUs that TensorFlow does not support, and shards weights"
-        )
-    report.add("warning" if is_slow else "ok", "engine", text, remedy)
+        remedy = "give --engine tensorflow, unless the run divides weights among devices"
+        report.add("warning", "engine", text, remedy)
+    else:
+        other = "--engine jax also runs on GPUs that TensorFlow does not support"
+        known = engine == "jax" or kind == "CPU"
+        report.add("ok", "engine", engine if known else f"{engine}; {other}", "")
 
 
 def check_precision(report: Report, precision: str, kind: str) -> None:
