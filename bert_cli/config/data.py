@@ -4,7 +4,14 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from bert_cli.config.settings import Positional, SettingError, Settings, is_remote, without_effect
 from bert_cli.processes import cpu_count
@@ -220,23 +227,46 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """What ends a document of plain text: a blank line, or only the end of its file."""
 
 
+def _check_vocabulary_size(value: Any) -> int | str:
+    """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
+    text = str(value)
+    if text.startswith("+") and text[1:].isdecimal():
+        return text
+    if not text.isdecimal() or int(text) < 100:
+        raise SettingError("", f"got {text}", "give a number from 100 on, or +2000 with --extend")
+    return int(text)
+
+
 class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on your own sentences.
 
     Example: bert vocab data/sentences data/vocab --size 30522
     Example: bert vocab 'books/*.txt.gz' data/vocab --size 28996 --cased
+    Example: bert vocab data/sentences data/vocab --extend bert-base-uncased --size +2000
     """
 
     input: Positional[Path]
     """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
     out: Positional[Path]
     """Folder of vocab.txt and the tokenizer's settings."""
-    size: int = Field(30522, ge=100)
-    """Vocabulary size, special tokens included."""
+    size: Annotated[int | str, BeforeValidator(_check_vocabulary_size)] = 30522
+    """Vocabulary size, special tokens included; with `extend` the number of new pieces, as +2000."""
+    extend: str | None = None
+    """Vocabulary to extend: a vocab.txt, a folder with one, or a model on the hub. Its pieces stay, in their order, and
+    new ones follow: the most frequent in this text."""
     cased: bool = False
     """Preserve case and accents."""
     min_frequency: int = Field(2, ge=1)
     """Minimum count of a WordPiece."""
+
+    @model_validator(mode="after")
+    def _new_pieces_extend_a_vocabulary(self) -> Self:
+        if isinstance(self.size, str) != (self.extend is not None):
+            remedy = "give --size +2000 with --extend, and a size without a plus otherwise"
+            raise SettingError(
+                "size", f"got {self.size} {'with' if self.extend else 'without'} --extend", remedy
+            )
+        return self
 
 
 class IndexSettings(DataSettings):

@@ -33,7 +33,7 @@ from bert_cli.train.checkpoint import (
     complete_checkpoints,
     step_of,
 )
-from bert_cli.train.metrics import HELD_OUT, format_duration, read_line
+from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, format_duration, read_line
 
 Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
@@ -296,7 +296,8 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
     values = values if window is None else smoothed(values, window)
     if not np.isfinite(values).any():
         return {}
-    best = int(np.nanargmin(values) if name.endswith(LOSS) else np.nanargmax(values))
+    is_low = name.endswith((LOSS, BITS_PER_BYTE))
+    best = int(np.nanargmin(values) if is_low else np.nanargmax(values))
     label = label.replace("_", " ")
     return {
         f"{label}, last": values[np.isfinite(values)][-1],

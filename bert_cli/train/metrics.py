@@ -29,7 +29,7 @@ from bert_cli.files import write_atomically
 from bert_cli.processes import console
 from bert_cli.train.loop import STOPPING
 
-HELD_OUT = "validation_"
+HELD_OUT, BITS_PER_BYTE = "validation_", "bits_per_byte"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
@@ -150,6 +150,8 @@ def format_losses(metrics: Metrics) -> str:
         if not head.startswith(HELD_OUT):
             text = f" ({', '.join(accuracies)})" if accuracies else ""
             parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
+    if BITS_PER_BYTE in metrics:
+        parts.append(f"bits per byte {metrics[BITS_PER_BYTE]:.4f}")
     return "  ".join(parts)
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from pathlib import Path
@@ -88,6 +88,12 @@ class Vocabulary:
     def is_continuation(self) -> npt.NDArray[np.bool_]:
         """[V] pieces that continue a word."""
         return np.array([piece.startswith("##") for piece in self.pieces], np.bool_)
+
+    @property
+    def text_bytes(self) -> Numbers:
+        """[V] bytes of each piece in a text, in UTF-8; none for special tokens."""
+        texts = ["" if p in SPECIAL_TOKENS else p.removeprefix("##") for p in self.pieces]
+        return np.array([len(text.encode()) for text in texts])
 
 
 def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
@@ -281,7 +287,6 @@ class Encoder:
 
     def __init__(self, vocabulary: dict[str, int], *, cased: bool) -> None:
         self._vocabulary = vocabulary
-        self._unknown = vocabulary["[UNK]"]
         self._longest_piece = max(map(len, vocabulary))
         self._cased = cased
         self._library = library_tokenizer(vocabulary, cased=cased)
@@ -311,7 +316,9 @@ class Encoder:
         ascii_flags = list(map(str.isascii, words))
         joined = _ASCII_CONTROLS.sub("", _END.join(compress(words, ascii_flags)))
         parts = self._parts.numbers(_ASCII_PARTS.findall(joined if self._cased else joined.lower()))
-        pieces = [self._pieces(part) for part in self._parts.new()]
+        pieces = [
+            split_word(part, self._vocabulary, self._longest_piece) for part in self._parts.new()
+        ]
         self._parts.add(list(chain.from_iterable(pieces)), list(map(len, pieces)))
         ascii_tokens, part_lengths = self._parts.tokens(parts)
 
@@ -327,23 +334,22 @@ class Encoder:
         tokens = np.append(ascii_tokens, other_tokens)
         self._words.add(tokens, lengths, np.argsort(~is_ascii, kind="stable"))
 
-    def _pieces(self, part: str) -> list[int]:
-        """Split a part into the longest pieces of the vocabulary, from the left; [UNK] if that fails."""
-        if len(part) > LONGEST_WORD:
-            return [self._unknown]
-        find = self._vocabulary.get
-        ids: list[int] = []
-        rest = part
-        while True:
-            end = min(len(rest), self._longest_piece)
-            while (number := find(rest[:end])) is None:
-                end -= 1
-                if end == (2 if ids else 0):
-                    return [self._unknown]
-            ids.append(number)
-            if end == len(rest):
-                return ids
-            rest = "##" + rest[end:]
+
+def split_word(word: str, vocabulary: Mapping[str, int], longest_piece: int) -> list[int]:
+    """Split a word into the longest pieces, from the left, or [UNK] if that fails; one with ## continues another."""
+    ids: list[int] = []
+    if len(word) > LONGEST_WORD:
+        return [vocabulary["[UNK]"]]
+    while True:
+        end = min(len(word), longest_piece)
+        while (number := vocabulary.get(word[:end])) is None:
+            end -= 1
+            if end == 2 * word.startswith("##"):
+                return [vocabulary["[UNK]"]]
+        ids.append(number)
+        if end == len(word):
+            return ids
+        word = "##" + word[end:]
 
 
 class _Table:

@@ -22,6 +22,7 @@ from bert_cli.data.records.tokenizer import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
     VOCAB_FILE,
+    Encoder,
     Vocabulary,
     library_tokenizer,
     read_vocabulary,
@@ -153,10 +154,13 @@ def run(settings: VocabSettings) -> None:
 
     DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
+    base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
+    own = base.pieces if base else ()
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
+    recorded |= {"extends": base.sha256} if base else {}
     with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
-        started = monotonic()
+        started, wanted = monotonic(), len(own) + int(settings.size)
         reading = Reading(settings.input_format, settings.text_field)
         parts, notes = recognise_all(settings.input, reading)
         refuse_without_effect(parts, settings.model_fields_set)
@@ -166,8 +170,12 @@ def run(settings: VocabSettings) -> None:
             return
         size = sum(part.size for part in parts)
         is_packed = any(part.compression or part.format == "parquet" for part in parts)
-        with Progress("vocab", None if is_packed else 2 * size) as bar:  # the text is read twice
-            pieces, sentences = _train(partial(_texts, parts, reading, bar), settings)
+        times = 3 if base else 2  # that the text is read
+        with Progress("vocab", None if is_packed else times * size) as bar:
+            texts = partial(_texts, parts, reading, bar)
+            pieces, sentences = _train(texts, settings, wanted)
+            if base is not None:
+                pieces = [*own, *_new_pieces(base, pieces, texts, settings)]
         data = "".join(piece + "\n" for piece in pieces).encode()
         folder = output.work_folder(shard) / "out"
         folder.mkdir(parents=True)
@@ -190,17 +198,40 @@ def run(settings: VocabSettings) -> None:
         )
     for note in notes:
         print(f"vocab: {note}")
-    if len(pieces) < settings.size:
+    new = len(pieces) - len(own)
+    if len(pieces) < wanted:
         print(
-            f"vocab: {len(pieces):,} pieces are all that occur {settings.min_frequency} times in this text, not the "
-            f"{settings.size:,} of --size; a model for them has --bert-config.vocab-size {len(pieces)}"
+            f"vocab: {new:,}{' new' * bool(base)} pieces are all that occur {settings.min_frequency} times in this "
+            f"text, not the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)
-    print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces from ", 1))
+    some_new = f", {new:,} of them new," if base else ""
+    print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces{some_new} from ", 1))
 
 
-def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple[list[str], int]:
-    """Return the pieces in the order of their ids, and the number of sentences.
+def _new_pieces(
+    base: Vocabulary,
+    trained: Sequence[str],
+    texts: Callable[[], Iterable[str]],
+    settings: VocabSettings,
+) -> list[str]:
+    """Return the trained pieces that `base` lacks and that the text has most often when all are in the vocabulary."""
+    ids, first = base.ids, len(base.pieces)
+    candidates = [piece for piece in trained if piece not in ids]
+    ids |= {piece: first + number for number, piece in enumerate(candidates)}
+    encoder = Encoder(ids, cased=settings.cased)
+    counts = np.zeros(first + len(candidates), np.int64)
+    for text in texts():
+        counts += np.bincount(encoder.encode(text).tokens, minlength=len(counts))
+    counts = counts[first:]
+    order = np.argsort(-counts, kind="stable")[: int(settings.size)].tolist()
+    return [candidates[n] for n in order if counts[n] >= settings.min_frequency]
+
+
+def _train(
+    texts: Callable[[], Iterable[str]], settings: VocabSettings, size: int
+) -> tuple[list[str], int]:
+    """Return at most `size` pieces in the order of their ids, and the number of sentences.
 
     The library numbers the letters that continue a word in the order of a randomly seeded hash table, and breaks ties
     between pairs by these numbers. So all letters are counted first and given to it in a fixed order.
@@ -214,11 +245,11 @@ def _train(texts: Callable[[], Iterable[str]], settings: VocabSettings) -> tuple
         raise DataError(where, "no text", remedy)
     fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
-    if least > settings.size:
+    if least > size:
         problem = "less than the special tokens and letters of this text"
         raise ConfigError(f"--size ({settings.size})", problem, f"give at least {least}")
     trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.size,
+        vocab_size=size,
         min_frequency=settings.min_frequency,
         special_tokens=fixed,
         initial_alphabet=letters,

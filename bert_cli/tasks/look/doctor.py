@@ -95,7 +95,8 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
     source, settings = _check_model(report, settings)
-    settings = corpora.with_sizes_of_records(settings)
+    rows = 0 if source is None else source.config.vocab_size
+    settings = corpora.with_sizes_of_records(settings, rows)
     processes = report.attempt(
         "processes",
         lambda: find_processes(settings.cluster, os.environ),
@@ -126,7 +127,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     machine.check_precision(report, settings.precision, kind)
     check_folder(report, settings, plan)
     if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        check_first_loss(report, settings, stream, source)
+        check_first_loss(report, settings, stream, source and start.extended(source, stream.folder))
 
 
 # --- the machine's part of a run

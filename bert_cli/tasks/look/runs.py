@@ -18,7 +18,7 @@ from bert_cli.processes import print_table
 from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import ABSENT, HELD_OUT, NAMES_ONLY, Run, in_words
-from bert_cli.train.metrics import format_duration
+from bert_cli.train.metrics import BITS_PER_BYTE, format_duration
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3
@@ -84,11 +84,11 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the losses of a step by short name; None for one that is not finite."""
+    """Return the losses of a step by short name, and bits per byte; None for one that is not finite."""
     return {
-        name.removesuffix("loss").rstrip("_") or "loss": value
+        name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
         for name, value in metrics.items()
-        if name.endswith("loss") and not name.startswith(HELD_OUT)
+        if name.endswith(("loss", BITS_PER_BYTE)) and not name.startswith(HELD_OUT)
     }
 
 

@@ -3,6 +3,7 @@
 `RunSpec` is what a kind of training adds, `Run` all together; `evaluate` scores held-out examples.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from bert_cli.config.training import Plan, TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
@@ -21,6 +23,7 @@ from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step, means
+from bert_cli.train.metrics import BITS_PER_BYTE
 
 RandomBits = Callable[[Any, tuple[int, ...], int], Any]
 
@@ -173,20 +176,36 @@ def build_run(
 
 
 def evaluate(
-    engine: Engine, stream: ExampleStream, examples: int, micro_batch_size: int
+    engine: Engine,
+    stream: ExampleStream,
+    examples: int,
+    micro_batch_size: int,
+    text_bytes: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, float]:
-    """Return means over the first examples of a held-out corpus, which the processes divide among them."""
+    """Return means over the first examples of a held-out corpus, which the processes divide among them.
+
+    With the bytes of each piece [V], `bits_per_byte` is the masked-LM loss in bits over the bytes of the masked pieces:
+    unlike the loss of a piece it can be compared between vocabularies.
+    """
     engine.gather_weights()
     total, group, head = min(examples, stream.epoch_size or examples), engine.group, engine.head
     sums = dict.fromkeys(engine.sum_names, 0.0)
-    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens"), 0.0)
+    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
     starts = range(0, total, micro_batch_size)
     for first in starts[group.rank :: group.world_size]:
         rows = stream.rows(np.arange(first, min(total, first + micro_batch_size)))
         for name, value in count(rows, head.COUNTS).items():
             counts[name] += value
+        if text_bytes is not None:
+            masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
+            counts["bytes"] += float(text_bytes[masked].sum())
         for name, value in engine.evaluate(rows).items():
             sums[name] += value
     reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
     summed = dict(zip(sums, reduced, strict=False))
-    return means(summed, dict(zip(counts, reduced[len(sums) :], strict=True)), head.MEANS)
+    counts = dict(zip(counts, reduced[len(sums) :], strict=True))
+    metrics = means(summed, counts, head.MEANS)
+    if counts["bytes"]:
+        bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
+        metrics[BITS_PER_BYTE] = bits / counts["bytes"]
+    return metrics

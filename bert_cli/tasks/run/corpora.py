@@ -31,10 +31,11 @@ class StoredSizes(BaseModel):
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 
-def with_sizes_of_records(settings: Run) -> Run:
+def with_sizes_of_records(settings: Run, rows: int = 0) -> Run:
     """Return the settings with the pack size and vocabulary size of their records, unless they are set.
 
-    Memory, layout and layers depend on them. A folder that is absent or incomplete is refused when it is opened.
+    Memory, layout and layers depend on them. `rows` are those of the word embeddings that the run starts from, which
+    a larger vocabulary extends. A folder that is absent or incomplete is refused when it is opened.
     """
     stored: list[StoredSizes] = []
     for path in () if settings.generated_dataset else settings.dataset_paths:
@@ -46,7 +47,9 @@ def with_sizes_of_records(settings: Run) -> Run:
         changed["max_sequences_per_pack"] = most
     vocab_size = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), None)
     model = settings.bert_config
-    if vocab_size and not is_set(model, "vocab_size") and vocab_size != model.vocab_size:
+    extends = rows == model.vocab_size and vocab_size is not None and vocab_size > rows
+    is_open = extends or not is_set(model, "vocab_size")
+    if vocab_size and is_open and vocab_size != model.vocab_size:
         changed["bert_config"] = model.model_copy(update={"vocab_size": vocab_size})
     return settings.model_copy(update=changed) if changed else settings
 
@@ -141,8 +144,8 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
 def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
     """Raise ConfigError where the records were made with another vocabulary or case than the model.
 
-    Such a run would slowly forget what the model had learnt. A model without a tokenizer cannot be compared. A model in
-    the folder of the `run` is one that the run would continue.
+    Such a run would slowly forget what the model had learnt. More pieces after those of the model extend it. A model
+    without a tokenizer cannot be compared. A model in the folder of the `run` is one that the run would continue.
     """
     if not any((model / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
@@ -153,12 +156,16 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
         remedy = "give a new run another folder, or that run its records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (here, there) in enumerate(zip_longest(ours, theirs)):
-        if here != there:
+        if there is not None and here != there:
             problem = (
                 f"was made with another vocabulary than the model in {model} (token {number:,} is {here!r} in "
                 f"the records and {there!r} in the model)"
             )
-            raise ConfigError(where, problem, f"make the records with --vocab {model}, or {remedy}")
+            raise ConfigError(
+                where,
+                problem,
+                f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
+            )
     ours_is, theirs_is = case_of(corpus), case_of(model)
     different = [name for name in ours_is if theirs_is.get(name, ours_is[name]) != ours_is[name]]
     if different:

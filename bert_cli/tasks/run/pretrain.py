@@ -6,6 +6,7 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 from contextlib import ExitStack
 
 from bert_cli.config.training import PretrainSettings, make_plan
+from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, start, train
 from bert_cli.train.metrics import print_line
@@ -17,7 +18,9 @@ def run(settings: PretrainSettings) -> None:
     with ExitStack() as stack:
         source = start.source_of(settings)
         configured = start.with_shape_of(settings, source)
-        settings, mesh, stop = train.prepare(corpora.with_sizes_of_records(configured), stack)
+        rows = 0 if source is None else source.config.vocab_size
+        sized = corpora.with_sizes_of_records(configured, rows)
+        settings, mesh, stop = train.prepare(sized, stack)
         size = settings.bert_config.vocab_size
         if size != configured.bert_config.vocab_size:
             print_line(f"bert_config.vocab_size: {size:,}, as the records have")
@@ -37,9 +40,10 @@ def run(settings: PretrainSettings) -> None:
             print_line("\n".join(description))
 
         def evaluate(engine: Engine, step: int) -> dict[str, float]:
-            assert held_out is not None
-            examples = settings.evaluation_examples
-            return build.evaluate(engine, held_out, examples, plan.micro_batch_size)
+            assert held_out is not None and held_out.folder is not None
+            examples, size = settings.evaluation_examples, plan.micro_batch_size
+            text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
+            return build.evaluate(engine, held_out, examples, size, text_bytes)
 
         spec = build.RunSpec(
             plan=plan,

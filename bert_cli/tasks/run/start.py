@@ -5,47 +5,45 @@ ours, a Hugging Face folder or name, a TensorFlow checkpoint of Google's or Grap
 Weights are read under Hugging Face's names; a Keras model is refused with the way to convert it. Nothing is unpickled.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import BaseModel
 
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, PretrainSettings, TrainSettings
+from bert_cli.config.training import BatchShape, PretrainSettings, TrainSettings, count
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
     TextTokenizer,
     files_for_model,
     read_tokenizer,
+    split_word,
 )
-from bert_cli.errors import CheckpointError, ConfigError, nearest, needs_extra
+from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.files import read_json
 from bert_cli.model import hf, scaling, tensorflow_names
-from bert_cli.processes import quiet_imports
+from bert_cli.tasks.run.weight_files import (
+    FILES,
+    Tensors,
+    opened_tensorflow,
+    read_weights,
+    tensorflow_prefix,
+)
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 from bert_cli.train.loop import State
 
 Settings = TypeVar("Settings", bound=TrainSettings)
-Tensors = Mapping[str, npt.NDArray[Any]]
-TORCH = "pytorch_model.bin"
-FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
-"""Weights in a Hugging Face folder; the first one that exists is read, as in transformers."""
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 MODEL_FILES = (
     f"a model's folder has config.json and {checkpoint.MODEL}, "
     f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
 )
-ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,10 @@ class Source:
     """The file that describes it, for messages."""
     weights: Path
     """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
+    known: int = 0
+    """Rows of the word embeddings that stay as they are, if the vocabulary is extended."""
+    replaced: Sequence[Sequence[int]] = ()
+    """For each new row after them, the rows of which it is the mean."""
 
     @property
     def config(self) -> BertConfig:
@@ -81,14 +83,40 @@ class Source:
 
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
-        return _read(self.weights)
+        tensors = dict(read_weights(self.weights))
+        for name in [name for name in tensors if self.replaced and name.endswith(BY_PIECE)]:
+            old = tensors[name]
+            new = np.stack(
+                [old[rows].astype(np.float32).mean(0) for rows in map(list, self.replaced)]
+            )
+            tensors[name] = np.concatenate([old[: self.known], new.astype(old.dtype)])
+        return tensors
 
 
-class ShardIndex(BaseModel):
-    """The index of weights in several files."""
+# Tensors with a row for each piece of the vocabulary.
+BY_PIECE = (
+    *("word_embeddings.weight", "cls.predictions.bias"),
+    *("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+)
 
-    weight_map: dict[str, str]
-    """Name of a weight -> name of its file, in the folder of the index."""
+
+def extended(source: Source, tokenizer: Path | None) -> Source:
+    """Return the model with rows for the pieces that a folder's tokenizer has after the model's own.
+
+    A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
+    which the model's tokenizer splits the new piece. The model is returned as it is where nothing extends it.
+    """
+    if tokenizer is None or not any(
+        (source.folder / f).is_file() for f in (VOCAB_FILE, TOKENIZER_FILE)
+    ):
+        return source
+    own, pieces = read_tokenizer(source.folder).pieces, read_tokenizer(tokenizer).pieces
+    if len(pieces) <= len(own) or pieces[: len(own)] != own:
+        return source
+    ids, longest = {piece: number for number, piece in enumerate(own)}, max(map(len, own))
+    replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
+    described = {**source.described, "vocab_size": len(pieces)}
+    return replace(source, described=described, known=len(own), replaced=replaced)
 
 
 # --- find a model
@@ -99,7 +127,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
 
     A run's folder means its best checkpoint, or the newest if none was scored.
     """
-    prefix = _tensorflow_prefix(Path(name).expanduser())
+    prefix = tensorflow_prefix(Path(name).expanduser())
     if prefix is None:
         folder = find_folder(name, flag)
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
@@ -108,7 +136,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
             weights = folder / FILES[0]
     else:
         folder, weights = prefix.parent, prefix
-        with _tensorflow(prefix) as tf:
+        with opened_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
         if not tensorflow_names.is_object_based(shapes):
             config = folder / TF1_CONFIG
@@ -259,7 +287,11 @@ def disk_format(
 
 
 def load_state(
-    settings: TrainSettings, state: State, form: checkpoint.Format, fixed: Mapping[str, Any]
+    settings: TrainSettings,
+    state: State,
+    form: checkpoint.Format,
+    fixed: Mapping[str, Any],
+    tokenizer: Path | None = None,
 ) -> str:
     """Load the initial state of a run; return where it comes from. Raises CheckpointError if it does not fit."""
     folder = settings.save_ckpt_path
@@ -268,7 +300,7 @@ def load_state(
         checkpoint.resume(checkpoints[-1], state, form, fixed, settings.model_dump(mode="json"))
         return f"continues from {checkpoints[-1]} (step {state.step:,})"
     if settings.pretrained_ckpt_path is not None:
-        source = find_source(settings.pretrained_ckpt_path)
+        source = extended(find_source(settings.pretrained_ckpt_path), tokenizer)
         return load_pretrained(source, settings, state, form.config.get("id2label"))
     return f"starts with new weights from seed {settings.seed}"
 
@@ -290,6 +322,8 @@ def load_pretrained(
     description = f"starts from the weights in {source.folder} with a fresh optimizer"
     trained = source.described.get("scaling")
     description += f"; trained with scaling {trained}" if trained else ""
+    new_pieces = count(len(source.replaced), "new piece")
+    description += f"; {new_pieces}, each the mean of those it replaces" if source.replaced else ""
     description += f"; new from the seed: {', '.join(new)}" if new else ""
     return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
@@ -315,136 +349,3 @@ def load_weights(
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in weights.items()}
-
-
-# --- read weights
-
-
-def _read(path: Path) -> Tensors:
-    if path.suffix == ".json":
-        return _read_shards(path)
-    if path.suffix == ".bin":
-        return _read_torch(path)
-    if path.suffix == ".safetensors":
-        return checkpoint.read_tensors(path)
-    return _read_tensorflow(path)
-
-
-def _read_shards(index: Path) -> Tensors:
-    remedy = "copy all files of the model again"
-    files = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
-    shards: dict[str, Tensors] = {}
-    for file in sorted(set(files.values())):
-        path = index.parent / file
-        if Path(file).name != file or path.suffix not in (".safetensors", ".bin"):
-            problem = "is no file of weights in the folder of the index"
-            raise CheckpointError(f"{index} ({file!r})", problem, remedy)
-        if not path.is_file():
-            raise CheckpointError(str(path), "is missing", remedy)
-        shards[file] = _read(path)
-    for name, file in files.items():
-        if name not in shards[file]:
-            raise CheckpointError(str(index.parent / file), f"lacks the weight {name}", remedy)
-    return {name: shards[file][name] for name, file in files.items()}
-
-
-def _read_torch(path: Path) -> Tensors:
-    """Read PyTorch's file with its loader for tensors, which executes nothing in it."""
-    try:
-        import torch
-    except ImportError as error:
-        raise CheckpointError(
-            str(path),
-            f"is a file of PyTorch's, and reading it {needs_extra('export')}",
-            "or convert it where PyTorch and transformers are installed: "
-            "AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-        ) from error
-    try:
-        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
-        # NumPy has no bfloat16; float32 holds all its values.
-        return {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-            for name, value in tensors.items()
-        }
-    except Exception as error:  # the loader has no common exception
-        problem = f"cannot be read as weights only ({_first_line(error)})"
-        remedy = f"convert it to {checkpoint.MODEL} where it was written"
-        raise CheckpointError(str(path), problem, remedy) from error
-
-
-def _tensorflow_prefix(path: Path) -> Path | None:
-    """Return the prefix of the TensorFlow checkpoint that the path is or contains.
-
-    Of several the one that has the name in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
-    """
-    if not path.is_dir():
-        bare = path.with_suffix("") if path.suffix == ".index" else path
-        return bare if bare.with_name(f"{bare.name}.index").is_file() else None
-    if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):
-        return None
-    prefixes = [
-        index.with_suffix("")
-        for index in sorted(path.glob("*.index"))
-        if ".ckpt" in index.name or any(path.glob(f"{index.stem}.data-*-of-*"))
-    ]
-    if len(prefixes) < 2:
-        return prefixes[0] if prefixes else None
-    state = path / "checkpoint"
-    try:
-        text = state.read_text(encoding="utf-8") if state.is_file() else ""
-    except ValueError as error:
-        raise CheckpointError(str(state), f"cannot be read ({error})", "remove it") from error
-    match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
-    if match and (named := path / Path(match[1]).name) in prefixes:
-        return named
-    if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
-        return max(prefixes, key=lambda prefix: int(prefix.stem))
-    names = ", ".join(prefix.name for prefix in prefixes)
-    problem = f"holds {len(prefixes)} checkpoints ({names})"
-    raise CheckpointError(str(path), problem, "give one of them")
-
-
-def _read_tensorflow(prefix: Path) -> Tensors:
-    with _tensorflow(prefix) as tf:
-        reader = tf.train.load_checkpoint(str(prefix))
-        names = reader.get_variable_to_shape_map()
-        if tensorflow_names.is_object_based(names):
-            from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-
-            graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
-            nodes = [
-                tensorflow_names.Node(
-                    {child.local_name: child.node_id for child in node.children},
-                    next((attribute.checkpoint_key for attribute in node.attributes), None),
-                    next((attribute.full_name for attribute in node.attributes), ""),
-                )
-                for node in graph.nodes
-            ]
-            return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
-        # Moments are twice the size of the weights. Variables of other models are read and then refused.
-        is_training = tensorflow_names.TRAINING.fullmatch
-        tensors = {n: np.asarray(reader.get_tensor(n)) for n in names if not is_training(n)}
-    return tensorflow_names.from_tf1(tensors, where=str(prefix))
-
-
-@contextmanager
-def _tensorflow(prefix: Path) -> Iterator[Any]:
-    """Import TensorFlow and turn what it raises for damaged files into a CheckpointError."""
-    try:
-        with quiet_imports():
-            import tensorflow as tf
-        from google.protobuf.message import DecodeError
-    except ImportError:
-        problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
-        remedy = "run `bert export` with --format hf on it where it is, and give that folder"
-        raise CheckpointError(str(prefix), problem, remedy) from None
-    try:
-        yield tf
-    # LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
-    except (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError) as error:
-        problem = f"cannot be read ({_first_line(error)})"
-        raise CheckpointError(str(prefix), problem, ALL_FILES) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -178,7 +178,7 @@ def _load_state(run: Run, stack: ExitStack) -> None:
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
         remedy = "start every process with the same command and the same files"
         raise ConfigError(f"rank {other[0]}", problem, remedy)
-    print_line(f"run: {start.load_state(settings, state, run.form, run.fixed)}")
+    print_line(f"run: {start.load_state(settings, state, run.form, run.fixed, run.spec.tokenizer)}")
     if other := _first_difference(group, state.step):
         rank, step, first = other
         problem = (

@@ -1,0 +1,164 @@
+"""Read the weights of a model's files: safetensors, PyTorch's, and checkpoints of TensorFlow 1 and 2.
+
+Nothing is unpickled, and PyTorch and TensorFlow are imported only for their own files.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from bert_cli.errors import CheckpointError, needs_extra
+from bert_cli.files import read_json
+from bert_cli.model import tensorflow_names
+from bert_cli.processes import quiet_imports
+from bert_cli.train import checkpoint
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+TORCH = "pytorch_model.bin"
+FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
+"""Weights in a Hugging Face folder; the first one that exists is read, as in transformers."""
+ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
+
+
+class ShardIndex(BaseModel):
+    """The index of weights in several files."""
+
+    weight_map: dict[str, str]
+    """Name of a weight -> name of its file, in the folder of the index."""
+
+
+def read_weights(path: Path) -> Tensors:
+    """Return the weights of a file or index, or of a TensorFlow checkpoint's prefix, by Hugging Face's names."""
+    if path.suffix == ".json":
+        return _read_shards(path)
+    if path.suffix == ".bin":
+        return _read_torch(path)
+    if path.suffix == ".safetensors":
+        return checkpoint.read_tensors(path)
+    return _read_tensorflow(path)
+
+
+def _read_shards(index: Path) -> Tensors:
+    remedy = "copy all files of the model again"
+    files = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
+    shards: dict[str, Tensors] = {}
+    for file in sorted(set(files.values())):
+        path = index.parent / file
+        if Path(file).name != file or path.suffix not in (".safetensors", ".bin"):
+            problem = "is no file of weights in the folder of the index"
+            raise CheckpointError(f"{index} ({file!r})", problem, remedy)
+        if not path.is_file():
+            raise CheckpointError(str(path), "is missing", remedy)
+        shards[file] = read_weights(path)
+    for name, file in files.items():
+        if name not in shards[file]:
+            raise CheckpointError(str(index.parent / file), f"lacks the weight {name}", remedy)
+    return {name: shards[file][name] for name, file in files.items()}
+
+
+def _read_torch(path: Path) -> Tensors:
+    """Read PyTorch's file with its loader for tensors, which executes nothing in it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            str(path),
+            f"is a file of PyTorch's, and reading it {needs_extra('export')}",
+            "or convert it where PyTorch and transformers are installed: "
+            "AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        ) from error
+    try:
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # NumPy has no bfloat16; float32 holds all its values.
+        return {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            for name, value in tensors.items()
+        }
+    except Exception as error:  # the loader has no common exception
+        problem = f"cannot be read as weights only ({_first_line(error)})"
+        remedy = f"convert it to {checkpoint.MODEL} where it was written"
+        raise CheckpointError(str(path), problem, remedy) from error
+
+
+def tensorflow_prefix(path: Path) -> Path | None:
+    """Return the prefix of the TensorFlow checkpoint that the path is or contains.
+
+    Of several the one that has the name in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
+    """
+    if not path.is_dir():
+        bare = path.with_suffix("") if path.suffix == ".index" else path
+        return bare if bare.with_name(f"{bare.name}.index").is_file() else None
+    if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):
+        return None
+    prefixes = [
+        index.with_suffix("")
+        for index in sorted(path.glob("*.index"))
+        if ".ckpt" in index.name or any(path.glob(f"{index.stem}.data-*-of-*"))
+    ]
+    if len(prefixes) < 2:
+        return prefixes[0] if prefixes else None
+    state = path / "checkpoint"
+    try:
+        text = state.read_text(encoding="utf-8") if state.is_file() else ""
+    except ValueError as error:
+        raise CheckpointError(str(state), f"cannot be read ({error})", "remove it") from error
+    match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
+    if match and (named := path / Path(match[1]).name) in prefixes:
+        return named
+    if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
+        return max(prefixes, key=lambda prefix: int(prefix.stem))
+    names = ", ".join(prefix.name for prefix in prefixes)
+    problem = f"holds {len(prefixes)} checkpoints ({names})"
+    raise CheckpointError(str(path), problem, "give one of them")
+
+
+def _read_tensorflow(prefix: Path) -> Tensors:
+    with opened_tensorflow(prefix) as tf:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        if tensorflow_names.is_object_based(names):
+            from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+            graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
+            nodes = [
+                tensorflow_names.Node(
+                    {child.local_name: child.node_id for child in node.children},
+                    next((attribute.checkpoint_key for attribute in node.attributes), None),
+                    next((attribute.full_name for attribute in node.attributes), ""),
+                )
+                for node in graph.nodes
+            ]
+            return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
+        # Moments are twice the size of the weights. Variables of other models are read and then refused.
+        is_training = tensorflow_names.TRAINING.fullmatch
+        tensors = {n: np.asarray(reader.get_tensor(n)) for n in names if not is_training(n)}
+    return tensorflow_names.from_tf1(tensors, where=str(prefix))
+
+
+@contextmanager
+def opened_tensorflow(prefix: Path) -> Iterator[Any]:
+    """Import TensorFlow and turn what it raises for damaged files into a CheckpointError."""
+    try:
+        with quiet_imports():
+            import tensorflow as tf
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
+        remedy = "run `bert export` with --format hf on it where it is, and give that folder"
+        raise CheckpointError(str(prefix), problem, remedy) from None
+    try:
+        yield tf
+    # LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError) as error:
+        problem = f"cannot be read ({_first_line(error)})"
+        raise CheckpointError(str(prefix), problem, ALL_FILES) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,159 @@
+"""Go on from a model with more words: its vocabulary is extended, and its other weights stay."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.tiny_models import PIECES, metrics_of, write_model
+
+from bert_cli.cli import main
+from bert_cli.config.training import PretrainSettings
+from bert_cli.data.stream.reader import shuffled
+from bert_cli.data.stream.source import Records
+from bert_cli.tasks.run import start
+from bert_cli.train.checkpoint import MODEL, complete_checkpoints
+
+WORDS = "word_embeddings.weight"
+TEXT = [
+    "The good plot was not gnocchi.",
+    "Bad gnocchi is very bad, and fine gnocchis are not.",
+] * 40
+SIZES = ["--sequence-length", "32", "--mask-tokens", "5", "--masking", "dynamic"]
+RUN = [
+    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
+    "--optimizer-opts.name", "LAMB", "--optimizer-opts.learning-rate.max-learning-rate", "0.001",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A model, text with words that it lacks, an extended vocabulary and records with it."""
+    home = tmp_path_factory.mktemp("adapt")
+    write_model(home / "model")
+    (home / "text").mkdir()
+    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
+    extend = ["vocab", str(home / "text"), "--extend", str(home / "model"), "--size"]
+    assert main([*extend, "+3", str(home / "vocab")]) == 0
+    assert main([*extend, "+0", str(home / "same")]) == 0
+    records = [
+        "tokenize",
+        str(home / "text"),
+        str(home / "records"),
+        "--vocab",
+        str(home / "vocab"),
+    ]
+    assert main([*records, *SIZES]) == 0 and main(["index", records[2]]) == 0
+    return home
+
+
+def pretrain(home):
+    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": "run"}
+    folders["validation-dir"] = "records"
+    words = [word for flag, name in folders.items() for word in (f"--{flag}", str(home / name))]
+    return main(["pretrain", *words, *RUN, "--total-num-train-samples", "40"])
+
+
+def by_pytorch(home):
+    """Return the bits per byte of all records under the run's last checkpoint."""
+    import torch
+    import transformers
+
+    (*_, saved) = complete_checkpoints(home / "run")
+    model = transformers.BertForPreTraining.from_pretrained(saved).eval()
+    pieces = (saved / "vocab.txt").read_text(encoding="utf-8").split()
+    source = Records(home / "records", seed=PretrainSettings.model_fields["seed"].default)
+    rows = shuffled(source, np.arange(len(source)))
+    nats = text_bytes = 0.0
+    for row in range(len(source)):
+        ids, mask, segments = (
+            torch.tensor(rows[name][row : row + 1].astype(np.int64))
+            for name in ("input_ids", "input_mask", "segment_ids")
+        )
+        with torch.no_grad():
+            logits = model(ids, mask, segments).prediction_logits[0].log_softmax(-1)
+        for at, label, weight in zip(
+            *(rows[f"masked_lm_{name}"][row] for name in ("positions", "ids", "weights")),
+            strict=True,
+        ):
+            if weight:
+                nats -= float(logits[at, label])
+                text_bytes += len(pieces[label].removeprefix("##").encode())
+    return nats / np.log(2) / text_bytes
+
+
+def test_the_new_pieces_are_the_most_frequent_words_and_follow_the_old_ones(home):
+    old = (home / "model/vocab.txt").read_bytes()
+    assert (home / "same/vocab.txt").read_bytes() == old
+    data = (home / "vocab/vocab.txt").read_bytes()
+    assert data.startswith(old)
+    assert data[len(old) :].decode().split()[0] == "gnocchi" and data.count(b"\n") == 3 + len(
+        PIECES
+    )
+
+
+def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_stays(home):
+    import transformers
+
+    source = start.find_source(str(home / "model"))
+    old, new = source.tensors(), start.extended(source, home / "vocab").tensors()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home / "model")
+    pieces = (home / "vocab/vocab.txt").read_text().split()[len(PIECES) :]
+    for name in old:
+        if not name.endswith((WORDS, "predictions.bias")):
+            assert np.array_equal(old[name], new[name])
+            continue
+        assert np.array_equal(new[name][: len(PIECES)], old[name])
+        for row, piece in zip(new[name][len(PIECES) :], pieces, strict=True):
+            # transformers splits no lone continuation: a word before it that is one piece.
+            ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(f"a{piece[2:]}"))[1:]
+            if not piece.startswith("##"):
+                ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(piece))
+            np.testing.assert_allclose(row, old[name][ids].mean(0), rtol=1e-6)
+    assert start.extended(source, home / "same") is source  # the same bytes
+
+
+def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_records(home, capsys):
+    assert pretrain(home) == 0
+    out = capsys.readouterr().out
+    assert f"bert_config.vocab_size: {len(PIECES) + 3}, as the records have" in out
+    assert "3 new pieces, each the mean of those it replaces" in out
+    tensors = load_file(complete_checkpoints(home / "run")[-1] / MODEL)
+    assert tensors[f"bert.embeddings.{WORDS}"].shape == (len(PIECES) + 3, 32)
+    assert len(metrics_of(home / "run")) == 10
+    bits = metrics_of(home / "run")[-1]["validation_bits_per_byte"]
+    assert f"bits per byte {bits:.4f}" in out
+    assert bits == pytest.approx(by_pytorch(home), rel=1e-5)
+    # The run is continued as any other.
+    assert pretrain(home) == 0
+    assert "continues from" in capsys.readouterr().out
+
+
+def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, capsys):
+    pieces = list(PIECES)
+    pieces[10], pieces[11] = pieces[11], pieces[10]
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, "gnocchi"]))
+    records = [
+        "tokenize",
+        str(home / "text"),
+        str(tmp_path / "r"),
+        "--vocab",
+        str(tmp_path / "vocab.txt"),
+    ]
+    assert main([*records, *SIZES]) == 0 and main(["index", str(tmp_path / "r")]) == 0
+    model = ["--pretrained-ckpt-path", str(home / "model"), "--save-ckpt-path", str(tmp_path / "x")]
+    assert main(["pretrain", "--dataset-dir", str(tmp_path / "r"), *model, *RUN]) == 2
+    assert "`bert vocab --extend`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--size", "+5"], "size (--size): got +5 without --extend"),
+        (["--extend", "MODEL"], "got 30522 with --extend"),
+        (["--extend", "MODEL", "--size", "many"], "got many; give a number from 100 on, or +2000"),
+        (["--extend", "MODEL", "--size", "+5", "--cased"], "leave out --cased"),
+    ],
+)
+def test_a_wrong_size_or_case_is_refused(home, flags, message, capsys):
+    words = [str(home / "model") if word == "MODEL" else word for word in flags]
+    assert main(["vocab", str(home / "text"), str(home / "no"), *words]) == 2
+    assert message in capsys.readouterr().err and not (home / "no").exists()
