@@ -60,6 +60,7 @@ _ROWS = {
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
     "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
+    "average": ("tasks.use.average", "finetune.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
     "bench": ("tasks.bench.run", "tools.Bench", "run a standard benchmark"),
     "bench pretrain": ("tasks.bench.run", "tools.BenchPretrain", "measure pre-training"),

@@ -19,12 +19,14 @@ from typing import Annotated, Any, TextIO, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from bert_cli.errors import BertError, DataError
+from bert_cli.errors import BertError, ConfigError, DataError
 
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
+PARTIAL = ".partial_"
+"""The name of a folder that is being written or removed starts with it."""
 
 
 def _check_inner(name: str) -> str:
@@ -128,6 +130,32 @@ def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
+    """Yield a partial folder beside `path`, and rename it to `path` when the block succeeds.
+
+    It replaces an empty folder only. It is on the disk before the rename, so that a power cut cannot leave a
+    damaged folder of that name, and removed when the block fails. OSErrors are raised as by `name_path`.
+    """
+    partial = path.parent / f"{PARTIAL}{path.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    with name_path(path, size):
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            fsync_paths([*partial.rglob("*"), partial])
+            os.replace(partial, path)
+            fsync_paths([path.parent])
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_new_folder(path: Path, name: str) -> None:
+    """Raise ConfigError where an output folder exists and is not empty; `name` is the setting."""
+    if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise ConfigError(f"{name} ({path})", "exists and is not an empty folder", "give a new one")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

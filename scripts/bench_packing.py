@@ -72,7 +72,8 @@ def read_speed(reader: ExampleStream, steps: int) -> float:
 
 def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any, ExampleStream]:
     """Return the step and the reader of a run on these records, with one micro-batch per step."""
-    from bert_cli.config.training import PretrainSettings, make_plan
+    from bert_cli.config.plan import make_plan
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import Processes
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh
@@ -94,7 +95,7 @@ def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any,
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     engine, _, step = build.build_run(settings, mesh, plan)
-    reader = corpora.open_stream(settings, plan.examples_per_step)
+    reader = corpora.open_stream(settings)
     engine.compile(reader.first_micro_batches(len(mesh.devices)))
     return step, reader
 

@@ -78,8 +78,9 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     """Build a run and execute some steps; return its parts and the measurements."""
     import tensorflow as tf
 
+    from bert_cli.config.plan import make_plan
     from bert_cli.config.settings import Cluster
-    from bert_cli.config.training import PretrainSettings, make_plan
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
@@ -92,7 +93,7 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     before = resident_bytes()[0]
     plan = make_plan(run, None)
     engine, state, step = build.build_run(run, mesh, plan)
-    stream = corpora.open_stream(run, plan.examples_per_step, processes.rank, processes.count)
+    stream = corpora.open_stream(run, processes.rank, processes.count)
     began = time.perf_counter()
     engine.compile(stream.first_micro_batches(len(mesh.devices)))
     traced = time.perf_counter() - began

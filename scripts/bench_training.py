@@ -65,8 +65,9 @@ def build_ours(options: argparse.Namespace) -> Any:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    from bert_cli.config.plan import make_plan
     from bert_cli.config.settings import Cluster
-    from bert_cli.config.training import PretrainSettings, make_plan
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh
@@ -91,7 +92,7 @@ def build_ours(options: argparse.Namespace) -> Any:
     mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
     plan = make_plan(settings, None)
     parts = build.build_run(settings, mesh, plan)
-    return parts.engine, corpora.open_stream(settings, plan.examples_per_step, 0, 1)[0]
+    return parts.engine, corpora.open_stream(settings)[0]
 
 
 def micro_batch_of_bert(options: argparse.Namespace) -> Pairs:

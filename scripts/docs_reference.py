@@ -36,7 +36,7 @@ GROUPS = {
     "Data": ("download", "extract", "preprocess", "vocab", "tokenize", "index", "pack", "data"),
     "Look": ("inspect", "doctor", "plan", "runs", "plot", "compare"),
     "Train": ("pretrain", "squad", "glue", "ner", "classify", "squad-score", "launch"),
-    "Use": ("predict", "export", "completion"),
+    "Use": ("predict", "export", "average", "completion"),
     "Measure": ("bench", "bench pretrain", "bench squad", "bench data"),
 }
 OTHERS = "More"

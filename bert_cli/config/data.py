@@ -97,10 +97,19 @@ class Masking(DataSettings):
     """What is masked together: single tokens, words with all their tokens, or spans of such words."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Fraction of an example's tokens that are masked, at most P of them."""
+    start_probability: Annotated[
+        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
+    ] = None
+    """Fraction at the first step, from which it changes linearly to `probability` at the last."""
     span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Probability that a span ends after each of its words; spans only. 0.2 gives 3.8 words on average."""
     longest_span: Annotated[int, Field(ge=1, le=1000)] = 10
     """Maximum words of a span; spans only."""
+
+    @property
+    def highest(self) -> float:
+        """Return the highest fraction of tokens that a step masks."""
+        return max(self.probability, self.start_probability or 0.0)
 
 
 class DownloadSettings(DataSettings):

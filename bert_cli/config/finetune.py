@@ -1,4 +1,4 @@
-"""The settings of fine-tuning, and of using a fine-tuned model: predict and export.
+"""The settings of fine-tuning, and of using a trained model: predict, export and average.
 
 A task has the settings of any training run, with defaults that are known to work for BERT (Devlin et al.
 2019, appendix A.3; Mosbach et al. 2021 for warm-up and clipping), and its files. The shape of the model is
@@ -19,13 +19,7 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.training import (
-    Engine,
-    GlobalBatch,
-    LearningRate,
-    OptimizerOpts,
-    TrainSettings,
-)
+from bert_cli.config.training import Engine, GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
@@ -351,3 +345,21 @@ class ExportSettings(Settings):
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""
+
+
+class AverageSettings(Settings):
+    """Average the weights of a run's newest checkpoints, and compare the mean with the newest one.
+
+    The mean is a model's folder without an optimizer, for --pretrained-ckpt-path and transformers.
+    Example: bert average runs/base_128_phase1 runs/base_mean
+    Example: bert average runs/field runs/field_mean --last 8 --validation-dir data/held_out
+    """
+
+    run: Positional[Path]
+    """Folder of a run. Its --keep-checkpoints or --keep-every-steps must leave enough of them."""
+    out: Positional[Path]
+    """Folder of the averaged model; new or empty."""
+    last: int = Field(4, ge=2)
+    """Number of newest complete checkpoints that are averaged."""
+    validation_dir: str | None = None
+    """Folder of records on which both are scored, with the settings of a pre-training run; by default that run's."""

@@ -253,20 +253,23 @@ def _expand_paths(values: Mapping[str, Any], errors: list[ConfigError] | None) -
     expanded = dict(values)
     has_files = bool(values.get("train_file") and values.get("validation_file"))
     for name in filter(_is_path, values):
-        opened = name != "dataset_dir" or not (values.get("generated_dataset") or has_files)
+        opened = name not in ("dataset_dir", "stages") or not (
+            values.get("generated_dataset") or has_files
+        )
         expanded[name] = _expand(name, values[name], errors if opened else None)
     return expanded
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith((*PATH_ENDINGS, "_cache"))
+    return name.endswith((*PATH_ENDINGS, "_cache")) or name == "stages"
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:
     if isinstance(value, list):
         return [_expand(f"{name}.{number}", one, errors) for number, one in enumerate(value)]
-    if isinstance(value, Mapping) and "path" in value:
-        return {**value, "path": _expand(f"{name}.path", value["path"], errors)}
+    if isinstance(value, Mapping):
+        keys = [key for key in ("path", "dataset_dir") if key in value]
+        return {**value, **{key: _expand(f"{name}.{key}", value[key], errors) for key in keys}}
     if not isinstance(value, str):
         return value
     path = os.path.expanduser(os.path.expandvars(value))

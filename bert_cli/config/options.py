@@ -189,7 +189,7 @@ def _takes(kinds: Sequence[Any], name: str) -> str:
             # An element alone is a list of one; lists of lists are written as JSON.
             (kind,) = _kinds(get_args(kind)[0])
             word = METAVARS.get(kind, "JSON")
-            if group_of(kind):
+            if group_of(kind) and len(kinds) > 1:
                 continue
         elif get_origin(kind) is Literal:
             choices = ",".join(map(str, get_args(kind)))

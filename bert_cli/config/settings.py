@@ -8,7 +8,7 @@ rounded. So a run may be resumed with other values of these two.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -70,8 +70,8 @@ class Settings(BaseModel):
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the class of a group of settings, also of an optional one."""
-    for kind in (annotation, *get_args(annotation)):
+    """Return the class of a group of settings, also of an optional one; None for a list of groups."""
+    for kind in () if get_origin(annotation) is list else (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None

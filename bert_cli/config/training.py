@@ -1,14 +1,11 @@
-"""The settings of a training run, those of pre-training, and the plan of a run.
+"""The settings of a training run, and those of pre-training.
 
 The nesting is that of the JSON file; a flag is the dotted path in kebab case (`--global-batch.replicas 4`).
-The keys are those of Graphcore's BERT example. The plan holds the integers of a run, computed from the
-settings and the number of examples; the rest of the tool reads them there.
+The keys are those of Graphcore's BERT example.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -19,6 +16,7 @@ from bert_cli.config.settings import (
     BertConfig,
     Cluster,
     Engine,
+    Hidden,
     Parallel,
     Positive,
     Probability,
@@ -26,12 +24,9 @@ from bert_cli.config.settings import (
     Settings,
     Wandb,
     is_remote,
+    is_set,
     without_effect,
 )
-from bert_cli.errors import ConfigError
-
-# Default number of examples by the maximum sequence length, from Graphcore's example.
-DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 
 
 class About(Settings):
@@ -46,6 +41,8 @@ class About(Settings):
 
 
 Scaling = Literal["unit", "u-mup"]
+# Of global_batch, those that a stage may change.
+BATCH_SIZES = ("micro_batch_size", "grad_acc_steps_per_replica")
 
 
 class BatchShape(NamedTuple):
@@ -58,7 +55,7 @@ class BatchShape(NamedTuple):
 
 
 class GlobalBatch(Settings):
-    """How many examples one step reads: the product of the three numbers."""
+    """How many examples one step reads: the product of the first three numbers."""
 
     micro_batch_size: Positive
     """Examples that a replica processes at once; they must fit in its memory."""
@@ -66,22 +63,37 @@ class GlobalBatch(Settings):
     """Model replicas that divide the examples of a step among them."""
     grad_acc_steps_per_replica: Positive = 1
     """Micro-batches whose gradients a replica accumulates before an update."""
+    start_fraction: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 1.0)] = 1.0
+    """Fraction of the accumulation at the first step, from which the batch grows linearly."""
+    growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.5)] = 0.5
+    """Fraction of the run's examples after which the batch is complete."""
+
+    @property
+    def examples(self) -> int:
+        """Return the examples of a step when the batch is complete."""
+        return self.micro_batch_size * self.replicas * self.grad_acc_steps_per_replica
 
 
 class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
-    NEEDS: ClassVar = {"warmup_power": "warmup_frac"}
+    NEEDS: ClassVar = {"warmup_power": "warmup_frac", "decay_frac": ("schedule_name", "wsd")}
 
-    schedule_name: Literal["up_down", "constant", "cosine"] = "up_down"
+    schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
     """`up_down`: linear warm-up, linear decay to 1e-7 on the last step; `cosine`: the same warm-up, half a
-    cosine; `constant`: the maximum after the warm-up."""
+    cosine; `constant`: the maximum after the warm-up; `wsd`: the maximum, then a decay over the last steps."""
     max_learning_rate: Annotated[float, Field(gt=0.0)]
     """Maximum learning rate; with reference_batch_size, the one for that batch."""
     warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Fraction of the steps in which the learning rate rises from zero."""
     warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
     """Power of the fraction of the warm-up that has passed; 1 rises linearly, 0.5 like a square root."""
+    decay_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.1)] = 0.1
+    """Fraction of the steps over which `wsd` decays at the end."""
+    decay_shape: Annotated[
+        Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda one: one == "1-sqrt")
+    ] = "1-sqrt"
+    """Curve of the decay of `wsd` over its steps."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by global batch / this number."""
 
@@ -187,6 +199,16 @@ class TrainSettings(Settings):
         return self.max_seq_length
 
     @property
+    def mask_probabilities(self) -> tuple[float, float] | None:
+        """Return the fractions of tokens that the first and the last step mask, if they differ."""
+        return None
+
+    @property
+    def later_stages(self) -> Sequence["PretrainSettings"]:
+        """Return the settings of the stages after the first."""
+        return ()
+
+    @property
     def knows_its_model(self) -> bool:
         """Return whether bert_config is the shape of the model, not one to be read from a checkpoint."""
         return self.pretrained_ckpt_path is None or "bert_config" in self.model_fields_set
@@ -230,6 +252,23 @@ class WeightedCorpus(Settings):
     """Relative weight of the corpus in the mixture."""
 
 
+class Stage(Settings):
+    """A later stage of a run, with sequences of another length."""
+
+    dataset_dir: str | list[WeightedCorpus] | None = None
+    """Records of the stage, by default those of the run."""
+    max_seq_length: Annotated[int, Field(ge=8)]
+    """Sequence length S of the stage."""
+    max_predictions_per_seq: Positive
+    """Maximum number P of masked positions of an example of the stage."""
+    total_num_train_samples: Positive
+    """Examples that the stage reads, rounded up to full steps."""
+    micro_batch_size: Positive | None = None
+    """Examples of a micro-batch, by default as many as before."""
+    grad_acc_steps_per_replica: Positive | None = None
+    """Micro-batches that a replica accumulates, by default as many as before."""
+
+
 class PretrainSettings(TrainSettings):
     """Pre-train BERT with masked-LM and next-sentence prediction.
 
@@ -239,9 +278,12 @@ class PretrainSettings(TrainSettings):
 
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
     NEEDS: ClassVar = {
-        "evaluate_every_steps": "validation_dir",
         "evaluation_examples": "validation_dir",
+        "new_rows_only_steps": "pretrained_ckpt_path",
+        "decay_from": "pretrained_ckpt_path",
+        "stages": ("max_sequences_per_pack", 1),
         "length_buckets": ("generated_dataset", False),
+        "probe": ("generated_dataset", False),
     }
 
     dataset_dir: str | list[WeightedCorpus] | None = None
@@ -271,8 +313,27 @@ class PretrainSettings(TrainSettings):
     total_num_train_samples: Positive | None = None
     """Examples that the run reads, rounded up to full steps; by default those of Graphcore's example:
     460,849,152 for sequence lengths up to 128, 34,239,360 for longer ones."""
+    stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
+    """Stages after that of the other settings, in one run with one learning rate schedule."""
+    decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
+    """Decay the learning rate as `wsd` does, from this step of the run in `pretrained_ckpt_path` to the last step
+    of this one, which continues it with its optimizer and its examples."""
+    budget_hours: Annotated[float | None, Field(gt=0.0, exclude_if=lambda hours: hours is None)] = (
+        None
+    )
+    """Hours that the run may take: the number of examples follows from the pace of steps that are measured at its
+    start. Those of stages keep their ratio to `total_num_train_samples`."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
+    probe: str | None = None
+    """File of minimal pairs of sentences that each evaluation scores, JSON lines {"good": ..., "bad": ...}, or
+    `english` for those of this tool. The good one should have the higher pseudo-log-likelihood (Salazar et al.
+    2020, equation 1)."""
+    new_rows_only_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start in which only the rows of the pieces are trained that extend the vocabulary of
+    `pretrained_ckpt_path`."""
+    known_rows: Hidden[int] = 0
+    """Rows of the word embeddings that the model had before."""
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
@@ -293,8 +354,27 @@ class PretrainSettings(TrainSettings):
     def positions_read(self) -> int:
         """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
         most, predictions = self.max_sequences_per_pack, self.max_predictions_per_seq
-        probability = self.masking.probability
+        probability = self.masking.highest
         return most + packed_predictions(self.max_seq_length, most, predictions, probability)
+
+    @property
+    def mask_probabilities(self) -> tuple[float, float] | None:
+        """Return the fractions of tokens that the first and the last step mask, if they differ."""
+        first, last = self.masking.start_probability, self.masking.probability
+        return None if first is None else (first, last)
+
+    @property
+    def later_stages(self) -> Sequence["PretrainSettings"]:
+        """Return the settings of the stages after the first."""
+        found, batch = [], self.global_batch
+        for stage in self.stages:
+            changed = stage.model_dump(exclude_none=True)
+            sizes = {name: changed.pop(name) for name in BATCH_SIZES if name in changed}
+            batch = batch.model_copy(update=sizes)
+            named = {"dataset_dir": stage.dataset_dir} if stage.dataset_dir else {}
+            changed |= {"global_batch": batch, "stages": [], **named}
+            found.append(self.model_copy(update=changed))
+        return found
 
     @model_validator(mode="after")
     def _check_scaling(self) -> "PretrainSettings":
@@ -313,8 +393,43 @@ class PretrainSettings(TrainSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_schedules(self) -> "PretrainSettings":
+        rate, batch, longest = (
+            self.optimizer_opts.learning_rate,
+            self.global_batch,
+            self.bert_config,
+        )
+        if self.decay_from is not None and rate.schedule_name not in ("constant", "wsd"):
+            problem = f"has no effect with schedule_name {rate.schedule_name!r}"
+            remedy = "give it with constant or wsd, as the run that it continues"
+            raise SettingError("decay_from", problem, remedy)
+        if rate.decay_shape != "1-sqrt" and rate.schedule_name != "wsd" and not self.decay_from:
+            raise without_effect(rate, "decay_shape", "without schedule_name wsd or decay_from")
+        differ = {"start_fraction": batch.start_fraction < 1.0, "stages": bool(self.stages)}
+        if self.length_buckets is not None and any(differ.values()):
+            names = " and ".join(name for name, differs in differ.items() if differs)
+            problem = f"has no effect with {names}, whose steps differ in size"
+            raise SettingError("length_buckets", problem, "leave out one of them")
+        for number, stage in enumerate(self.later_stages):
+            where = f"stages[{number}].max_seq_length"
+            if self.knows_its_model and stage.max_seq_length > longest.max_position_embeddings:
+                problem = f"{stage.max_seq_length} is more than bert_config.max_position_embeddings"
+                raise SettingError(where, problem, "shorten it or make the model longer")
+            check_mask_tokens(stage, "max_predictions_per_seq", "max_seq_length")
+        for stage in (self, *self.later_stages):
+            needed = round(stage.max_seq_length * self.masking.highest)
+            if self.mask_probabilities and stage.max_predictions_per_seq < needed:
+                problem = f"{stage.max_predictions_per_seq} are fewer than masking.start_probability takes, {needed}"
+                raise SettingError("max_predictions_per_seq", problem, "raise it")
+        return self
+
+    @model_validator(mode="after")
     def _check_corpus_settings(self) -> "PretrainSettings":
         check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
+        name = "evaluate_every_steps"
+        if is_set(self, name) and self.validation_dir is None and self.probe is None:
+            condition = "without validation_dir or probe"
+            raise without_effect(self, name, condition, "give one of them, or leave it out")
         usual: Path = PretrainSettings.model_fields["dataset_cache"].default
         named = (*self.dataset_paths, self.validation_dir or "")
         if self.dataset_cache.expanduser() != usual.expanduser() and not any(map(is_remote, named)):
@@ -323,115 +438,7 @@ class PretrainSettings(TrainSettings):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The integers of a run."""
-
-    total_steps: int
-    warmup_steps: int
-    examples_per_step: int
-    """Global batch: micro-batch x replicas x accumulation."""
-    micro_batch_size: int
-    micro_batches_per_step: int
-    """Micro-batches of all replicas together."""
-    examples: int
-    corpus_examples: int | None
-    """Records in the corpus; None for synthetic examples."""
-    peak_learning_rate: float
-    """Highest learning rate, after the linear scaling rule."""
-    sequences_per_example: float = 1.0
-    """Mean number of sequences in a pack over an epoch; 1 without packs."""
-    rate_follows_batch: bool = False
-    """The peak learning rate was scaled by the sequences of a step."""
-
-    @property
-    def epochs(self) -> float | None:
-        """Return the number of epochs; None for synthetic examples."""
-        return None if self.corpus_examples is None else self.examples / self.corpus_examples
-
-    @property
-    def sequences_per_step(self) -> int:
-        """Return the global batch in sequences, which the learning rate depends on."""
-        return round(self.examples_per_step * self.sequences_per_example)
-
-    @property
-    def step_in_words(self) -> str:
-        """Return the size of a step as text: examples, or packs and their sequences."""
-        if self.sequences_per_example > 1:
-            return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
-        return f"{self.examples_per_step:,} examples"
-
-
-def make_plan(
-    settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
-) -> Plan:
-    """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
-
-    Raises ConfigError for a sequence length that has no default number of examples.
-    """
-    length, examples = settings.max_seq_length, settings.total_num_train_samples
-    defaults = [number for longest, number in DEFAULT_EXAMPLES.items() if length <= longest]
-    if examples is None and not defaults:
-        problem = f"is not given, and there is no default for sequence length {length}"
-        raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
-    return plan_of(settings, examples or defaults[0], corpus_examples, sequences_per_example)
-
-
-def plan_of(
-    settings: TrainSettings,
-    examples: int,
-    corpus_examples: int | None,
-    sequences_per_example: float = 1.0,
-) -> Plan:
-    """Return the plan of a run that reads this many examples, rounded up to full steps.
-
-    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
-    section 3.3), so a run of packs sees as many samples in fewer steps.
-    """
-    batch = settings.global_batch
-    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    examples_per_step = batch.micro_batch_size * micro_batches
-    sequences = examples_per_step * sequences_per_example
-    total_steps = math.ceil(examples / sequences)
-    rate = settings.optimizer_opts.learning_rate
-    scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
-    return Plan(
-        total_steps=total_steps,
-        warmup_steps=int(rate.warmup_frac * total_steps),
-        examples_per_step=examples_per_step,
-        micro_batch_size=batch.micro_batch_size,
-        micro_batches_per_step=micro_batches,
-        examples=total_steps * examples_per_step,
-        corpus_examples=corpus_examples,
-        peak_learning_rate=rate.max_learning_rate * scale,
-        sequences_per_example=sequences_per_example,
-        rate_follows_batch=rate.reference_batch_size is not None,
-    )
-
-
 def count(number: int, what: str) -> str:
     """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
     plural = "" if number == 1 else "es" if what.endswith("ch") else "s"
     return f"{number:,} {what}{plural}"
-
-
-def describe(plan: Plan) -> str:
-    """Return the plan as text, one fact on each line."""
-    packed = plan.sequences_per_example > 1
-    lines = [
-        f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
-        f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
-        f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
-    ]
-    if packed and not plan.rate_follows_batch:
-        # Not changed automatically: the length of packs is known only now, and the settings fix the step.
-        lines.append(
-            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
-            "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
-            "learning_rate.reference_batch_size"
-        )
-    if plan.corpus_examples is not None:
-        epochs, what = f"{plan.epochs:.3g}", "packs" if packed else "examples"
-        noun = "epoch" if epochs == "1" else "epochs"
-        lines.append(f"{plan.examples:,} {what} out of {plan.corpus_examples:,} ({epochs} {noun})")
-    return "\n".join(f"  {line}" for line in lines)

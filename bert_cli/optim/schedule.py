@@ -1,8 +1,8 @@
 """The numbers that change from step to step: the learning rate, and the factor of the loss.
 
 Every schedule rises over the warm-up, linearly or with another power, has its maximum on the step after it, and then
-falls: linearly (as in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), or not at
-all. 1e-7 is its minimum: no update is empty.
+falls: linearly (as in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), only over
+the last steps (Hu et al. 2024, MiniCPM, section 4.3), or not at all. 1e-7 is its minimum: no update is empty.
 """
 
 import math
@@ -24,9 +24,16 @@ LARGEST = 2.0**24  # further doubling would only be undone: float16 ends at 2^16
 FALLS: dict[str, Callable[[int, int], float]] = {
     "up_down": lambda fallen, steps: (steps - fallen - 1) / steps,
     "constant": lambda fallen, steps: 1.0,
+    "wsd": lambda fallen, steps: 1.0,  # until its decay
     "cosine": lambda fallen, steps: 0.5 * (1.0 + math.cos(math.pi * min(1.0, fallen / steps))),
 }
 """Fraction of the maximum, `fallen` >= 1 steps after it, of a fall over `steps` steps."""
+DECAYS: dict[str, Callable[[float], float]] = {
+    "1-sqrt": lambda done: 1.0 - math.sqrt(done),
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+"""Fraction of the maximum after a part of the last steps; 1-sqrt: Hägele et al. 2024, section 4."""
 
 
 def learning_rate(
@@ -49,6 +56,19 @@ def learning_rate(
             return max(MINIMUM, max_learning_rate * step / warmup_steps * curve)
         fallen, steps = step - warmup_steps, max(1, total_steps - warmup_steps)
         return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
+
+    return value
+
+
+def with_decay(
+    rate: Callable[[int], float], shape: str, first_step: int, total_steps: int
+) -> Callable[[int], float]:
+    """Return a learning rate that falls from `first_step` on, along a key of DECAYS, to the last step's minimum."""
+    decay, steps = DECAYS[shape], total_steps - first_step
+
+    def value(step: int) -> float:
+        done = min(1.0, max(0, step + 1 - first_step) / steps)
+        return max(MINIMUM, rate(step) * decay(done))
 
     return value
 

@@ -207,12 +207,14 @@ class UpdateRequest:
     """The arguments of an update besides its batch.
 
     `step` counts the completed steps, and with the sample index of a micro-batch decides dropout and rounding;
-    `updates` lacks those that were skipped. `micro_batches` are those of the step over all processes.
+    `updates` lacks those that were skipped. `micro_batches` are those of the step over all processes, and
+    `first_micro_batch` is the number of those before them.
     """
 
     step: int
     updates: int
     micro_batches: int
+    first_micro_batch: int
     learning_rate: float
     loss_scale: float
     max_gradient_norm: float | None
@@ -247,11 +249,6 @@ class Engine(ABC):
     @abstractmethod
     def moments(self) -> Mapping[str, tuple[Value, Value]]:
         """The optimizer's two float32 moments of each weight, for checkpoints."""
-
-    @property
-    @abstractmethod
-    def sum_names(self) -> Sequence[str]:
-        """Names of the sums that the head computes; known after `compile`."""
 
     @abstractmethod
     def compile(self, batch: Batch) -> None:

@@ -25,11 +25,11 @@ from bert_cli.data.shards.manifest import file_crc32c, package_versions
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import (
     JSON,
+    PARTIAL,
     InnerPath,
     LockUnsupportedError,
-    fsync_paths,
+    atomic_folder,
     lock_file,
-    name_path,
     read_json,
     write_json_atomically,
 )
@@ -40,7 +40,6 @@ SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
 BEST, LOCK, STATE = "best.json", "lock", "state.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
-PARTIAL = ".partial_"
 # Those that decide the numbers of a run.
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
 # Settings that decide the numbers of a run. A checkpoint continues only with the same ones; others
@@ -57,11 +56,15 @@ FIXED = (
     "bert_config",
     "optimizer_opts",
     "generated_dataset",
+    "new_rows_only_steps",
+    "known_rows",
+    "decay_from",
 )
 # The settings that these fixed numbers follow from, for messages.
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
     "total_steps": " (of the number of examples or epochs, and global_batch)",
+    "step_sizes": " (of the growth of global_batch, its replicas, and stages)",
     "corpus": " (the examples that are read)",
 }
 
@@ -238,15 +241,8 @@ def save(
                 f"{fault}, so it is not saved, and older checkpoints are kept",
                 "take the last good one as --pretrained-ckpt-path of a new run with a lower learning rate",
             )
-    partial = folder / f"{PARTIAL}{path.name}"
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        with (
-            name_path(path, sum(value.nbytes for value in values.values())),
-            ExitStack() as removal,
-        ):
-            removal.callback(shutil.rmtree, partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
             _write_model(partial, state, form)
             record = {
                 "step": state.step,
@@ -257,9 +253,6 @@ def save(
                 "crc32c": {file.name: file_crc32c(file) for file in sorted(partial.iterdir())},
             }
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
-            fsync_paths([*partial.iterdir(), partial])
-            os.replace(partial, path)
-            fsync_paths([folder])
     except OSError as error:
         remedy = "make room or choose another save_ckpt_path, then run the same command again"
         raise CheckpointError(str(path), f"cannot be written ({error.strerror})", remedy) from error
@@ -270,21 +263,24 @@ def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
     weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    # transformers requires the name of the framework whose layout the tensors have.
-    for file, tensors, about in (
-        (MODEL, weights, {"format": "pt"}),
-        (OPTIMIZER, state.moments, None),
-    ):
-        try:
-            save_file(dict(tensors), partial / file, metadata=about)
-        except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))
-            code = int(number[1]) if number else None
-            raise OSError(code, os.strerror(code) if code else str(error)) from error
+    for file, tensors in ((MODEL, weights), (OPTIMIZER, state.moments)):
+        write_tensors(partial / file, tensors)
         # safetensors lets only their owner read them
         shutil.copymode(partial / "config.json", partial / file)
     for name, content in form.files.items():
         (partial / name).write_bytes(content)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write a safetensors file. Raises OSError where that is not possible."""
+    # transformers requires the name of the framework whose layout the weights have.
+    about = {"format": "pt"} if path.name == MODEL else None
+    try:
+        save_file(dict(tensors), path, metadata=about)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else None
+        raise OSError(code, os.strerror(code) if code else str(error)) from error
 
 
 def find_fault(name: str, value: Array, dtype: str = "") -> str:
@@ -321,14 +317,21 @@ def resume(
     form: Format,
     fixed: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
+    branches: bool = False,
 ) -> None:
     """Load a checkpoint of this run into `state`; `settings`, all of the run's, name corpora that have changed.
+
+    A run that `branches` off has its own schedule and end.
 
     Raises CheckpointError when the checkpoint is of a run with other fixed settings, naming each difference, when a
     file has changed since it was saved, or when it holds values that no run can have.
     """
     saved = read_state(path)
     before, now = dict(saved.fixed), json.loads(json.dumps(fixed))
+    if branches:
+        now.pop("decay_from")
+        now["total_steps"] = before.get("total_steps")
+        now["optimizer_opts"]["learning_rate"] = before["optimizer_opts"]["learning_rate"]
     if before.get("corpus") != now.get("corpus"):
         before["dataset_dir"] = saved.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
@@ -336,6 +339,16 @@ def resume(
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
         raise CheckpointError(str(path), problem, remedy)
+    verify(path, saved)
+    weights = form.from_disk(read_tensors(path / MODEL))
+    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
+    moments = read_tensors(path / OPTIMIZER)
+    _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
+    state.loss_scale, state.step = saved.loss_scale, saved.step
+
+
+def verify(path: Path, saved: SavedState) -> None:
+    """Raise CheckpointError where a file of a checkpoint has changed since it was saved."""
     for name, crc32c in saved.crc32c.items():
         try:
             checksum = file_crc32c(path / name)
@@ -344,11 +357,6 @@ def resume(
         if checksum != crc32c:
             problem = f"has changed since it was saved (crc32c {checksum}; {STATE} has {crc32c})"
             raise CheckpointError(str(path / name), problem, _remove(path))
-    weights = form.from_disk(read_tensors(path / MODEL))
-    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
-    moments = read_tensors(path / OPTIMIZER)
-    _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
-    state.loss_scale, state.step = saved.loss_scale, saved.step
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

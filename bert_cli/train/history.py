@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ class Run:
         """Return the last step and its metrics from the end of metrics.jsonl, (0, {}) if there is none."""
         return next(_lines(self.folder / METRICS, 64 * 1024), (0, {}))
 
+    def tail(self, steps: int) -> list[tuple[int, Metrics]]:
+        """Return so many steps at the end of metrics.jsonl and their metrics, fewer if the last 64 KB have fewer."""
+        return [*islice(_lines(self.folder / METRICS, 64 * 1024), steps)][::-1]
+
     @property
     def step(self) -> int:
         """Return the last step in metrics.jsonl."""
@@ -110,7 +115,7 @@ class Run:
 
     @cached_property
     def total_steps(self) -> int | None:
-        """Return the planned number of steps from a checkpoint, else from the first line; None if unknown."""
+        """Return the planned number of steps from a checkpoint, else from the first step; None if unknown."""
         for step in reversed(self.checkpoints):
             fixed = _read_object(self.folder / checkpoint_name(step) / STATE).get("fixed")
             if isinstance(fixed, Mapping) and isinstance(fixed.get("total_steps"), int):
@@ -118,7 +123,8 @@ class Run:
         for step, metrics in _lines(self.folder / METRICS):
             # The first line takes the duration of its step for that of all others.
             left, seconds = metrics.get("seconds_left"), metrics.get("seconds_per_step")
-            return step + round(left / seconds) if left is not None and seconds else None
+            if left is not None and seconds:
+                return step + round(left / seconds)
         return None
 
     @property

@@ -87,8 +87,8 @@ class Step:
 
     engine: Engine
     state: State
-    micro_batches: int
-    """Micro-batches of a step over all processes."""
+    micro_batches: Callable[[int], range]
+    """The numbers in the run of the micro-batches of a step, over all processes."""
     learning_rate: Callable[[int], float]
     max_gradient_norm: float | None
     max_skipped_steps: int
@@ -101,10 +101,12 @@ class Step:
         raises; the state is then that of the step before.
         """
         state, scale = self.state, self.state.loss_scale
+        micro_batches = self.micro_batches(state.step)
         request = UpdateRequest(
             step=state.step,
             updates=state.step - scale.skipped,
-            micro_batches=self.micro_batches,
+            micro_batches=len(micro_batches),
+            first_micro_batch=micro_batches.start,
             learning_rate=self.learning_rate(state.step),
             loss_scale=scale.value,
             max_gradient_norm=self.max_gradient_norm,

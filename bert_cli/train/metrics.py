@@ -29,7 +29,7 @@ from bert_cli.files import write_atomically
 from bert_cli.processes import console
 from bert_cli.train.loop import STOPPING
 
-HELD_OUT, BITS_PER_BYTE = "validation_", "bits_per_byte"
+HELD_OUT, BITS_PER_BYTE, PROBE = "validation_", "bits_per_byte", "probe_accuracy"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
@@ -152,6 +152,8 @@ def format_losses(metrics: Metrics) -> str:
             parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
     if BITS_PER_BYTE in metrics:
         parts.append(f"bits per byte {metrics[BITS_PER_BYTE]:.4f}")
+    if PROBE in metrics:
+        parts.append(f"probe {100 * metrics[PROBE]:.1f} %")
     return "  ".join(parts)
 
 

@@ -9,8 +9,9 @@ from bert_cli.config import layout, memory
 from bert_cli.config.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import estimate, stages_of
+from bert_cli.config.plan import make_plan
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import PretrainSettings, make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 GB = 10**9
@@ -281,7 +282,8 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
     assert make_plan(chosen, None).examples_per_step == make_plan(given, None).examples_per_step
-    assert chosen.global_batch.replicas == 8
+    assert chosen.global_batch.replicas == 8 and chosen.precision == given.precision
+    assert propose(given, 8, 80 * GB, 4).global_batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
     divided = propose(with_jax(*flags), 8, 80 * GB)
     assert divided.global_batch.replicas == 4 and divided.parallel.tensor == [2]

@@ -9,7 +9,8 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
-from bert_cli.config.training import PretrainSettings, plan_of
+from bert_cli.config.plan import plan_of
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 SMALL = {

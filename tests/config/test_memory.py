@@ -15,7 +15,8 @@ PROGRAM = """
 import json, math, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 4)
-from bert_cli.config.training import PretrainSettings, make_plan
+from bert_cli.config.plan import make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.run import build, corpora
@@ -25,7 +26,7 @@ for values in json.loads(sys.stdin.read()):
     devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
     mesh = Mesh(replicas, devices, "", Processes(()))
     engine, _, _ = build.build_run(settings, mesh, plan)
-    engine.compile(corpora.open_stream(settings, plan.examples_per_step).first_micro_batches(replicas))
+    engine.compile(corpora.open_stream(settings).first_micro_batches(replicas))
     sizes = next(iter(engine.programs.values())).memory_analysis()
     print(json.dumps([sizes.argument_size_in_bytes, sizes.temp_size_in_bytes]))
 """

@@ -10,7 +10,8 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettings
 from bert_cli.config.load import leaves, load
 from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.config.training import PretrainSettings, plan_of
+from bert_cli.config.plan import plan_of
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}

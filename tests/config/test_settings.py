@@ -11,6 +11,7 @@ from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config import data, finetune, tools
 from bert_cli.config.layout import propose
 from bert_cli.config.load import load
+from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.tools import (
     BenchDataSettings,
     BenchPretrainSettings,
@@ -18,7 +19,7 @@ from bert_cli.config.tools import (
     benchmarks,
     expand_benchmark,
 )
-from bert_cli.config.training import PretrainSettings, describe, make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 SMALL = {
@@ -63,7 +64,7 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
         ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the tokens"),
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "stochastic_rounding": True}}, "has no effect with precision"),
         ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with name"),
-        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
+        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir or p"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
         ({"bert_config": {"conv_group_size": 8}}, "conv_group_size (c.json): has no effect with architecture 'bert'"),
         ({"bert_config": GROUP | {"conv_group_size": 7}}, "conv_group_size (c.json): 7 does not divide hidden_size"),

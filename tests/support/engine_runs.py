@@ -67,7 +67,8 @@ class Result(NamedTuple):
 def run(described: str) -> Result:
     """Run a case, JSON of the arguments of `case`, on the engine that it names."""
     from bert_cli.config import finetune as kinds
-    from bert_cli.config.training import PretrainSettings, make_plan
+    from bert_cli.config.plan import make_plan
+    from bert_cli.config.training import PretrainSettings
     from bert_cli.optim.schedule import LossScale
     from bert_cli.parallel.cluster import Processes
     from bert_cli.tasks.run import build, corpora, finetune, start
@@ -79,7 +80,7 @@ def run(described: str) -> Result:
     if of["kind"] == "Pretrain":
         settings: Any = corpora.with_sizes_of_records(PretrainSettings.model_validate(of["values"]))
         mesh = build.open_mesh(settings, Processes(()))
-        stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step)
+        stream = corpora.open_stream(settings)
         plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
         held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.training import PretrainSettings, make_plan
+from bert_cli.config.plan import make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
@@ -75,7 +76,7 @@ def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step,
     mesh = open_mesh(settings, Processes(()))
     plan = make_plan(settings, None)
     run = build.build_run(settings, mesh, plan)
-    return *run, corpora.open_stream(settings, plan.examples_per_step)
+    return *run, corpora.open_stream(settings)
 
 
 def built(

@@ -146,7 +146,8 @@ def make(value: float, micro_batches: int = 1, *, scaling: float | str = 1.0, **
     state = State(engine.weights, engine.moments, first_loss_scale(scaling))
     values = {"max_gradient_norm": None, "max_skipped_steps": 3, **options}
     rate = {"learning_rate": lambda step: 0.5}
-    return Step(engine, state, micro_batches=micro_batches, **rate, **values)
+    each = {"micro_batches": lambda step: range(step * micro_batches, (step + 1) * micro_batches)}
+    return Step(engine, state, **each, **rate, **values)
 
 
 def weight_of(step: Step) -> float:

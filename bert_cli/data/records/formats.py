@@ -51,9 +51,7 @@ PACKED_FIELDS = (
 STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
 PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024  # records that are read or parsed at once
-LARGEST = (
-    2**31 - 1
-)  # larger numbers are read as this one, which no limit of values allows; so are negative ones
+LARGEST = 2**31 - 1  # larger numbers are read as this one, which no limit of values allows
 
 
 class DynamicRecords(NamedTuple):
@@ -78,14 +76,13 @@ def token_bytes(vocab_size: int) -> int:
     return 2 if vocab_size <= 65536 else 4
 
 
-def _is_float(name: str) -> bool:
-    return name.endswith("weights")
+def _kind(name: str) -> str:
+    return "bytes" if name == "tokens" else "float" if name.endswith("weights") else "int64"
 
 
 def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, list[bytes]]:
     """Return the packed values of features of records by name, empty where a record has no such list."""
-    kinds = {name: "float" if _is_float(name) else "int64" for name in names}
-    return find_lists(payloads, kinds | dict.fromkeys(kinds.keys() & {"tokens"}, "bytes"))
+    return find_lists(payloads, {name: _kind(name) for name in names})
 
 
 # --- writing
@@ -96,7 +93,7 @@ def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     features: list[Feature] = []
     for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
         column = block[name].reshape(len(block[name]), -1)
-        if _is_float(name):
+        if _kind(name) == "float":
             values = np.ascontiguousarray(column, "<f4").view(np.uint8)
             features.append((name, "float", byte_rows(values)))
         else:
@@ -199,20 +196,22 @@ def parse_static(
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
     columns: Batch = {
-        name: np.empty((len(payloads), length), np.float32 if _is_float(name) else np.int32)
+        name: np.empty((len(payloads), length), np.float32 if _kind(name) == "float" else np.int32)
         for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
-        block = slice(start, start + BLOCK)
+        block, wrong = slice(start, start + BLOCK), []
         for name, lists in find_features(payloads[block], lengths).items():
             try:
                 columns[name][block] = _column(lists, lengths[name], name)
-            except ValueError as error:
-                raise DataError(
-                    f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                    f"not static records of these lengths (feature {name})",
-                    "give the lengths they were made with",
-                ) from error
+            except ValueError:
+                wrong.append(name)
+        if wrong:
+            raise DataError(
+                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
+                f"not static records of these lengths (features {', '.join(wrong)})",
+                "give the lengths they were made with",
+            )
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
@@ -221,7 +220,7 @@ def parse_static(
 def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
     """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
     values: npt.NDArray[Any]
-    if _is_float(name):
+    if _kind(name) == "float":
         values, lengths = np.frombuffer(b"".join(lists), "<f4"), {len(one) / 4 for one in lists}
     else:
         values, counts = parse_varints(lists)
@@ -323,7 +322,9 @@ def pack_columns(
     packed: Batch = {}
 
     def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
-        packed[name] = np.full(where.shape, empty, np.float32 if _is_float(name) else np.int32)
+        packed[name] = np.full(
+            where.shape, empty, np.float32 if _kind(name) == "float" else np.int32
+        )
         packed[name][where] = values
 
     put("input_ids", sequences["input_ids"][is_token_RS], is_token_BS, pad)

@@ -8,7 +8,7 @@ Shapes: B examples, S positions, P masked positions, V vocabulary size, W words 
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,12 @@ class MaskRecipe:
     masking: Masking
     predictions: int  # P, the most masked positions of an example
     is_continuation: Flags | None = None  # [V] tokens that continue a word, for words and spans
+
+    def with_probability(self, probability: float | None) -> "MaskRecipe":
+        """Return the recipe with another fraction of masked tokens, unless that is None."""
+        if probability is None:
+            return self
+        return replace(self, masking=self.masking.model_copy(update={"probability": probability}))
 
 
 class _Words(NamedTuple):

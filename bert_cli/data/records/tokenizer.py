@@ -151,6 +151,11 @@ def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
 # --- the tokenizer of a model's folder
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE))
+
+
 @dataclass(frozen=True)
 class TextTokenizer:
     """Text to pieces with their offsets; adds no special tokens."""

@@ -48,13 +48,14 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
-    """Read the vocabulary that `--vocab` names: a vocab.txt, a folder with one, or a model on the hub.
+    """Read the vocabulary that `--vocab` names: a vocab.txt, a folder with one, a run, or a model on the hub.
 
     ConfigError where its config, or its pieces, contradict `cased`; DataError where it does not exist.
     """
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_dir():
-        path /= VOCAB_FILE
+        # A run has one in each checkpoint.
+        path = max(path.glob(f"step_*/{VOCAB_FILE}"), default=path / VOCAB_FILE)
     config: Path | None = path.with_name(CONFIG_FILE)
     if not path.is_file():
         if path.suffix == ".txt" or not _HUB_NAME.fullmatch(name):

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.plan import Plan
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import Ints, row_keys
 from bert_cli.data.stream.permutation import permute, record_at
@@ -43,6 +44,8 @@ class Batching:
     micro_batch_size: int
     rank: int = 0
     world_size: int = 1
+    plan: Plan | None = None
+    """That of a run whose steps differ in size or in their masks."""
 
     def __post_init__(self) -> None:
         step, size, count = self.examples_per_step, self.micro_batch_size, self.world_size
@@ -55,12 +58,20 @@ class Batching:
 
     def sample_indices(self, step: int) -> Numbers:
         """Return the sample indices of this process in a step."""
-        each = self.examples_per_step // self.world_size
-        return self.step_indices(step)[self.rank * each : (self.rank + 1) * each]
+        indices = self.step_indices(step)
+        each = len(indices) // self.world_size
+        return indices[self.rank * each : (self.rank + 1) * each]
 
     def step_indices(self, step: int) -> Numbers:
         """Return the sample indices of all processes in a step."""
+        if self.plan is not None:
+            indices = self.plan.sample_indices(step)
+            return np.arange(indices.start, indices.stop)
         return np.arange(self.examples_per_step) + step * self.examples_per_step
+
+    def mask_probability(self, step: int) -> float | None:
+        """Return the fraction of tokens that are masked in a step, None for that of the settings."""
+        return None if self.plan is None else self.plan.mask_probability(step)
 
     def micro_batches(self, rows: Batch) -> Batch:
         """Return rows [n, ...] as micro-batches [M, B, ...]."""
@@ -91,13 +102,22 @@ class ExampleStream(Stream, Protocol):
     has_next_sentences: bool
     sequences_per_example: float  # mean number: more than one in packs
 
-    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
-        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples at sample indices [n], in this order, as columns [n, ...].
+
+        `probability` is that of dynamic masks, if it is not that of the settings.
+        """
         ...
+
+    def follow(self, plan: Plan) -> None:
+        """Read the steps of a plan, which may differ in size and in their masks."""
+        self.batching = replace(self.batching, plan=plan)
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...]."""
-        return self.batching.micro_batches(self.rows(self.batching.sample_indices(step)))
+        batching = self.batching
+        rows = self.rows(batching.sample_indices(step), batching.mask_probability(step))
+        return batching.micro_batches(rows)
 
     def first_micro_batches(self, number: int) -> Batch:
         """Return the first micro-batches of the stream [number, B, ...], to trace functions with."""
@@ -153,25 +173,32 @@ class Reader(ExampleStream):
             self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
             self.epoch_size = self.buckets.steps * step
 
-    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], padded to S or to the longest step that they are from."""
         if self.buckets is None:
-            return shuffled(self.source, sample_indices)
-        return _in_blocks(self.source, *self.buckets.records(sample_indices))
+            return shuffled(self.source, sample_indices, probability)
+        epochs, numbers, length = self.buckets.records(sample_indices)
+        return _in_blocks(self.source, epochs, numbers, length, probability)
 
 
-def shuffled(source: Records, sample_indices: npt.ArrayLike) -> Batch:
+def shuffled(
+    source: Records, sample_indices: npt.ArrayLike, probability: float | None = None
+) -> Batch:
     """Return the examples of a source at sample indices [n] of its random order."""
-    return _in_blocks(source, *record_at(sample_indices, len(source), source.seed))
+    epochs, numbers = record_at(sample_indices, len(source), source.seed)
+    return _in_blocks(source, epochs, numbers, None, probability)
 
 
-def _in_blocks(source: Records, epochs: Ints, numbers: Ints, length: int | None = None) -> Batch:
+def _in_blocks(
+    source: Records, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
+) -> Batch:
     """Return examples as `source.examples` does, read in blocks of BLOCK sequences."""
     columns: Batch = {}
     size = max(1, BLOCK // source.max_sequences_per_pack)
     for start in range(0, len(numbers), size):
         part = slice(start, start + size)
-        for name, column in source.examples(epochs[part], numbers[part], length).items():
+        block = source.examples(epochs[part], numbers[part], length, probability)
+        for name, column in block.items():
             if start == 0:
                 columns[name] = np.empty((len(numbers), *column.shape[1:]), column.dtype)
             columns[name][part] = column
@@ -293,13 +320,14 @@ class Mixture(ExampleStream):
         identity = [source.fingerprint for source in self.sources], self.quotas
         self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
 
-    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
         corpora, indices = self.locate(sample_indices)
         batch: Batch = {}
         for number in np.unique(corpora):
             chosen = np.flatnonzero(corpora == number)
-            for name, column in shuffled(self.sources[number], indices[chosen]).items():
+            rows = shuffled(self.sources[number], indices[chosen], probability)
+            for name, column in rows.items():
                 if name not in batch:
                     batch[name] = np.empty((len(corpora), *column.shape[1:]), column.dtype)
                 batch[name][chosen] = column
@@ -325,6 +353,34 @@ class Mixture(ExampleStream):
             f"{len(source):,} ({count / len(source):.3g} epochs)"
             for quota, count, source in zip(self.quotas, counts, self.sources, strict=True)
         ]
+
+
+class Stages(ExampleStream):
+    """The examples of a run of several stages, each with its own; all but its steps is that of the first."""
+
+    def __init__(self, streams: Sequence[ExampleStream]) -> None:
+        """Join the streams of the stages in their order."""
+        self.streams, first = streams, streams[0]
+        self.batching, self.folder, self.epoch_size = first.batching, first.folder, first.epoch_size
+        self.has_next_sentences = any(one.has_next_sentences for one in streams)
+        self.sequences_per_example = first.sequences_per_example
+        columns = [{name: one.shape for name, one in own.rows(0).items()} for own in streams]
+        identity = [one.fingerprint for one in streams], columns
+        self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples of the first stage at sample indices [n], as columns [n, ...]."""
+        return self.streams[0].rows(sample_indices, probability)
+
+    def follow(self, plan: Plan) -> None:
+        """Read the steps of a plan."""
+        self.plan = plan
+        for stream in self.streams:
+            stream.follow(plan)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        return self.streams[self.plan.segment(step).stage][step]
 
 
 @lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another

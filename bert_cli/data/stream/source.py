@@ -84,16 +84,26 @@ class Records:
         """Return the number of examples of an epoch."""
         return self.files.records if self.packs is None else len(self.packs)
 
-    def examples(self, epochs: Ints, numbers: Ints, length: int | None = None) -> Batch:
-        """Return examples by their epochs [n] and numbers [n], as columns; dynamic ones of `length`, if not S."""
+    def examples(
+        self,
+        epochs: Ints,
+        numbers: Ints,
+        length: int | None = None,
+        probability: float | None = None,
+    ) -> Batch:
+        """Return examples by their epochs [n] and numbers [n], as columns.
+
+        Dynamic ones are of `length` and masked with `probability`, if these are not those of the records.
+        """
         if self.is_dynamic:
-            columns = self._dynamic(epochs, numbers, length or self.sequence_length)
+            recipe = self._masks.with_probability(probability)
+            columns = self._dynamic(epochs, numbers, length or self.sequence_length, recipe)
         else:
             columns = self.files.static(numbers)
         names = PACKED_FIELDS if self.max_sequences_per_pack > 1 else FIELDS
         return {name: columns[name] for name in names}
 
-    def _dynamic(self, epochs: Ints, numbers: Ints, length: int) -> Batch:
+    def _dynamic(self, epochs: Ints, numbers: Ints, length: int, recipe: MaskRecipe) -> Batch:
         """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
         counts: Ints = np.ones(len(numbers), np.int64)
         if self.packs is not None:
@@ -108,10 +118,10 @@ class Records:
         else:
             sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
             self.files.check_dynamic(sequences, numbers)
-        columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length)
+        columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
         if not is_packed:
             return columns
-        most, probability = self.max_sequences_per_pack, self._masks.masking.probability
+        most, probability = self.max_sequences_per_pack, self._masks.masking.highest
         return pack_columns(
             columns,
             counts,
@@ -121,7 +131,14 @@ class Records:
             pad=self._masks.special.pad,
         )
 
-    def _masked(self, sequences: DynamicRecords, epochs: Ints, numbers: Ints, length: int) -> Batch:
+    def _masked(
+        self,
+        sequences: DynamicRecords,
+        epochs: Ints,
+        numbers: Ints,
+        length: int,
+        recipe: MaskRecipe,
+    ) -> Batch:
         """Pad sequences [R] to a length and mask them by their epochs and numbers."""
         tokens_RS = np.full((len(numbers), length), self._masks.special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
@@ -130,7 +147,7 @@ class Records:
             chosen = epochs == epoch
             keys_R[chosen] = row_keys(numbers[chosen], "mask", self.seed, int(epoch))
         weights_R = np.full(len(numbers), self.has_next_sentences, np.float32)
-        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, self._masks)
+        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, recipe)
         return columns | {"next_sentence_weights": weights_R}
 
     def _check_sizes(self, stored_pack: int) -> None:

@@ -56,23 +56,24 @@ class SyntheticStream(ExampleStream):
             counts = self.rows(np.arange(1024))["input_mask"].max(axis=1)
             self.sequences_per_example = float(counts.mean())
 
-    def rows(self, sample_indices: npt.ArrayLike) -> Batch:
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
         keys = row_keys(sample_indices, "generated", self.seed)
         make = self._example if self.most == 1 else self._pack
-        blocks = [make(keys[s : s + BLOCK]) for s in range(0, len(keys), BLOCK)]
+        masks = self._masks.with_probability(probability)
+        blocks = [make(keys[s : s + BLOCK], masks) for s in range(0, len(keys), BLOCK)]
         names = FIELDS if self.most == 1 else PACKED_FIELDS
         return {name: np.concatenate([block[name] for block in blocks]) for name in names}
 
-    def _example(self, keys_B: Keys) -> Batch:
+    def _example(self, keys_B: Keys, masks: MaskRecipe) -> Batch:
         length = self.sequence_length
         is_short_B, short_B = _numbers(keys_B, length, 2)
         lengths_B = np.where(is_short_B % 4 == 0, SHORTEST + short_B % (length - SHORTEST), length)
-        return self._sequences(keys_B, lengths_B)
+        return self._sequences(keys_B, lengths_B, masks)
 
-    def _pack(self, keys_B: Keys) -> Batch:
+    def _pack(self, keys_B: Keys, masks: MaskRecipe) -> Batch:
         """Divide the positions of each pack among its sequences at random."""
-        length, masks = self.sequence_length, self._masks
+        length = self.sequence_length
         drawn = _numbers(keys_B, length, self.most + 2)
         counts_B = 1 + drawn[0] % self.most
         # Every sequence has SHORTEST tokens and a random part of the free positions; in three packs of
@@ -91,9 +92,9 @@ class SyntheticStream(ExampleStream):
             np.repeat(keys_B, counts_B)
             + (np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
         )
-        probability = masks.masking.probability
+        probability = self._masks.masking.highest
         return pack_columns(
-            self._sequences(keys_R, lengths_R),
+            self._sequences(keys_R, lengths_R, masks),
             counts_B,
             sequence_length=length,
             most=self.most,
@@ -101,9 +102,11 @@ class SyntheticStream(ExampleStream):
             pad=masks.special.pad,
         )
 
-    def _sequences(self, keys_B: Keys, lengths_B: npt.NDArray[np.int64]) -> Batch:
+    def _sequences(
+        self, keys_B: Keys, lengths_B: npt.NDArray[np.int64], masks: MaskRecipe
+    ) -> Batch:
         """Return sequences [CLS] a [SEP] b [SEP] of these lengths, with at least one token in a and b."""
-        masks, first_word = self._masks, np.uint64(FIRST_WORD)
+        first_word = np.uint64(FIRST_WORD)
         length, special = self.sequence_length, masks.special
         positions = np.arange(length)
         steps = positions.astype(np.uint64) * GOLDEN

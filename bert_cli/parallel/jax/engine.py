@@ -121,8 +121,8 @@ class JaxEngine(Engine):
             shards = [parallel.shard_weights, shards_moments, shards_moments][: len(values)]
             self.shardings[name] = [divided if one else complete for one in shards]
             self.state[name] = list(map(_placed, values, self.shardings[name]))
-        self.programs: dict[tuple[int, ...], Any] = {}
-        """The compiled step for each shape of its batch."""
+        self.programs: dict[tuple[tuple[int, ...], ...], Any] = {}
+        """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_head)
         self._array = partial(DividedArray, self.state, self._gathered)
@@ -138,11 +138,6 @@ class JaxEngine(Engine):
         to = jax.tree.map(partial(NamedSharding, self.grid), specs)
         with self.group.collective():
             return jax.block_until_ready(jax.jit(_identity, out_shardings=to)(arrays))
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums that the head computes."""
-        return sorted({over for over, _ in self.head.MEANS.values()})
 
     # --- one step
 
@@ -186,7 +181,7 @@ class JaxEngine(Engine):
     ) -> tuple[State, Arrays, Any, Any]:
         """Return the arguments of the compiled step."""
         here, replicas = len(batch["input_ids"]), len(self.local_grid.devices)
-        first = request.step * request.micro_batches + self.group.rank * here
+        first = request.first_micro_batch + self.group.rank * here
         columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
         columns["index"] = (first + np.arange(here)) % 2**31
         where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
@@ -207,15 +202,15 @@ class JaxEngine(Engine):
 
     def _program(self, *arguments: Any) -> Any:
         """Return the compiled step for arguments of these shapes."""
-        shape = arguments[1]["input_ids"].shape
-        if shape not in self.programs:
+        shapes = tuple(column.shape for column in arguments[1].values())
+        if shapes not in self.programs:
             complete = NamedSharding(self.grid, COMPLETE)
             of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
             results = self.shardings, of_each, complete, complete
             step = jax.jit(self._run_step, donate_argnums=0, out_shardings=results)
             with jax.set_mesh(self.grid), reporting_out_of_memory():
-                self.programs[shape] = step.lower(*arguments).compile()
-        return self.programs[shape]
+                self.programs[shapes] = step.lower(*arguments).compile()
+        return self.programs[shapes]
 
     def _run_step(
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays

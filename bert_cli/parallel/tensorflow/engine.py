@@ -162,7 +162,7 @@ class TensorFlowEngine(Engine):
 
     @property
     def sum_names(self) -> list[str]:
-        """Names of the sums that the head computes."""
+        """Names of the sums that the head computes; known once it has been traced."""
         return self.replicas[0][-1].sum_names
 
     @property
@@ -206,7 +206,7 @@ class TensorFlowEngine(Engine):
         divisors = {name: max(number, 1.0) for name, number in counts.items()}
         scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
         here = len(batch["input_ids"])
-        first_index = request.step * request.micro_batches + self.group.rank * here
+        first_index = request.first_micro_batch + self.group.rank * here
         self.group.activity = f"step {request.step + 1}"
         with self.record("forward_backward"):
             sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)

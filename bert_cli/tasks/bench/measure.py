@@ -19,8 +19,9 @@ import keras
 from keras import ops
 
 from bert_cli.config import layout
+from bert_cli.config.plan import describe
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.training import PretrainSettings, describe, make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead
@@ -155,8 +156,7 @@ def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
         plan, windows, sample = finetune.open_features(settings, features, mesh)
         return RunSpec(plan, windows, sample, tokenizer=None)
     part = mesh.processes.rank, mesh.processes.count
-    stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
-    plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+    stream, plan = corpora.open_run(settings, *part)
     sample = stream.first_micro_batches(len(mesh.devices))
     return RunSpec(plan, stream, sample, tokenizer=stream.folder)
 

@@ -16,21 +16,23 @@ import numpy as np
 from bert_cli.config import layout
 from bert_cli.config.layout import size
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.config.training import GlobalBatch, Plan, count, make_plan
+from bert_cli.config.training import GlobalBatch, count
 from bert_cli.errors import BertError, ConfigError, DeviceError, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
-from bert_cli.tasks.look.machine import Report
-from bert_cli.tasks.run import corpora
+from bert_cli.tasks.look.machine import Level, Report
+from bert_cli.tasks.run import corpora, probe
 
 try:
     from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine, Mesh
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.tasks.run import build, start, train
+    from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State, means
 
@@ -95,8 +97,7 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
     source, settings = _check_model(report, settings)
-    rows = 0 if source is None else source.config.vocab_size
-    settings = corpora.with_sizes_of_records(settings, rows)
+    settings = corpora.with_sizes_of_records(settings, source)
     processes = report.attempt(
         "processes",
         lambda: find_processes(settings.cluster, os.environ),
@@ -247,6 +248,12 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     existing = complete_checkpoints(folder)
     if existing:
         report.add("ok", what, f"the run would continue from {existing[-1]}")
+    if (so_far := history.Run(folder)).step:
+        warning = health.warning_of(so_far)
+        found, _, remedy = (
+            warning or "within the expected band, as far as it is checked"
+        ).partition(": ")
+        report.add("warning" if warning else "ok", "loss so far", found, remedy)
     # A new checkpoint is written before the oldest is removed, so for a while there is one more.
     each, every = checkpoint_bytes(settings), settings.keep_every_steps
     number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
@@ -290,7 +297,7 @@ def _check_examples(
             if "$" in path and not settings.generated_dataset:
                 raise ConfigError(path, "the variable is not set", "export it")
         part = processes.rank, processes.count
-        stream = corpora.open_stream(settings, make_plan(settings, None).examples_per_step, *part)
+        stream = corpora.open_stream(settings, *part)
         if source is not None and stream.folder is not None:
             corpora.refuse_another_vocabulary(stream.folder, source.folder, settings.save_ckpt_path)
         stream.rows(np.arange(SAMPLE))
@@ -303,13 +310,28 @@ def _check_examples(
         return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
     stream = report.attempt("dataset_dir", open_examples, describe)
+    if stream is not None and not settings.generated_dataset:
+        check_repeats(report, stream)
     if stream is not None and settings.validation_dir is not None:
         report.attempt(
             "validation_dir",
             lambda: corpora.open_held_out(settings),
             lambda held_out: f"{held_out and held_out.epoch_size:,} records",
         )
+    if stream is not None and stream.folder is not None and settings.probe is not None:
+        report.attempt(
+            "probe",
+            lambda: probe.read_probe(settings, stream.folder),
+            probe.Probe.describe,
+        )
     return stream
+
+
+def check_repeats(report: Report, stream: Any) -> None:
+    """Estimate from a sample how often the text repeats itself."""
+    for text, often, is_much in corpora.repeated_text(stream):
+        level: Level = "warning" if is_much else "ok"
+        report.add(level, "repeated text", text, corpora.WITHOUT_COPIES, repeats=often)
 
 
 def check_first_loss(

@@ -267,9 +267,9 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
         remedy = "give --engine tensorflow, unless the run divides weights among devices"
         report.add("warning", "engine", text, remedy)
     else:
-        other = "--engine jax also runs on GPUs that TensorFlow does not support"
-        known = engine == "jax" or kind == "CPU"
-        report.add("ok", "engine", engine if known else f"{engine}; {other}", "")
+        advice = "; --engine jax also runs on GPUs that TensorFlow does not support"
+        gets_advice = engine == "tensorflow" and kind == "GPU"
+        report.add("ok", "engine", engine + advice * gets_advice, "")
 
 
 def check_precision(report: Report, precision: str, kind: str) -> None:

@@ -15,10 +15,10 @@ from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
-from bert_cli.train import history
+from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import ABSENT, HELD_OUT, NAMES_ONLY, Run, in_words
-from bert_cli.train.metrics import BITS_PER_BYTE, format_duration
+from bert_cli.train.metrics import BITS_PER_BYTE, PROBE, format_duration
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3
@@ -55,6 +55,9 @@ def _list_runs(settings: RunsSettings) -> None:
         return
     if described:
         print_table(COLUMNS, [_row(one) for one in described], right=(2, 3))
+        for one in described:
+            if "warning" in one:
+                print(f"{one['run']}: {one['warning']}")
     else:
         folders = ", ".join(map(str, settings.folders))
         print(f"{folders}: no runs; a run is a folder that was given as --save-ckpt-path")
@@ -76,6 +79,8 @@ def _describe(run: Run) -> dict[str, Any]:
             },
             "state": run.state,
         }
+        if warning := health.warning_of(run):
+            described["warning"] = warning
     except DataError as error:
         described |= {"state": "unreadable", "why": str(error)}
     written = datetime.fromtimestamp(run.written).astimezone() if run.written else None
@@ -84,11 +89,11 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the losses of a step by short name, and bits per byte; None for one that is not finite."""
+    """Return losses by short name, bits per byte and the probe's accuracy; None for one that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
         for name, value in metrics.items()
-        if name.endswith(("loss", BITS_PER_BYTE)) and not name.startswith(HELD_OUT)
+        if name.endswith(("loss", BITS_PER_BYTE, PROBE)) and not name.startswith(HELD_OUT)
     }
 
 

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.training import Plan, TrainSettings
+from bert_cli.config.plan import Plan
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
-from bert_cli.optim.schedule import first_loss_scale, learning_rate
+from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, count
 from bert_cli.processes import quiet_imports
@@ -102,10 +103,10 @@ def open_mesh(
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
-    own, replicas = runtime(settings.engine), settings.global_batch.replicas
-    own.configure_runtime(settings.precision, settings.deterministic)
+    module, replicas = runtime(settings.engine), settings.global_batch.replicas
+    module.configure_runtime(settings.precision, settings.deterministic)
     layout = settings.parallel, settings.cluster
-    mesh: Mesh = own.open_mesh(processes, replicas, *layout, stop_requested)
+    mesh: Mesh = module.open_mesh(processes, replicas, *layout, stop_requested)
     return mesh
 
 
@@ -132,6 +133,14 @@ def optimizer_for(
     )
     for name in factors.keys() & rules.keys() if options.name == "AdamW" else ():
         rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
+    if steps := getattr(settings, "new_rows_only_steps", 0):
+        known = getattr(settings, "known_rows", 0)
+        free = {"emb/word/embeddings": known * settings.bert_config.hidden_size}
+        free["heads/masked_lm/bias"] = known
+        rules = {
+            name: replace(rule, frozen_steps=steps, first_free=free.get(name, rule.first_free))
+            for name, rule in rules.items()
+        }
     return Optimizer(
         hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
@@ -163,10 +172,13 @@ def build_run(
         plan.total_steps,
         options.learning_rate.warmup_power,
     )
+    if plan.decay_step is not None:
+        shape = options.learning_rate.decay_shape
+        rate = with_decay(rate, shape, plan.decay_step, plan.total_steps)
     step = Step(
         engine,
         state,
-        micro_batches=plan.micro_batches_per_step,
+        micro_batches=plan.micro_batches,
         learning_rate=rate,
         max_gradient_norm=options.max_gradient_norm,
         max_skipped_steps=settings.max_skipped_steps,
@@ -189,7 +201,7 @@ def evaluate(
     """
     engine.gather_weights()
     total, group, head = min(examples, stream.epoch_size or examples), engine.group, engine.head
-    sums = dict.fromkeys(engine.sum_names, 0.0)
+    sums = dict.fromkeys(sorted({over for over, _ in head.MEANS.values()}), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
     starts = range(0, total, micro_batch_size)
     for first in starts[group.rank :: group.world_size]:

@@ -3,25 +3,42 @@
 Records that do not fit the run, or the model it starts from, are refused before anything is built.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, Field
 
+from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.training import PretrainSettings, WeightedCorpus
-from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.tokenizer import TOKENIZER_FILE, VOCAB_FILE, case_of, read_tokenizer
-from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader
+from bert_cli.data.records.corpus import number_of_copies, read_corpus
+from bert_cli.data.records.repeats import N, repeats
+from bert_cli.data.records.tokenizer import case_of, has_tokenizer, read_tokenizer
+from bert_cli.data.stream.reader import (
+    Batching,
+    ExampleStream,
+    Mixture,
+    Reader,
+    Stages,
+    shuffled,
+)
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 
+if TYPE_CHECKING:
+    from bert_cli.tasks.run.start import Source
+
 Run = TypeVar("Run", bound=PretrainSettings)
+TEXT_SAMPLE, MAX_REPEATS = 4000, 2.0
+"""Examples in which repeated text is counted, and repetitions without a warning: articles have 0.3, tenfold ones 4."""
+WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
 
 
 class StoredSizes(BaseModel):
@@ -31,11 +48,11 @@ class StoredSizes(BaseModel):
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 
-def with_sizes_of_records(settings: Run, rows: int = 0) -> Run:
+def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
     """Return the settings with the pack size and vocabulary size of their records, unless they are set.
 
-    Memory, layout and layers depend on them. `rows` are those of the word embeddings that the run starts from, which
-    a larger vocabulary extends. A folder that is absent or incomplete is refused when it is opened.
+    Memory, layout and layers depend on them. A larger vocabulary than that of `source`, the model that the run starts
+    from, extends it. A folder that is absent or incomplete is refused when it is opened.
     """
     stored: list[StoredSizes] = []
     for path in () if settings.generated_dataset else settings.dataset_paths:
@@ -46,20 +63,35 @@ def with_sizes_of_records(settings: Run, rows: int = 0) -> Run:
     if most > 1 and not is_set(settings, "max_sequences_per_pack"):
         changed["max_sequences_per_pack"] = most
     vocab_size = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), None)
-    model = settings.bert_config
-    extends = rows == model.vocab_size and vocab_size is not None and vocab_size > rows
+    model, known = settings.bert_config, source.config.vocab_size if source else 0
+    extends = known == model.vocab_size and (vocab_size or 0) > known
     is_open = extends or not is_set(model, "vocab_size")
     if vocab_size and is_open and vocab_size != model.vocab_size:
         changed["bert_config"] = model.model_copy(update={"vocab_size": vocab_size})
     return settings.model_copy(update=changed) if changed else settings
 
 
-def open_stream(
-    settings: PretrainSettings, examples_per_step: int, rank: int = 0, world_size: int = 1
-) -> ExampleStream:
-    """Return the run's examples, of each step the part of one process. Raises ConfigError or DataError."""
-    size = settings.global_batch.micro_batch_size
-    batching = Batching(examples_per_step, size, rank, world_size)
+def open_run(
+    settings: PretrainSettings, rank: int = 0, world_size: int = 1
+) -> tuple[ExampleStream, Plan]:
+    """Return the run's examples, of each step the part of one process, and its plan.
+
+    Raises ConfigError or DataError.
+    """
+    stream = open_stream(settings, rank, world_size)
+    plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+    stream.follow(plan)
+    return stream, plan
+
+
+def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
+    """Return the run's examples in steps of one size. Raises ConfigError or DataError."""
+    if settings.stages:
+        first = settings.model_copy(update={"stages": []})
+        stages = (first, *settings.later_stages)
+        return Stages([open_stream(one, rank, world_size) for one in stages])
+    batch = settings.global_batch
+    batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
     if settings.generated_dataset:
         return SyntheticStream(
             batching,
@@ -96,11 +128,29 @@ def open_stream(
     return Mixture(list(zip(sources, weights, strict=True)), batching, settings.seed)
 
 
+def repeated_text(stream: ExampleStream) -> Iterator[tuple[str, float, bool]]:
+    """Yield how often the text of each corpus repeats itself, by a sample: in words, the number, whether it is much."""
+    for one in getattr(stream, "streams", [stream]):
+        for source in getattr(one, "sources", None) or [one.source]:
+            # Static records have copies with other masks; how many is unknown of those of other tools.
+            copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
+            if copies is None:
+                continue
+            rows = shuffled(source, np.arange(min(TEXT_SAMPLE, len(source))))
+            often = repeats(rows, len(source))
+            text = f"{source.folder}: {N} tokens in a row occur {often:.2f} times more, on average"
+            yield text, often, often > MAX_REPEATS * copies
+
+
 def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
-    """Return the examples to evaluate on, if any; packed and in buckets as the run where they can be."""
+    """Return the examples to evaluate on, if any; packed and in buckets as the run where they can be.
+
+    They have the sequence length of the last stage.
+    """
     if settings.validation_dir is None:
         return None
     folder = _folder_of(settings.validation_dir, settings, "validation_dir")
+    settings = (settings, *settings.later_stages)[-1]
     size, corpus = settings.global_batch.micro_batch_size, read_corpus(folder)
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
@@ -147,7 +197,7 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     Such a run would slowly forget what the model had learnt. More pieces after those of the model extend it. A model
     without a tokenizer cannot be compared. A model in the folder of the `run` is one that the run would continue.
     """
-    if not any((model / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
+    if not has_tokenizer(model):
         return
     ours, theirs = read_tokenizer(corpus).pieces, read_tokenizer(model).pieces
     where, remedy = f"dataset_dir ({corpus})", "train new weights without --pretrained-ckpt-path"

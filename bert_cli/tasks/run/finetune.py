@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.training import Plan, plan_of
+from bert_cli.config.plan import Plan, plan_of
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching

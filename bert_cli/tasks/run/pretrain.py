@@ -5,11 +5,13 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 
 from contextlib import ExitStack
 
-from bert_cli.config.training import PretrainSettings, make_plan
+from bert_cli.config.training import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
+from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
-from bert_cli.tasks.run import build, corpora, start, train
-from bert_cli.train.metrics import print_line
+from bert_cli.tasks.run import budget, build, corpora, probe, start, train
+from bert_cli.train.metrics import PROBE, print_line
 
 
 def run(settings: PretrainSettings) -> None:
@@ -18,41 +20,62 @@ def run(settings: PretrainSettings) -> None:
     with ExitStack() as stack:
         source = start.source_of(settings)
         configured = start.with_shape_of(settings, source)
-        rows = 0 if source is None else source.config.vocab_size
-        sized = corpora.with_sizes_of_records(configured, rows)
+        sized = corpora.with_sizes_of_records(configured, source)
         settings, mesh, stop = train.prepare(sized, stack)
         size = settings.bert_config.vocab_size
         if size != configured.bert_config.vocab_size:
             print_line(f"bert_config.vocab_size: {size:,}, as the records have")
-        per_step = make_plan(settings, None).examples_per_step
-        stream = corpora.open_stream(settings, per_step, mesh.processes.rank, mesh.processes.count)
+        settings = budget.within_budget(settings, mesh)
+        stream, plan = corpora.open_run(settings, mesh.processes.rank, mesh.processes.count)
         folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
+        if settings.new_rows_only_steps:
+            model = start.find_source(str(settings.pretrained_ckpt_path))
+            if start.extended(model, folder) is model:
+                problem = "has no effect on examples with the vocabulary of the model"
+                raise ConfigError("new_rows_only_steps", problem, "leave it out")
+            settings = settings.model_copy(update={"known_rows": model.config.vocab_size})
         held_out = corpora.open_held_out(settings)
         if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
             print_line(
                 f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
                 "make it without --no-nsp to have one"
             )
-        plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+        pairs = probe.read_probe(settings, folder) if settings.probe and folder else None
+        if pairs is not None:
+            print_line(f"probe: {pairs.describe()}")
         if description := stream.describe(plan.examples):
             print_line("\n".join(description))
+        for text, _, is_much in [] if folder is None else corpora.repeated_text(stream):
+            if is_much:
+                print_line(f"warning: {text}; {corpora.WITHOUT_COPIES}")
 
-        def evaluate(engine: Engine, step: int) -> dict[str, float]:
-            assert held_out is not None and held_out.folder is not None
-            examples, size = settings.evaluation_examples, plan.micro_batch_size
-            text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
-            return build.evaluate(engine, held_out, examples, size, text_bytes)
+        def score(engine: Engine, step: int) -> dict[str, float]:
+            values = {} if held_out is None else evaluate(settings, held_out, engine)
+            if pairs is not None:
+                values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
+            return values
 
         spec = build.RunSpec(
             plan=plan,
             stream=stream,
             sample=stream.first_micro_batches(len(mesh.devices)),
             tokenizer=folder,
-            evaluate=evaluate if held_out is not None else None,
+            evaluate=None if held_out is None and pairs is None else score,
+            held_out="" if pairs is None else pairs.sentences.fingerprint,
             evaluate_every=settings.evaluate_every_steps,
         )
         _, _, status = train.run_training(settings, mesh, spec, stop, stack)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
+
+
+def evaluate(
+    settings: PretrainSettings, held_out: ExampleStream, engine: Engine
+) -> dict[str, float]:
+    """Return metrics on the first held-out examples, with their bits per byte."""
+    assert held_out.folder is not None
+    examples, size = settings.evaluation_examples, settings.global_batch.micro_batch_size
+    text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
+    return build.evaluate(engine, held_out, examples, size, text_bytes)

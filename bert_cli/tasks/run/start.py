@@ -20,6 +20,7 @@ from bert_cli.data.records.tokenizer import (
     VOCAB_FILE,
     TextTokenizer,
     files_for_model,
+    has_tokenizer,
     read_tokenizer,
     split_word,
 )
@@ -29,15 +30,17 @@ from bert_cli.model import hf, scaling, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
     Tensors,
-    opened_tensorflow,
     read_weights,
+    reading_tensorflow,
     tensorflow_prefix,
 )
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
+from bert_cli.train.checkpoint import best_checkpoint, checkpoint_name, complete_checkpoints
 from bert_cli.train.loop import State
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+# Ends of the names of tensors with a row for each piece of the vocabulary.
+BY_PIECE = ("word_embeddings.weight", "predictions.bias", "decoder.weight", "decoder.bias")
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 MODEL_FILES = (
@@ -58,10 +61,8 @@ class Source:
     """The file that describes it, for messages."""
     weights: Path
     """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
-    known: int = 0
-    """Rows of the word embeddings that stay as they are, if the vocabulary is extended."""
     replaced: Sequence[Sequence[int]] = ()
-    """For each new row after them, the rows of which it is the mean."""
+    """For each new row at the end of an extended vocabulary, the rows of which it is the mean."""
 
     @property
     def config(self) -> BertConfig:
@@ -84,20 +85,13 @@ class Source:
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
         tensors = dict(read_weights(self.weights))
-        for name in [name for name in tensors if self.replaced and name.endswith(BY_PIECE)]:
-            old = tensors[name]
-            new = np.stack(
-                [old[rows].astype(np.float32).mean(0) for rows in map(list, self.replaced)]
-            )
-            tensors[name] = np.concatenate([old[: self.known], new.astype(old.dtype)])
+        if not self.replaced:
+            return tensors
+        for name in (name for name in tensors if name.endswith(BY_PIECE)):
+            old = tensors[name][: self.config.vocab_size - len(self.replaced)]
+            means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]
+            tensors[name] = np.concatenate([old, np.array(means, old.dtype)])
         return tensors
-
-
-# Tensors with a row for each piece of the vocabulary.
-BY_PIECE = (
-    *("word_embeddings.weight", "cls.predictions.bias"),
-    *("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-)
 
 
 def extended(source: Source, tokenizer: Path | None) -> Source:
@@ -106,9 +100,7 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
     A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
     which the model's tokenizer splits the new piece. The model is returned as it is where nothing extends it.
     """
-    if tokenizer is None or not any(
-        (source.folder / f).is_file() for f in (VOCAB_FILE, TOKENIZER_FILE)
-    ):
+    if tokenizer is None or not has_tokenizer(source.folder):
         return source
     own, pieces = read_tokenizer(source.folder).pieces, read_tokenizer(tokenizer).pieces
     if len(pieces) <= len(own) or pieces[: len(own)] != own:
@@ -116,7 +108,7 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
     ids, longest = {piece: number for number, piece in enumerate(own)}, max(map(len, own))
     replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
     described = {**source.described, "vocab_size": len(pieces)}
-    return replace(source, described=described, known=len(own), replaced=replaced)
+    return replace(source, described=described, replaced=replaced)
 
 
 # --- find a model
@@ -136,7 +128,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
             weights = folder / FILES[0]
     else:
         folder, weights = prefix.parent, prefix
-        with opened_tensorflow(prefix) as tf:
+        with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
         if not tensorflow_names.is_object_based(shapes):
             config = folder / TF1_CONFIG
@@ -189,10 +181,9 @@ def find_folder(name: str, flag: str) -> Path:
 def find_tokenizer(name: str) -> Path:
     """Return the folder of a tokenizer for a path of a vocabulary or a model, or a name on the hub."""
     path = Path(name).expanduser()
-    files = (VOCAB_FILE, TOKENIZER_FILE)
-    if any((path / file).is_file() for file in files):
+    if has_tokenizer(path):
         return path
-    if path.name in files and path.is_file():
+    if path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file():
         return path.parent
     return find_folder(name, "--tokenizer-path")
 
@@ -299,6 +290,14 @@ def load_state(
     if checkpoints:
         checkpoint.resume(checkpoints[-1], state, form, fixed, settings.model_dump(mode="json"))
         return f"continues from {checkpoints[-1]} (step {state.step:,})"
+    if step := getattr(settings, "decay_from", None):
+        path = Path(str(settings.pretrained_ckpt_path)).expanduser() / checkpoint_name(step)
+        if path not in complete_checkpoints(path.parent):
+            problem = f"there is no complete checkpoint {path}"
+            remedy = "give a run's folder and a step that it has kept (keep_every_steps)"
+            raise CheckpointError(f"decay_from ({step})", problem, remedy)
+        checkpoint.resume(path, state, form, fixed, settings.model_dump(mode="json"), True)
+        return f"continues {path} with a decaying learning rate"
     if settings.pretrained_ckpt_path is not None:
         source = extended(find_source(settings.pretrained_ckpt_path), tokenizer)
         return load_pretrained(source, settings, state, form.config.get("id2label"))

@@ -20,7 +20,8 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from bert_cli.config import layout
-from bert_cli.config.training import TrainSettings, describe
+from bert_cli.config.plan import describe
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
@@ -28,7 +29,7 @@ from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec, open_mesh
-from bert_cli.train import checkpoint, history, metrics
+from bert_cli.train import checkpoint, health, history, metrics
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import (
     BackgroundWriter,
@@ -105,6 +106,8 @@ def run_training(
         plan.total_steps,
         spec.stream.fingerprint,
     )
+    if plan.step_sizes is not None:
+        fixed["step_sizes"] = plan.step_sizes
     run = Run(settings, spec, engine, state, step, form, fixed)
     stack.enter_context(watchdog(engine.group, settings.cluster.report_waiting_after_seconds))
     _load_state(run, stack)
@@ -221,6 +224,8 @@ def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) 
     began = time.monotonic()
     engine.compile(run.spec.sample)
     print_line(f"built in {seconds_built:.1f} s, traced in {time.monotonic() - began:.1f} s")
+    if save is not None and run.settings.pretrained_ckpt_path and state.step == 0:
+        _score_start(run)
     batches = read_ahead(run.spec.stream, state.step, last)
     with ProgressBar(state.step, last, stop) as bar:
         hooks = [
@@ -314,8 +319,11 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
     settings, first = run.settings, run.state.step + 1
     cadence = Every(steps=settings.log_every_steps, last_step=last)
+    check = health.checker(settings.model_dump(mode="json"), run.spec.plan.total_steps)
+    has_warned = False
 
     def hook(info: Info) -> None:
+        nonlocal has_warned
         for report in reporters:
             report(info.step, info.metrics)
         shown = dict(info.metrics)
@@ -326,6 +334,10 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
         is_wanted = not bar.shown or "log_every_steps" in settings.model_fields_set
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
+        warning = check(info.step, info.metrics)
+        if warning is not None and not has_warned:
+            has_warned = True
+            print_line(f"step {info.step}: {warning}")
 
     return hook
 
@@ -358,6 +370,16 @@ def _write_score(run: Run, info: Info) -> None:
     best, name = str(run.spec.best), f"validation_{run.spec.best}"
     if run.is_first_rank and name in info.metrics:
         checkpoint.write_best(run.folder, info.step, best, info.metrics[name])
+
+
+def _score_start(run: Run) -> None:
+    """Score a model that is pre-trained further before its first step."""
+    if run.spec.evaluate is None or run.spec.best is not None:
+        return
+    info = Info(0, {}, {}, 0.0)
+    _evaluate(run, info)
+    if run.is_first_rank:
+        metrics.jsonl_reporter(run.folder / METRICS, -1)(0, info.metrics)
 
 
 def _score_resumed(run: Run) -> bool:

@@ -119,7 +119,7 @@ def tensorflow_prefix(path: Path) -> Path | None:
 
 
 def _read_tensorflow(prefix: Path) -> Tensors:
-    with opened_tensorflow(prefix) as tf:
+    with reading_tensorflow(prefix) as tf:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
         if tensorflow_names.is_object_based(names):
@@ -142,7 +142,7 @@ def _read_tensorflow(prefix: Path) -> Tensors:
 
 
 @contextmanager
-def opened_tensorflow(prefix: Path) -> Iterator[Any]:
+def reading_tensorflow(prefix: Path) -> Iterator[Any]:
     """Import TensorFlow and turn what it raises for damaged files into a CheckpointError."""
     try:
         with quiet_imports():

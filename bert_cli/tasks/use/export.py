@@ -11,7 +11,6 @@ Shapes: B examples, S positions, D hidden size, V vocabulary size.
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from bert_cli.config.finetune import ExportSettings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
-from bert_cli.files import fsync_paths
+from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import start
@@ -82,10 +81,7 @@ def run(settings: ExportSettings) -> None:
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     model = open_model(source, "encoder" if task == "embed" else task)
     most = source.config.max_position_embeddings
-    folder = out.parent / f".partial_{out.name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
+    with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         encoder = None
         if settings.texts:
@@ -95,11 +91,6 @@ def run(settings: ExportSettings) -> None:
         served = Served(model, encoder)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
-        # On the disk before the rename, so that a power cut cannot leave a damaged export.
-        fsync_paths([*folder.rglob("*"), folder])
-        os.replace(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
@@ -114,8 +105,7 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
+    check_new_folder(out, "out")
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:

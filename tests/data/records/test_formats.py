@@ -162,7 +162,7 @@ def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(static_payloads(static_block(3)))
     packs = list(static_payloads(static_block(3, packed=3)))
     cases = [
-        ((payloads, 64, 20), r"S 64, P 20, C 1\).*input_ids"),
+        ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
         ((payloads, 128, 10), "masked_lm_"),
         ((packs, 128, 20, 4), "C 4.*give the lengths"),
     ]

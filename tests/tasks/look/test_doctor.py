@@ -6,15 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.corpora import WORDS, P, make_corpus
+from support.corpora import (
+    PIECES,
+    WORDS,
+    P,
+    dynamic_records,
+    make_corpus,
+    static_examples,
+    write_folder,
+)
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.tools import DoctorSettings
+from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
+from bert_cli.tasks.run import corpora
 from bert_cli.train.checkpoint import complete_checkpoints
 
 FLAGS = {
@@ -121,7 +131,7 @@ def test_first_losses_are_judged(tmp_path):
 
     class NoPairs:
         def rows(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-            stream = doctor.corpora.open_stream(settings, 8)
+            stream = doctor.corpora.open_stream(settings)
             return stream.rows(positions) | {"next_sentence_weights": np.zeros(8, np.float32)}
 
     one = the_finding(doctor.check_first_loss, settings, NoPairs(), None)
@@ -181,6 +191,37 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     warning, disk = findings(doctor.check_folder, settings_of(tmp_path), None)
     assert (warning.level, disk.level) == ("warning", "ok")
     assert "lost when the machine restarts" in warning.found
+
+
+@pytest.mark.parametrize(("loss", "level"), [(6.0, "ok"), (6.99, "warning")])
+def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_expected_one(
+    tmp_path, write_run, loss, level
+):
+    shape = {"vocab_size": 8192, "num_hidden_layers": 4, "hidden_size": 256}
+    rate = {"optimizer_opts": {"learning_rate": {"warmup_frac": 0.1}}}
+    run = write_run(tmp_path / "run", 1, total=3000, bert_config=shape, **rate)
+    lines = [{"step": n, "mlm_loss": loss, "tokens": 1600.0} for n in range(2900, 3001)]
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+    finding = of("loss so far", findings(doctor.check_folder, settings_of(tmp_path), None))
+    assert finding.level == level
+    assert ("above the expected" in finding.found) == (level == "warning")
+    assert bool(finding.remedy) == (level == "warning")
+
+
+def test_text_that_repeats_itself_is_a_warning(tmp_path):
+    payloads = [*dynamic_payloads(dynamic_records(0, 400))]
+    static = [*static_payloads(static_examples(0, 400))]
+    for kind, shard, levels in (
+        ("dynamic", payloads, ["ok"]),
+        ("dynamic", payloads * 10, ["warning"]),
+        # How many masked copies there are of each text is not recorded with these.
+        ("static", static * 10, []),
+    ):
+        folder = write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
+        settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=folder)
+        stream = corpora.open_stream(settings)
+        assert [one.level for one in findings(doctor.check_repeats, stream)] == levels
 
 
 def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypatch, complete):

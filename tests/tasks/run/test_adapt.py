@@ -1,5 +1,9 @@
 """Go on from a model with more words: its vocabulary is extended, and its other weights stay."""
 
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -34,22 +38,23 @@ def home(tmp_path_factory):
     extend = ["vocab", str(home / "text"), "--extend", str(home / "model"), "--size"]
     assert main([*extend, "+3", str(home / "vocab")]) == 0
     assert main([*extend, "+0", str(home / "same")]) == 0
-    records = [
-        "tokenize",
-        str(home / "text"),
-        str(home / "records"),
-        "--vocab",
-        str(home / "vocab"),
-    ]
-    assert main([*records, *SIZES]) == 0 and main(["index", records[2]]) == 0
+    make_records(home, home / "vocab", home / "records")
     return home
 
 
-def pretrain(home):
-    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": "run"}
+def make_records(home, vocab, folder):
+    words = ["tokenize", home / "text", folder, "--vocab", vocab]
+    assert main([*map(str, words), *SIZES]) == 0 and main(["index", str(folder)]) == 0
+
+
+def pretrain(home, run="run", *flags):
+    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
     folders["validation-dir"] = "records"
     words = [word for flag, name in folders.items() for word in (f"--{flag}", str(home / name))]
-    return main(["pretrain", *words, *RUN, "--total-num-train-samples", "40"])
+    words = ["pretrain", *words, *RUN, "--total-num-train-samples", "40", *flags]
+    if "jax" not in flags:
+        return main(words)
+    return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
 
 
 def by_pytorch(home):
@@ -85,9 +90,8 @@ def test_the_new_pieces_are_the_most_frequent_words_and_follow_the_old_ones(home
     assert (home / "same/vocab.txt").read_bytes() == old
     data = (home / "vocab/vocab.txt").read_bytes()
     assert data.startswith(old)
-    assert data[len(old) :].decode().split()[0] == "gnocchi" and data.count(b"\n") == 3 + len(
-        PIECES
-    )
+    new = data[len(old) :].decode().split()
+    assert new[0] == "gnocchi" and len(new) == 3
 
 
 def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_stays(home):
@@ -118,27 +122,51 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert "3 new pieces, each the mean of those it replaces" in out
     tensors = load_file(complete_checkpoints(home / "run")[-1] / MODEL)
     assert tensors[f"bert.embeddings.{WORDS}"].shape == (len(PIECES) + 3, 32)
-    assert len(metrics_of(home / "run")) == 10
-    bits = metrics_of(home / "run")[-1]["validation_bits_per_byte"]
+    first, *lines = metrics_of(home / "run")
+    assert first["step"] == 0 and len(lines) == 10
+    bits = lines[-1]["validation_bits_per_byte"]
+    assert bits != first["validation_bits_per_byte"] > 0 and "step 0: held out" in out
     assert f"bits per byte {bits:.4f}" in out
     assert bits == pytest.approx(by_pytorch(home), rel=1e-5)
+    # A run's folder has a vocabulary as a model's has.
+    again = ["vocab", str(home / "text"), "--extend", str(home / "run"), "--size", "+0"]
+    assert main([*again, str(home / "vocab_of_run")]) == 0
+    assert (home / "vocab_of_run/vocab.txt").read_bytes() == (home / "vocab/vocab.txt").read_bytes()
     # The run is continued as any other.
     assert pretrain(home) == 0
     assert "continues from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
+    flags = ["--new-rows-only-steps", "4", "--checkpoint-every-steps", "1"]
+    flags += ["--keep-checkpoints", "99", "--engine", engine]
+    run = f"rows_{engine}"
+    assert pretrain(home, run, *flags) == 0
+    saved = complete_checkpoints(home / run)
+    old, fourth, fifth = (load_file(folder / MODEL) for folder in (home / "model", *saved[3:5]))
+    for name, value in old.items():
+        assert np.array_equal(fourth[name][: len(value)], value), name
+        if "token_type" not in name:
+            assert not np.array_equal(fifth[name][: len(value)], value), name
+    words = f"bert.embeddings.{WORDS}"
+    start_rows = start.extended(start.find_source(str(home / "model")), home / "vocab").tensors()
+    assert not np.isclose(fourth[words], start_rows[words])[len(PIECES) :].all(axis=1).any()
+    # A run that is interrupted within these steps ends with the same bytes.
+    again = home / f"again_{engine}"
+    shutil.copytree(home / run, again)
+    for folder in complete_checkpoints(again)[2:]:
+        shutil.rmtree(folder)
+    assert pretrain(home, again.name, *flags) == 0
+    ends = (complete_checkpoints(folder)[-1] / MODEL for folder in (home / run, again))
+    assert len({end.read_bytes() for end in ends}) == 1
 
 
 def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, capsys):
     pieces = list(PIECES)
     pieces[10], pieces[11] = pieces[11], pieces[10]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, "gnocchi"]))
-    records = [
-        "tokenize",
-        str(home / "text"),
-        str(tmp_path / "r"),
-        "--vocab",
-        str(tmp_path / "vocab.txt"),
-    ]
-    assert main([*records, *SIZES]) == 0 and main(["index", str(tmp_path / "r")]) == 0
+    make_records(home, tmp_path / "vocab.txt", tmp_path / "r")
     model = ["--pretrained-ckpt-path", str(home / "model"), "--save-ckpt-path", str(tmp_path / "x")]
     assert main(["pretrain", "--dataset-dir", str(tmp_path / "r"), *model, *RUN]) == 2
     assert "`bert vocab --extend`" in capsys.readouterr().err

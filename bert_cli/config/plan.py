@@ -1,0 +1,247 @@
+"""The plan of a run: its integers, computed from the settings and the number of examples.
+
+The rest of the tool reads the numbers of steps, examples and micro-batches here.
+"""
+
+import itertools
+import math
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bert_cli.config.training import PretrainSettings, TrainSettings, count
+from bert_cli.errors import ConfigError
+
+# Default number of examples by the maximum sequence length, from Graphcore's example.
+DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
+MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of one size. A batch that grows has several, and so has a run of several stages."""
+
+    first_step: int
+    micro_batches: int
+    """Micro-batches of a step, of all replicas together."""
+    first_micro_batch: int
+    """Micro-batches of the run before the segment."""
+    stage: int = 0
+    first_example: int = 0
+    """Examples of the stage before the segment."""
+    micro_batch_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The integers of a run."""
+
+    total_steps: int
+    warmup_steps: int
+    examples_per_step: int
+    """Global batch: micro-batch x replicas x accumulation."""
+    micro_batch_size: int
+    micro_batches_per_step: int
+    """Micro-batches of all replicas together."""
+    examples: int
+    corpus_examples: int | None
+    """Records in the corpus; None for synthetic examples."""
+    peak_learning_rate: float
+    """Highest learning rate, after the linear scaling rule."""
+    sequences_per_example: float = 1.0
+    """Mean number of sequences in a pack over an epoch; 1 without packs."""
+    rate_follows_batch: bool = False
+    """The peak learning rate was scaled by the sequences of a step."""
+    segments: tuple[Segment, ...]
+    """The sizes of the steps, in their order."""
+    decay_step: int | None = None
+    """Step from which the learning rate decays, where the schedule is `wsd`."""
+    mask_probabilities: tuple[float, float] | None = None
+    """Those of the first and the last step, where they differ."""
+
+    def segment(self, step: int) -> Segment:
+        """Return the segment of a step; steps past the end belong to the last one."""
+        at = bisect_right(self.segments, step, key=lambda one: one.first_step)
+        return self.segments[max(0, at - 1)]
+
+    def micro_batches(self, step: int) -> range:
+        """Return the numbers in the run of the micro-batches of a step."""
+        one = self.segment(step)
+        first = one.first_micro_batch + (step - one.first_step) * one.micro_batches
+        return range(first, first + one.micro_batches)
+
+    def sample_indices(self, step: int) -> range:
+        """Return the sample indices of a step in the examples of its stage."""
+        one = self.segment(step)
+        size = one.micro_batches * one.micro_batch_size
+        first = one.first_example + (step - one.first_step) * size
+        return range(first, first + size)
+
+    @property
+    def step_sizes(self) -> str | None:
+        """Return a fingerprint of sizes that change, which two starts of a run must share; None for equal steps."""
+        checksum = zlib.crc32(repr(self.segments).encode())
+        return f"{len(self.segments)} sizes, {checksum:08x}" if len(self.segments) > 1 else None
+
+    def mask_probability(self, step: int) -> float | None:
+        """Return the fraction of tokens that a step masks, None for that of the settings: it changes linearly."""
+        if self.mask_probabilities is None:
+            return None
+        first, last = self.mask_probabilities
+        return first + (last - first) * min(1.0, step / max(1, self.total_steps - 1))
+
+    @property
+    def epochs(self) -> float | None:
+        """Return the number of epochs; None for synthetic examples."""
+        return None if self.corpus_examples is None else self.examples / self.corpus_examples
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Return the global batch in sequences, which the learning rate depends on."""
+        return round(self.examples_per_step * self.sequences_per_example)
+
+    @property
+    def step_in_words(self) -> str:
+        """Return the size of a step as text: examples, or packs and their sequences."""
+        if self.sequences_per_example > 1:
+            return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
+        return f"{self.examples_per_step:,} examples"
+
+
+def make_plan(
+    settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
+) -> Plan:
+    """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
+
+    Raises ConfigError for a sequence length that has no default number of examples, and for a decay from the end on.
+    """
+    length, examples = settings.max_seq_length, settings.total_num_train_samples
+    defaults = [number for longest, number in DEFAULT_EXAMPLES.items() if length <= longest]
+    if examples is None and not defaults:
+        problem = f"is not given, and there is no default for sequence length {length}"
+        raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
+    plan = plan_of(settings, examples or defaults[0], corpus_examples, sequences_per_example)
+    first = settings.decay_from
+    if first is None:
+        return plan
+    if first >= plan.total_steps:
+        problem = f"is not before the last step, {plan.total_steps:,}"
+        remedy = "give a higher --total-num-train-samples, up to the end of the decay"
+        raise ConfigError(f"decay_from ({first:,})", problem, remedy)
+    return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
+
+
+def plan_of(
+    settings: TrainSettings,
+    examples: int,
+    corpus_examples: int | None,
+    sequences_per_example: float = 1.0,
+) -> Plan:
+    """Return the plan of a run that reads this many examples, rounded up to full steps.
+
+    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
+    section 3.3), so a run of packs sees as many samples in fewer steps.
+    """
+    batch = settings.global_batch
+    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
+    examples_per_step = batch.examples
+    sequences = examples_per_step * sequences_per_example
+    stages = (settings, *settings.later_stages)
+    samples = [examples, *(one.total_num_train_samples or 0 for one in settings.later_stages)]
+    segments, total_steps = _segments(stages, samples, sequences_per_example)
+    rate = settings.optimizer_opts.learning_rate
+    scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
+    decays = max(1, int(rate.decay_frac * total_steps))
+    ends = [*(one.first_step for one in segments[1:]), total_steps]
+    return Plan(
+        total_steps=total_steps,
+        warmup_steps=int(rate.warmup_frac * total_steps),
+        examples_per_step=examples_per_step,
+        micro_batch_size=batch.micro_batch_size,
+        micro_batches_per_step=micro_batches,
+        examples=sum(
+            (end - one.first_step) * one.micro_batches * one.micro_batch_size
+            for one, end in zip(segments, ends, strict=True)
+        ),
+        corpus_examples=corpus_examples,
+        peak_learning_rate=rate.max_learning_rate * scale,
+        sequences_per_example=sequences_per_example,
+        rate_follows_batch=rate.reference_batch_size is not None,
+        segments=segments,
+        decay_step=total_steps - decays if rate.schedule_name == "wsd" else None,
+        mask_probabilities=settings.mask_probabilities,
+    )
+
+
+def _segments(
+    stages: Sequence[TrainSettings], samples: Sequence[int], sequences_per_example: float
+) -> tuple[tuple[Segment, ...], int]:
+    """Return the segments of a run that reads so many sequences in each stage, and its number of steps.
+
+    A batch that grows has up to MOST_SIZES sizes before the last, each for as many sequences.
+    """
+    found: list[Segment] = []
+    growth = stages[0].global_batch.growth_frac * sum(samples)
+    step = before = read = 0
+    for stage, (settings, wanted) in enumerate(zip(stages, samples, strict=True)):
+        batch, done, examples = settings.global_batch, 0.0, 0
+        last = batch.grad_acc_steps_per_replica
+        first = max(1, round(last * batch.start_fraction))
+        sizes = min(MOST_SIZES, last - first)
+        while done < wanted:
+            size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
+            accumulation = last if size == sizes else first + round((last - first) * size / sizes)
+            micro_batches = batch.replicas * accumulation
+            end = wanted if size == sizes else min(wanted, growth * (size + 1) / sizes - read)
+            sequences = micro_batches * batch.micro_batch_size * sequences_per_example
+            steps = max(1, math.ceil((end - done) / sequences))
+            at = before, stage, examples, batch.micro_batch_size
+            found.append(Segment(step, micro_batches, *at))
+            step, before = step + steps, before + steps * micro_batches
+            done, examples = (
+                done + steps * sequences,
+                examples + steps * micro_batches * batch.micro_batch_size,
+            )
+        read += wanted
+    return tuple(found), step
+
+
+def describe(plan: Plan) -> str:
+    """Return the plan as text, one fact on each line."""
+    packed = plan.sequences_per_example > 1
+    lines = [
+        f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
+        f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
+        f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
+    ]
+    if packed and not plan.rate_follows_batch:
+        # Not changed automatically: the length of packs is known only now, and the settings fix the step.
+        lines.append(
+            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
+            "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
+            "learning_rate.reference_batch_size"
+        )
+    sizes = [one.micro_batches for one in plan.segments if one.stage == 0]
+    if len(sizes) > 1:
+        grown = plan.segments[len(sizes) - 1].first_step
+        lines.append(
+            f"the batch grows from {sizes[0]} to {count(sizes[-1], 'micro-batch')} by step {grown:,}"
+        )
+    for one, after in itertools.pairwise(plan.segments):
+        if after.stage != one.stage:
+            size = f"{count(after.micro_batches, 'micro-batch')} of {after.micro_batch_size}"
+            lines.append(f"stage {after.stage + 1} from step {after.first_step:,}, with {size}")
+    if plan.decay_step is not None:
+        lines.append(f"the learning rate decays from step {plan.decay_step:,}")
+    if plan.mask_probabilities is not None:
+        lines.append(
+            "masks {:.1%} of the tokens at first and {:.1%} at last".format(
+                *plan.mask_probabilities
+            )
+        )
+    if plan.corpus_examples is not None and not plan.segments[-1].stage:
+        epochs, what = f"{plan.epochs:.3g}", "packs" if packed else "examples"
+        noun = "epoch" if epochs == "1" else "epochs"
+        lines.append(f"{plan.examples:,} {what} out of {plan.corpus_examples:,} ({epochs} {noun})")
+    return "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,44 @@
+"""How often the text of records repeats itself, from runs of N tokens in a sample.
+
+Equal records show copies of documents; equal runs of tokens also show copies of lines and paragraphs, which begin at
+other positions of a record. Neither shows in the loss of the first million tokens (docs/troubleshooting.md).
+
+Shapes: n examples, S positions, G runs of N tokens.
+"""
+
+import numpy as np
+
+from bert_cli.data.records.formats import Batch
+from bert_cli.data.stream.permutation import GOLDEN, mix
+
+N = 8
+LEAST_RUNS, LEAST_RATE = 1000, 0.005
+"""Fewer runs, or a lower fraction that occurs again, is chance: 0.0001 in 2,000 of 500,000 records of Wikipedia."""
+
+
+def repeats(rows: Batch, records: int) -> float:
+    """Return how many more times a run of N tokens occurs in so many records, on average, from a random sample of them.
+
+    Of c copies in different records it returns (c - 1) / 2 for a small sample and c - 1 for all records.
+    """
+    tokens_nS = rows["input_ids"].astype(np.uint64)
+    row, slot = np.nonzero(rows["masked_lm_weights"])
+    tokens_nS[row, rows["masked_lm_positions"][row, slot]] = rows["masked_lm_ids"][row, slot]
+    length = max(0, tokens_nS.shape[1] - N + 1)
+    hashes = np.zeros((len(tokens_nS), length), np.uint64)
+    for offset in range(N):
+        hashes = mix(hashes + tokens_nS[:, offset : offset + length] * GOLDEN + np.uint64(1))
+    is_text = rows["input_mask"][:, N - 1 :] > 0
+    runs_G = hashes[is_text]
+    if len(runs_G) < LEAST_RUNS:
+        return 0.0
+    example_G = np.nonzero(is_text)[0].astype(np.uint64)
+    different, in_examples = (
+        len(np.unique(runs_G)),
+        len(np.unique(runs_G + mix(example_G + GOLDEN))),
+    )
+    again = in_examples / different - 1
+    if again < LEAST_RATE:
+        again = 0.0
+    # A copy in another record is in the sample as rarely as that record is.
+    return len(runs_G) / in_examples * (1 + again * max(1.0, records / len(tokens_nS))) - 1

@@ -1,0 +1,120 @@
+"""`bert pretrain --probe`: minimal pairs of sentences, scored by the model while it trains.
+
+The pseudo-log-likelihood of a sentence is the sum over its tokens of log p(token | sentence with that token masked)
+(Salazar et al. 2020, "Masked Language Model Scoring", equation 1). The good sentence of a pair should have the higher
+one. All copies of all sentences, each with one token masked, are one list of rows that the processes divide.
+
+Shapes: n pairs, R rows, B rows of a batch, S positions, V vocabulary size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_softmax
+
+from bert_cli.config.training import PretrainSettings
+from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.features import Features, encode_texts
+from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.stream.reader import MULTIPLE
+from bert_cli.errors import DataError
+from bert_cli.parallel.engine import Engine
+
+ENGLISH, SHIPPED = "english", Path(__file__).with_name("probe_english.jsonl")
+NAMES = ("good", "bad")
+UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Minimal pairs as tokens, the good sentence of a pair before the bad one, and the shape of a batch of rows."""
+
+    sentences: Features
+    mask: int
+    """The id of [MASK]."""
+    sequence_length: int
+    batch_size: int
+
+    @property
+    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the sentence and the masked position of each row [R]; [CLS] and [SEP] are never masked."""
+        counts = self.sentences.lengths - 2
+        starts = np.cumsum(counts) - counts
+        sentences = np.repeat(np.arange(len(counts)), counts)
+        return sentences, np.arange(len(sentences)) - starts[sentences] + 1
+
+    def describe(self) -> str:
+        """Return how many pairs there are, and how many masked sentences an evaluation reads."""
+        rows, pairs = len(self.rows[0]), len(self.sentences) // 2
+        return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
+
+
+def read_probe(settings: PretrainSettings, records: Path) -> Probe:
+    """Read the pairs with the tokenizer of the records. DataError, with the line, for a pair that cannot be scored."""
+    named, room = str(settings.probe), settings.max_seq_length - 2
+    path = SHIPPED if named == ENGLISH else Path(named).expanduser()
+    if not path.is_file():
+        remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
+        raise DataError(f"probe ({named})", "there is no such file", remedy)
+    lines = list(tables.json_lines(tables.read_lines(path), str(path)))
+    texts = [_text(row, name, where) for where, row in lines for name in NAMES]
+    tokenizer = read_tokenizer(records)
+    sentences, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=UNLIMITED)
+    tokens = np.split(sentences.tokens, sentences.ends[:-1])
+    for number, (where, _) in enumerate(lines):
+        good, bad = tokens[2 * number : 2 * number + 2]
+        for name, length in zip(NAMES, (len(good) - 2, len(bad) - 2), strict=True):
+            if not 1 <= length <= room:
+                problem = f"'{name}' has {length} tokens, not 1 to {room} as max_seq_length {room + 2} allows"
+                raise DataError(where, problem, "shorten it, or leave out the pair")
+        if np.array_equal(good, bad):
+            pieces = " ".join(tokenizer.pieces[token] for token in good[1:-1])
+            problem = f"'good' and 'bad' are the same tokens in {records} ({pieces})"
+            raise DataError(where, problem, "change one, or leave out the pair")
+    # One short length and one batch size, so that there is one trace; a batch has the tokens of a micro-batch.
+    longest = -(-int(sentences.lengths.max()) // MULTIPLE) * MULTIPLE
+    length = min(longest, settings.max_seq_length)
+    size = settings.global_batch.micro_batch_size * settings.max_seq_length // length
+    return Probe(sentences, tokenizer.special.mask, length, size)
+
+
+def _text(row: Mapping[str, Any], name: str, where: str) -> str:
+    text = row.get(name)
+    if not isinstance(text, str):
+        problem = f"has no text '{name}', only {tables.listed(list(row))}"
+        raise DataError(where, problem, 'give {"good": "...", "bad": "..."}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"'{name}' has half a character ({error.object[error.start]!r})"
+        raise DataError(where, problem, "remove it") from error
+    return text
+
+
+def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
+    """Return the pseudo-log-likelihood of the good and the bad sentence of each pair [n, 2]."""
+    engine.gather_weights()
+    sentences_R, positions_R = probe.rows
+    totals, size, group = np.zeros(len(probe.sentences)), probe.batch_size, engine.group
+    for first in range(0, len(sentences_R), size)[group.rank :: group.world_size]:
+        # Filled up with its own rows: another number of rows would be traced again.
+        rows = np.arange(first, min(first + size, len(sentences_R)))
+        filled = np.resize(rows, size)
+        columns = probe.sentences.batch(sentences_R[filled], probe.sequence_length)
+        positions_B1 = positions_R[filled, None].astype(np.int32)
+        labels_B1 = np.take_along_axis(columns["input_ids"], positions_B1, axis=1)
+        np.put_along_axis(columns["input_ids"], positions_B1, probe.mask, axis=1)
+        scores_B1V, _ = engine.predict(columns | {"masked_lm_positions": positions_B1})
+        logs_BV = log_softmax(scores_B1V[:, 0], axis=-1)
+        logs_B = np.take_along_axis(logs_BV, labels_B1, axis=1)[:, 0]
+        np.add.at(totals, sentences_R[rows], logs_B[: len(rows)])
+    return group.all_reduce(totals).reshape(-1, 2)
+
+
+def accuracy(likelihoods: npt.NDArray[np.float64]) -> float:
+    """Return the fraction of pairs [n, 2] whose good sentence is likelier than the bad one; a tie counts half."""
+    return float(np.mean(np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5))

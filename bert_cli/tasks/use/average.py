@@ -1,0 +1,123 @@
+"""`bert average`: the mean of the weights of a run's newest checkpoints, scored beside the newest of them.
+
+Such a mean is often a better model than the last step of a run whose learning rate is still high (Izmailov et al.
+2018), and may be a worse one. OUT has the files of a checkpoint without its optimizer and state.json.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bert_cli.config.finetune import AverageSettings
+from bert_cli.config.load import load
+from bert_cli.config.settings import Parallel
+from bert_cli.config.training import GlobalBatch, PretrainSettings
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.optim.schedule import first_loss_scale
+from bert_cli.parallel.cluster import Processes
+from bert_cli.processes import print_table, quiet_imports
+from bert_cli.tasks.run import corpora, start
+from bert_cli.train import checkpoint, history
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS, STATE
+from bert_cli.train.loop import Array, State
+from bert_cli.train.metrics import print_line
+
+
+def run(settings: AverageSettings) -> None:
+    """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
+
+    Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different ones.
+    """
+    folder, out = settings.run.expanduser(), settings.out.expanduser()
+    check_new_folder(out, "out")
+    paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
+    if len(paths) < settings.last:
+        problem = f"has {len(paths)} complete checkpoints, fewer than --last {settings.last}"
+        remedy = "lower --last, or train with a higher --keep-checkpoints or --keep-every-steps"
+        raise CheckpointError(f"run ({folder})", problem, remedy)
+    trained = held_out = None
+    if (kind := history.Run(folder).kind) == "pretrain":
+        words = ["--config", str(folder / SETTINGS)]
+        words += ["--validation-dir", settings.validation_dir] if settings.validation_dir else []
+        trained, _ = load(PretrainSettings, words, "bert average")
+        # Opened before anything is written, because it may not exist.
+        held_out = corpora.open_held_out(trained)
+    elif settings.validation_dir is not None:
+        where = f"validation_dir ({settings.validation_dir})"
+        raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
+    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
+    with atomic_folder(out, (paths[-1] / MODEL).stat().st_size) as partial:
+        shutil.copytree(paths[-1], partial, ignore=left_out, dirs_exist_ok=True)
+        checkpoint.write_tensors(partial / MODEL, mean_of(paths))
+        shutil.copymode(paths[-1] / MODEL, partial / MODEL)
+    print_line(f"average: {out} is the mean of {', '.join(path.name for path in paths)}")
+    if trained is None or held_out is None:
+        scored_by = f"that is for pretrain, not {kind}"
+        scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
+        return print_line(f"average: not scored; {scored_by}")
+    newest, mean = _scores(trained, held_out, (paths[-1], out))
+    rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, mean))) for name in newest]
+    print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
+    change = mean["mlm_loss"] - newest["mlm_loss"]
+    better, worse = ("the average", "the newest")[:: 1 if change < 0 else -1]
+    print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
+
+
+def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
+    """Return the mean of each weight over checkpoints, in its own dtype; one weight at a time is summed in float64.
+
+    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the last one.
+    """
+    means: dict[str, Array] = {}
+    with ExitStack() as stack:
+        files = [_open(path, stack) for path in paths]
+        for path, file in zip(paths, files, strict=True):
+            if different := _layout(file) ^ _layout(files[-1]):
+                problem = f"differs from {paths[-1].name} in {min(different)}"
+                remedy = "average checkpoints of one model: lower --last"
+                raise CheckpointError(str(path / MODEL), problem, remedy)
+        for name in files[-1].keys():  # noqa: SIM118 (not a dict)
+            total = sum(file.get_tensor(name).astype(np.float64) for file in files)
+            means[name] = (total / len(files)).astype(files[-1].get_tensor(name).dtype)
+    return means
+
+
+def _open(path: Path, stack: ExitStack) -> Any:
+    checkpoint.verify(path, checkpoint.read_state(path))
+    try:
+        return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
+    except (OSError, SafetensorError) as error:
+        problem = f"cannot be read ({error})"
+        raise CheckpointError(str(path / MODEL), problem, "remove that checkpoint") from error
+
+
+def _layout(file: Any) -> set[tuple[str, str, str]]:
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    return {(name, str(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+
+
+def _scores(
+    trained: PretrainSettings, held_out: corpora.ExampleStream, models: Sequence[Path]
+) -> list[dict[str, float]]:
+    """Return the held-out metrics of models, as a run with these settings has them, on one device."""
+    # Keras reads this when it is imported, which is below.
+    os.environ["KERAS_BACKEND"] = trained.engine
+    with quiet_imports():
+        from bert_cli.tasks.run import build, pretrain
+    chunks = trained.parallel.embedding_serialization_factor
+    batch = GlobalBatch(micro_batch_size=trained.global_batch.micro_batch_size)
+    layout = {"parallel": Parallel(embedding_serialization_factor=chunks), "global_batch": batch}
+    settings = trained.model_copy(update=layout)
+    engine = build.build_engine(settings, build.open_mesh(settings, Processes(())), trains=False)
+    state, scores = State(engine.weights, {}, first_loss_scale(1.0)), []
+    for model in models:
+        start.load_pretrained(start.find_source(str(model)), settings, state)
+        scores.append(pretrain.evaluate(settings, held_out, engine))
+    return scores

@@ -1,0 +1,102 @@
+"""The sizes of the steps of a run: constant, growing, in stages."""
+
+import pytest
+
+from bert_cli.config.load import Loaded, validate
+from bert_cli.config.plan import describe, make_plan
+from bert_cli.config.training import PretrainSettings
+from bert_cli.errors import ConfigError
+
+RUN = {
+    "max_seq_length": 64,
+    "max_predictions_per_seq": 20,
+    "global_batch": {"micro_batch_size": 2, "grad_acc_steps_per_replica": 8},
+    "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}},
+    "total_num_train_samples": 1000,
+}
+STAGE = {"max_seq_length": 128, "max_predictions_per_seq": 40, "total_num_train_samples": 100}
+
+
+def settings_of(**changes):
+    """Return settings of a run, with changes by dotted name."""
+    described = {**RUN, "global_batch": dict(RUN["global_batch"])}
+    for name, value in changes.items():
+        group, _, key = name.partition("__")
+        described |= {group: described.get(group, {}) | {key: value}} if key else {name: value}
+    return validate(PretrainSettings, Loaded(described, {}))
+
+
+def assert_consecutive(plan):
+    """Every micro-batch of the run and every example of a stage belongs to one step, in order."""
+    micro_batch, examples = 0, {}
+    for step in range(plan.total_steps):
+        numbers, indices = plan.micro_batches(step), plan.sample_indices(step)
+        stage = plan.segment(step).stage
+        assert numbers.start == micro_batch and indices.start == examples.get(stage, 0)
+        assert len(indices) == len(numbers) * plan.segment(step).micro_batch_size
+        micro_batch, examples[stage] = numbers.stop, indices.stop
+    return examples
+
+
+def test_a_plain_run_has_equal_steps():
+    plan = make_plan(settings_of(), 500)
+    assert plan.total_steps == 63 and plan.examples == 1008 and plan.step_sizes is None
+    assert plan.sample_indices(5) == range(80, 96) and plan.micro_batches(5) == range(40, 48)
+    assert_consecutive(plan)
+
+
+def test_a_batch_grows_linearly_in_the_examples_that_were_read():
+    settings = settings_of(global_batch__start_fraction=0.25, global_batch__growth_frac=0.6)
+    plan = make_plan(settings, 500)
+    sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
+    assert sizes == sorted(sizes) and sorted(set(sizes)) == [2, 3, 4, 5, 6, 7, 8]
+    # Each of the six smaller sizes reads a sixth of 60 % of the examples, in complete steps.
+    assert [2 * size * sizes.count(size) for size in range(2, 8)] == [100, 102, 104, 100, 96, 98]
+    assert assert_consecutive(plan) == {0: plan.examples} and 1000 <= plan.examples < 1016
+    assert "grows from 2 to 8 micro-batches by step" in describe(plan)
+    many = settings_of(
+        global_batch__start_fraction=0.01, global_batch__grad_acc_steps_per_replica=500
+    )
+    assert len(make_plan(many, 500).segments) <= 17
+
+
+def test_stages_follow_one_another_with_their_own_examples():
+    later = [{**STAGE, "micro_batch_size": 1}, {**STAGE, "grad_acc_steps_per_replica": 3}]
+    plan = make_plan(settings_of(stages=later), 500)
+    assert assert_consecutive(plan) == {0: 1008, 1: 104, 2: 102}
+    assert plan.total_steps == 63 + 13 + 34  # the third has micro-batches of one example too
+    assert "stage 3 from step 76, with 3 micro-batches of 1" in describe(plan)
+
+
+def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_last_step():
+    plan = make_plan(settings_of(masking={"start_probability": 0.3, "probability": 0.15}), 500)
+    values = [plan.mask_probability(step) for step in (0, 31, 62, 70)]
+    assert values == pytest.approx([0.3, 0.225, 0.15, 0.15])
+    assert make_plan(settings_of(), 500).mask_probability(3) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"masking": {"start_probability": 0.4}}, "max_predictions_per_seq.*takes, 26"),
+        ({"stages": [{**STAGE, "max_seq_length": 1024}]}, r"stages\[0\].max_seq_length.*1024"),
+        ({"stages": [STAGE], "length_buckets": 3}, "length_buckets.*stages"),
+        ({"stages": [STAGE], "max_sequences_per_pack": 3}, "stages"),
+        ({"decay_from": 3}, "decay_from.*pretrained_ckpt_path"),
+        ({"decay_from": 3, "pretrained_ckpt_path": "x"}, "decay_from.*schedule_name 'up_down'"),
+        ({"global_batch__start_fraction": 0.0}, "start_fraction"),
+    ],
+)
+def test_schedules_that_contradict_other_settings_are_refused(changes, expected):
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        settings_of(**changes)
+
+
+def test_a_decay_starts_before_the_end():
+    rate = {"max_learning_rate": 0.01, "schedule_name": "constant", "warmup_frac": 0.5}
+    optimizer = {"name": "LAMB", "learning_rate": rate}
+    branch = {"optimizer_opts": optimizer, "pretrained_ckpt_path": "runs/x"}
+    plan = make_plan(settings_of(**branch, decay_from=20), 500)
+    assert plan.decay_step == 20 and plan.warmup_steps == 20
+    with pytest.raises(ConfigError, match=r"decay_from \(63\).*--total-num-train-samples"):
+        make_plan(settings_of(**branch, decay_from=63), 500)

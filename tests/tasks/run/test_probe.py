@@ -1,0 +1,193 @@
+"""`--probe`: minimal pairs of sentences, scored while the model trains."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.tiny_models import metrics_of, write_model
+
+from bert_cli.cli import main
+from bert_cli.config.training import GlobalBatch, PretrainSettings
+from bert_cli.data.finetune.tables import json_lines, read_lines
+from bert_cli.tasks.run import probe
+from bert_cli.train.checkpoint import complete_checkpoints
+
+PAIRS = [
+    ("The plot was good.", "The plot was was."),
+    ("It is not a bad film, and the music is fine.", "It is not a bad film, and the music is and."),
+    ("Who is the actor?", "Who is is actor?"),
+    ("The film and the plot was awful", "The film and the plot was what"),
+]
+TEXT = ["The good plot was not bad.", "Bad music is very bad, and fine actors are not."] * 40
+RUN = {
+    "max-seq-length": 32, "max-predictions-per-seq": 5, "global-batch.micro-batch-size": 4,
+    "optimizer-opts.name": "LAMB", "optimizer-opts.learning-rate.max-learning-rate": 0.01,
+    "total-num-train-samples": 32, "evaluate-every-steps": 4,
+}  # fmt: skip
+# Called with a command line, prints the likelihoods of each evaluation as a line of JSON.
+PRINTING = """
+import json, sys
+from bert_cli.cli import main
+from bert_cli.tasks.run import probe
+score = probe.log_likelihoods
+def printed(*args):
+    result = score(*args)
+    print("likelihoods", json.dumps(result.tolist()))
+    return result
+probe.log_likelihoods = printed
+sys.exit(main(sys.argv[1:]))
+"""
+STAGES = '[["emb", "hid"], ["hid", "enc_out", "pool", "heads"]]'
+LAYOUTS = {
+    "stages": ["--parallel.pipeline-stages", STAGES, "--parallel.pipeline-device-mapping", "[0, 0]"],
+    "packs": ["--max-sequences-per-pack", "3", "--parallel.embedding-serialization-factor", "2"],
+    "jax": ["--engine", "jax"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A model, records with its vocabulary, and pairs of sentences."""
+    home = tmp_path_factory.mktemp("probe")
+    write_model(home / "model")
+    (home / "text").mkdir()
+    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
+    words = ["tokenize", home / "text", home / "records", "--vocab", home / "model"]
+    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic"]
+    assert main([*map(str, words)]) == 0 and main(["index", str(home / "records")]) == 0
+    lines = [json.dumps({"good": good, "bad": bad}) for good, bad in PAIRS]
+    (home / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return home
+
+
+def words_of(home, run, *flags):
+    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
+    values = {name: home / folder for name, folder in folders.items()} | RUN
+    words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
+    probes = [] if "--probe" in flags else ["--probe", str(home / "pairs.jsonl")]
+    return ["pretrain", *words, *probes, *flags]
+
+
+@pytest.fixture
+def train(home, monkeypatch, capsys):
+    """Return a function that trains, and returns the likelihoods [n, 2] of the last evaluation and the output."""
+    scored, score = [], probe.log_likelihoods
+
+    def train(run, *flags):
+        words = words_of(home, run, *flags)
+        if "jax" in flags:  # a process has one engine
+            command = [sys.executable, "-c", PRINTING, *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            lines = [line for line in done.stdout.splitlines() if line.startswith("likelihoods")]
+            return np.array(json.loads(lines[-1].partition(" ")[2])), done.stdout
+        monkeypatch.setattr(
+            probe, "log_likelihoods", lambda *args: scored.append(score(*args)) or scored[-1]
+        )
+        assert main(words) == 0
+        return scored[-1], capsys.readouterr().out
+
+    return train
+
+
+def by_pytorch(saved):
+    """Return the likelihoods [n, 2] of the pairs under a checkpoint."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(saved).eval()
+    likelihoods = []
+    for sentence in (sentence for pair in PAIRS for sentence in pair):
+        ids = tokenizer(sentence, return_tensors="pt").input_ids[0]
+        total = 0.0
+        for position in range(1, len(ids) - 1):
+            masked = ids.clone()
+            masked[position] = tokenizer.mask_token_id
+            with torch.no_grad():
+                logits = model(masked[None]).logits[0, position]
+            total += float(logits.log_softmax(-1)[ids[position]])
+        likelihoods.append(total)
+    return np.array(likelihoods).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_likelihoods_and_accuracy_equal_those_of_pytorch_on_every_layout(home, layout, train):
+    likelihoods, out = train(layout, *LAYOUTS[layout])
+    expected = by_pytorch(complete_checkpoints(home / layout)[-1])
+    np.testing.assert_allclose(likelihoods, expected, rtol=1e-4)
+    scores = {
+        row["step"]: row["validation_probe_accuracy"]
+        for row in metrics_of(home / layout)
+        if "validation_probe_accuracy" in row
+    }
+    assert list(scores) == [0, 4, 8]
+    assert scores[8] == np.mean(expected[:, 0] > expected[:, 1])
+    assert f"step 8: held out, probe {100 * scores[8]:.1f} %" in out
+
+
+def test_the_probe_stands_beside_the_held_out_losses(home, capsys):
+    assert main(words_of(home, "both", "--validation-dir", str(home / "records"))) == 0
+    out, last = capsys.readouterr().out, metrics_of(home / "both")[-1]
+    score = last["validation_probe_accuracy"]
+    assert f"bits per byte {last['validation_bits_per_byte']:.4f}  probe {100 * score:.1f} %" in out
+    assert main(["runs", str(home / "both"), "--json", "-"]) == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert described["held_out"]["probe_accuracy"] == score
+
+
+def test_a_tie_counts_half():
+    assert probe.accuracy(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.0, -1.0]])) == 0.5
+
+
+def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomenon(home):
+    rows = [row for _, row in json_lines(read_lines(probe.SHIPPED), "shipped")]
+    assert all(set(row) == {"good", "bad", "phenomenon"} for row in rows)
+    sentences = [row[name] for row in rows for name in probe.NAMES]
+    assert len(rows) > 150 and len(set(sentences)) == len(sentences)
+    for row in rows:
+        good, bad = (row[name].lower().strip(".?").split() for name in probe.NAMES)
+        differing = sum(a != b for a, b in zip(good, bad, strict=True))
+        assert differing == 1 or Counter(good) == Counter(bad), row
+    assert set(Counter(row["phenomenon"] for row in rows)) == {
+        "subject_verb_agreement", "agreement_across_distractor", "determiner_noun_agreement",
+        "reflexive", "irregular_form", "argument_structure", "negative_polarity_item",
+        "quantifier", "gap_and_question", "pronoun_case", "word_order",
+    }  # fmt: skip
+    settings = PretrainSettings.model_construct(
+        probe="english",
+        max_seq_length=64,
+        global_batch=GlobalBatch(micro_batch_size=4),
+    )
+    # Also with a vocabulary of little but letters.
+    assert len(probe.read_probe(settings, home / "records").sentences) == 2 * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("good: a film", "p.jsonl (line 2): is not JSON"),
+        ("[1]", "p.jsonl (line 2): is not a JSON object; give one object per line"),
+        ('{"good": "a film"}', "p.jsonl (line 2): has no text 'bad', only 'good'; give {\"good\""),
+        ('{"good": "a film", "bad": ""}', "p.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
+        (json.dumps({"good": "film " * 31, "bad": "a"}), "p.jsonl (line 2): 'good' has 31 tokens"),
+        ('{"good": "A film", "bad": "a film"}', "p.jsonl (line 2): 'good' and 'bad' are the same tokens in"),
+        ('{"good": "A film", "bad": "a \\ud800"}', "p.jsonl (line 2): 'bad' has half a character"),
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_refused_before_the_first_step(home, tmp_path, line, message, capsys):
+    first = json.dumps(dict(zip(probe.NAMES, PAIRS[0], strict=True)))
+    (tmp_path / "p.jsonl").write_text(f"{first}\n{line}\n")
+    assert main(words_of(home, "bad", "--probe", str(tmp_path / "p.jsonl"))) == 3
+    assert message in capsys.readouterr().err and not (home / "bad").exists()
+
+
+def test_a_missing_or_empty_file_is_refused(home, tmp_path, capsys):
+    assert main(words_of(home, "bad", "--probe", "englsh")) == 3
+    assert "probe (englsh): there is no such file; give" in capsys.readouterr().err
+    (tmp_path / "p.jsonl").write_text("\n")
+    assert main(words_of(home, "bad", "--probe", str(tmp_path / "p.jsonl"))) == 3
+    assert "p.jsonl: is empty" in capsys.readouterr().err

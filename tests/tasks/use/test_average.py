@@ -1,0 +1,159 @@
+"""`bert average`: the mean of a run's newest checkpoints, and its score beside that of the newest."""
+
+import json
+import shutil
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
+from safetensors.numpy import load_file, save_file
+from support.tiny_models import metrics_of, write_model
+
+from bert_cli.cli import main
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, complete_checkpoints
+
+SIZES = ["--sequence-length", "32", "--mask-tokens", "5"]
+TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
+RUN = [
+    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
+    "--global-batch.replicas", "2", "--total-num-train-samples", "48", "--checkpoint-every-steps", "1",
+    "--keep-checkpoints", "99",
+    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+]  # fmt: skip
+LAST = 3
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A run on two replicas with a held-out score, and the mean of its last checkpoints with what was printed."""
+    home = tmp_path_factory.mktemp("average")
+    write_model(home / "model")
+    (home / "text").mkdir()
+    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
+    words = ["tokenize", home / "text", home / "records", "--vocab", home / "model"]
+    assert main([*map(str, words), *SIZES]) == 0
+    flags = {"dataset-dir": "records", "validation-dir": "records", "save-ckpt-path": "run"}
+    flags["pretrained-ckpt-path"] = "model"
+    words = [word for flag, name in flags.items() for word in (f"--{flag}", str(home / name))]
+    assert main(["pretrain", *words, *RUN, "--evaluation-examples", "30"]) == 0
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert average(home / "run", home / "mean") == 0
+    return SimpleNamespace(path=home, printed=printed.getvalue().splitlines())
+
+
+def average(run, out, *flags):
+    return main(["average", str(run), str(out), "--last", str(LAST), *map(str, flags)])
+
+
+@pytest.fixture
+def copied(home, tmp_path):
+    """A copy of the run, to change."""
+    return shutil.copytree(home.path / "run", tmp_path / "run")
+
+
+def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoint(home):
+    out, paths = home.path / "mean", complete_checkpoints(home.path / "run")
+    assert len(paths) == 6 and not list(home.path.glob(".*"))
+    weights, mean = [load_file(path / MODEL) for path in paths[-LAST:]], load_file(out / MODEL)
+    assert mean.keys() == weights[-1].keys()
+    for name, value in mean.items():
+        expected = np.mean([one[name] for one in weights], 0, np.float64).astype(np.float32)
+        assert value.dtype == np.float32 and np.array_equal(value, expected), name
+    files = {path.name for path in paths[-1].iterdir()} - {OPTIMIZER, STATE}
+    assert {path.name for path in out.iterdir()} == files
+    for name in files - {MODEL}:
+        assert (out / name).read_bytes() == (paths[-1] / name).read_bytes()
+    assert (out / MODEL).stat().st_mode == (out / "config.json").stat().st_mode
+
+
+def test_the_mean_opens_in_transformers_and_starts_a_run(home, capsys):
+    import transformers
+
+    out = home.path / "mean"
+    model, report = transformers.BertForPreTraining.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    opened = model.state_dict()
+    for name, value in load_file(out / MODEL).items():
+        assert np.array_equal(opened[name].numpy(), value), name
+    words = ["--dataset-dir", str(home.path / "records"), "--pretrained-ckpt-path", str(out)]
+    assert main(["pretrain", *words, *RUN, "--dry-run"]) == 0
+    assert f"starts from the weights in {out} with a fresh optimizer" in capsys.readouterr().out
+
+
+def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(home):
+    first, head, *rows, last = home.printed
+    assert first.endswith("is the mean of step_00000004, step_00000005, step_00000006")
+    assert head.split() == ["held", "out", "step_00000006", "average"]
+    scores = {name: values for name, *values in map(str.split, rows)}
+    saved = {
+        name.removeprefix("validation_"): f"{value:.6f}"
+        for name, value in metrics_of(home.path / "run")[-1].items()
+        if name.startswith("validation_")
+    }
+    assert {name: newest for name, (newest, _) in scores.items()} == saved
+    assert {"mlm_loss", "bits_per_byte"} <= scores.keys()
+    newest, mean = map(float, scores["mlm_loss"])
+    better = "the average" if mean < newest else "the newest"
+    assert newest != mean and last.startswith(f"average: {better} is better than ")
+
+
+def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
+    settings = json.loads((copied / "settings.json").read_text())
+    del settings["evaluation_examples"]
+    (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))
+    assert average(copied, tmp_path / "one") == 0
+    out = capsys.readouterr().out
+    assert out.endswith("average: not scored; --validation-dir RECORDS scores it\n")
+    absent = tmp_path / "absent"
+    assert average(copied, tmp_path / "two", "--validation-dir", absent) == 3
+    assert f"validation_dir ({absent})" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+    assert average(copied, tmp_path / "two", "--validation-dir", home.path / "records") == 0
+    assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsys):
+    (copied / "settings.json").write_text('{"glue_task": "mrpc"}')
+    assert average(copied, tmp_path / "out") == 0
+    assert "not scored; that is for pretrain, not glue mrpc" in capsys.readouterr().out
+    assert average(copied, tmp_path / "two", "--validation-dir", "x") == 2
+    assert "validation_dir (x): has no effect on a run of glue mrpc" in capsys.readouterr().err
+
+
+def test_too_few_checkpoints_and_a_folder_in_use_are_refused_and_nothing_is_written(
+    home, tmp_path, capsys
+):
+    run, out = home.path / "run", tmp_path / "out"
+    assert average(run, out, "--last", 7) == 4
+    error = capsys.readouterr().err
+    assert f"run ({run}): has 6 complete checkpoints, fewer than --last 7; lower --last" in error
+    assert "--keep-checkpoints" in error and "--keep-every-steps" in error and not out.exists()
+    assert average(tmp_path / "no_run", out) == 4
+    assert "has 0 complete checkpoints" in capsys.readouterr().err
+    assert average(run, out, "--last", 1) == 2
+    assert "--last" in capsys.readouterr().err
+    assert average(run, home.path / "mean") == 2
+    assert f"out ({home.path / 'mean'}): exists and is not an empty" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_has_changed_or_is_of_another_shape_is_refused(copied, tmp_path, capsys):
+    old = complete_checkpoints(copied)[-2]
+    tensors = load_file(old / MODEL)
+    name = "bert.pooler.dense.bias"
+    save_file({**tensors, name: tensors[name][1:]}, old / MODEL)
+    assert average(copied, tmp_path / "out") == 4
+    assert f"{old / MODEL}: has changed since it was saved" in capsys.readouterr().err
+    state = json.loads((old / STATE).read_text())
+    (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))  # as in older checkpoints
+    assert average(copied, tmp_path / "out") == 4
+    error = capsys.readouterr().err
+    assert f"{old / MODEL}: differs from step_00000006" in error and name in error
+    (old / MODEL).write_bytes(b"no weights")
+    assert average(copied, tmp_path / "out") == 4
+    assert f"{old / MODEL}: cannot be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
