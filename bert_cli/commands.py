@@ -52,7 +52,7 @@ _ROWS = {
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
     "inspect": ("data.records.inspect", "tools.Inspect", "show and check a folder of records"),
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
-    "pretrain": ("tasks.run.pretrain", "training.Pretrain", "pre-train BERT"),
+    "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "squad-score": ("tasks.finetune.squad_score", "finetune.SquadScore", "score SQuAD predictions"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),

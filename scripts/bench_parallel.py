@@ -79,8 +79,8 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     from bert_cli.config.plan import make_plan
+    from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.config.settings import Cluster
-    from bert_cli.config.training import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from bert_cli.config.load import field_paths
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import nearest, needs_extra
 
 ROOT = Path(__file__).parents[1]

@@ -80,12 +80,12 @@ def packed_predictions(
     return min(sequences * predictions, int(sequence_length * probability) + sequences)
 
 
-def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> None:
+def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix: str = "") -> None:
     """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
     given, tokens = getattr(settings, predictions), getattr(settings, length) - 3
     if given > tokens:
         problem = f"{given} is more than the tokens of an example ({length} - 3 = {tokens})"
-        raise SettingError(predictions, problem, "lower it")
+        raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
 class Masking(DataSettings):
@@ -107,7 +107,7 @@ class Masking(DataSettings):
     """Maximum words of a span; spans only."""
 
     @property
-    def highest(self) -> float:
+    def highest_probability(self) -> float:
         """Return the highest fraction of tokens that a step masks."""
         return max(self.probability, self.start_probability or 0.0)
 

@@ -95,6 +95,9 @@ class FinetuneSettings(TrainSettings):
             raise SettingError("total_num_train_samples", problem, "leave out one of them")
         if not self.do_training and not self.do_validation:
             raise SettingError("do_training", "is off, and so is do_validation", "leave one on")
+        if self.global_batch.start_fraction is not None:
+            name = "global_batch.start_fraction"
+            raise SettingError(name, "is a setting of pre-training", "leave it out")
         return self
 
 

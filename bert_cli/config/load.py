@@ -261,7 +261,7 @@ def _expand_paths(values: Mapping[str, Any], errors: list[ConfigError] | None) -
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith((*PATH_ENDINGS, "_cache")) or name == "stages"
+    return name.endswith((*PATH_ENDINGS, "_cache")) or name in ("stages", "probe")
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:

@@ -95,11 +95,12 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
 
 
 def estimate(settings: TrainSettings) -> list[Estimate]:
-    """Return the estimate of each device of a replica, in the stage of the longest micro-batches."""
-    stages_of_run = (settings, *settings.later_stages)
-    settings = max(
-        stages_of_run, key=lambda one: one.global_batch.micro_batch_size * one.max_seq_length
-    )
+    """Return the estimate of each device of a replica, in the stage of the run that needs most."""
+    of_stages = [_estimate(one) for one in (settings, *settings.later_stages)]
+    return max(of_stages, key=lambda devices: max(one.total for one in devices))
+
+
+def _estimate(settings: TrainSettings) -> list[Estimate]:
     if settings.engine == "jax":
         return [_with_jax(settings)] * math.prod(settings.parallel.tensor_shape)
     stages, mapping = stages_of(settings)

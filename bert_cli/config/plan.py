@@ -8,9 +8,10 @@ import math
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
-from bert_cli.config.training import PretrainSettings, TrainSettings, count
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import LearningRate, TrainSettings, count
 from bert_cli.errors import ConfigError
 
 # Default number of examples by the maximum sequence length, from Graphcore's example.
@@ -81,7 +82,7 @@ class Plan:
     @property
     def step_sizes(self) -> str | None:
         """Return a fingerprint of sizes that change, which two starts of a run must share; None for equal steps."""
-        checksum = zlib.crc32(repr(self.segments).encode())
+        checksum = zlib.crc32(repr([astuple(one) for one in self.segments]).encode())
         return f"{len(self.segments)} sizes, {checksum:08x}" if len(self.segments) > 1 else None
 
     def mask_probability(self, step: int) -> float | None:
@@ -117,11 +118,12 @@ def make_plan(
     Raises ConfigError for a sequence length that has no default number of examples, and for a decay from the end on.
     """
     length, examples = settings.max_seq_length, settings.total_num_train_samples
-    defaults = [number for longest, number in DEFAULT_EXAMPLES.items() if length <= longest]
+    defaults = [number for most, number in DEFAULT_EXAMPLES.items() if length <= most]
     if examples is None and not defaults:
         problem = f"is not given, and there is no default for sequence length {length}"
         raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
-    plan = plan_of(settings, examples or defaults[0], corpus_examples, sequences_per_example)
+    samples = [examples or defaults[0], *(one.total_num_train_samples for one in settings.stages)]
+    plan = plan_of(settings, samples, corpus_examples, sequences_per_example)
     first = settings.decay_from
     if first is None:
         return plan
@@ -134,11 +136,11 @@ def make_plan(
 
 def plan_of(
     settings: TrainSettings,
-    examples: int,
+    samples: Sequence[int],
     corpus_examples: int | None,
     sequences_per_example: float = 1.0,
 ) -> Plan:
-    """Return the plan of a run that reads this many examples, rounded up to full steps.
+    """Return the plan of a run that reads this many examples in each stage, rounded up to full steps.
 
     With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
     section 3.3), so a run of packs sees as many samples in fewer steps.
@@ -148,11 +150,9 @@ def plan_of(
     examples_per_step = batch.examples
     sequences = examples_per_step * sequences_per_example
     stages = (settings, *settings.later_stages)
-    samples = [examples, *(one.total_num_train_samples or 0 for one in settings.later_stages)]
     segments, total_steps = _segments(stages, samples, sequences_per_example)
     rate = settings.optimizer_opts.learning_rate
     scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
-    decays = max(1, int(rate.decay_frac * total_steps))
     ends = [*(one.first_step for one in segments[1:]), total_steps]
     return Plan(
         total_steps=total_steps,
@@ -169,9 +169,15 @@ def plan_of(
         sequences_per_example=sequences_per_example,
         rate_follows_batch=rate.reference_batch_size is not None,
         segments=segments,
-        decay_step=total_steps - decays if rate.schedule_name == "wsd" else None,
+        decay_step=decay_step(rate, total_steps) if rate.schedule_name == "wsd" else None,
         mask_probabilities=settings.mask_probabilities,
     )
+
+
+def decay_step(rate: LearningRate, total_steps: int) -> int:
+    """Return the step from which a learning rate is no longer constant, but for its warm-up."""
+    decays = max(1, int(rate.decay_frac * total_steps))
+    return {"constant": total_steps, "wsd": total_steps - decays}.get(rate.schedule_name, 0)
 
 
 def _segments(
@@ -187,7 +193,7 @@ def _segments(
     for stage, (settings, wanted) in enumerate(zip(stages, samples, strict=True)):
         batch, done, examples = settings.global_batch, 0.0, 0
         last = batch.grad_acc_steps_per_replica
-        first = max(1, round(last * batch.start_fraction))
+        first = max(1, round(last * (batch.start_fraction or 1.0)))
         sizes = min(MOST_SIZES, last - first)
         while done < wanted:
             size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
@@ -196,8 +202,16 @@ def _segments(
             end = wanted if size == sizes else min(wanted, growth * (size + 1) / sizes - read)
             sequences = micro_batches * batch.micro_batch_size * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
-            at = before, stage, examples, batch.micro_batch_size
-            found.append(Segment(step, micro_batches, *at))
+            found.append(
+                Segment(
+                    first_step=step,
+                    micro_batches=micro_batches,
+                    first_micro_batch=before,
+                    stage=stage,
+                    first_example=examples,
+                    micro_batch_size=batch.micro_batch_size,
+                )
+            )
             step, before = step + steps, before + steps * micro_batches
             done, examples = (
                 done + steps * sequences,

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 from bert_cli.config.data import DataSettings, Masking, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import BENCHMARKS, configs_folder
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     Hidden,
     MemorySize,
@@ -26,7 +27,6 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError, nearest
 
 KINDS = ("pretrain", "squad", "data")

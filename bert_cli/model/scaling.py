@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from bert_cli.config.pretrain import Scaling
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, Scaling
+from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
 
 # Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output

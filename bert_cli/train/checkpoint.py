@@ -317,21 +317,21 @@ def resume(
     form: Format,
     fixed: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
-    branches: bool = False,
+    *,
+    is_branch: bool = False,
 ) -> None:
     """Load a checkpoint of this run into `state`; `settings`, all of the run's, name corpora that have changed.
 
-    A run that `branches` off has its own schedule and end.
+    A run that `is_branch` has its own end and decays its learning rate from there; its model's new rows are no longer
+    new.
 
     Raises CheckpointError when the checkpoint is of a run with other fixed settings, naming each difference, when a
     file has changed since it was saved, or when it holds values that no run can have.
     """
     saved = read_state(path)
     before, now = dict(saved.fixed), json.loads(json.dumps(fixed))
-    if branches:
-        now.pop("decay_from")
-        now["total_steps"] = before.get("total_steps")
-        now["optimizer_opts"]["learning_rate"] = before["optimizer_opts"]["learning_rate"]
+    if is_branch:
+        before, now = _without_end(before), _without_end(now)
     if before.get("corpus") != now.get("corpus"):
         before["dataset_dir"] = saved.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
@@ -345,6 +345,15 @@ def resume(
     moments = read_tensors(path / OPTIMIZER)
     _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
     state.loss_scale, state.step = saved.loss_scale, saved.step
+
+
+def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fixed settings without those that a branch has of its own."""
+    own = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
+    rate = fixed["optimizer_opts"]["learning_rate"]
+    peak = {name: rate.get(name) for name in ("max_learning_rate", "reference_batch_size")}
+    options = {**fixed["optimizer_opts"], "learning_rate": peak}
+    return {n: one for n, one in fixed.items() if n not in own} | {"optimizer_opts": options}
 
 
 def verify(path: Path, saved: SavedState) -> None:

@@ -172,11 +172,16 @@ def format_duration(seconds: float) -> str:
 class Pace:
     """Examples and tokens a second, and the time left from the duration of the last 20 steps.
 
-    The first step of a process is left out: it includes tracing.
+    The first step of a process is left out: it includes tracing. `work` is that of all steps before a step.
     """
 
-    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total_steps, self.clock, self.started = total_steps, clock, clock()
+    def __init__(
+        self,
+        total_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+        work: Callable[[int], int] = lambda step: step,
+    ) -> None:
+        self.total_steps, self.clock, self.started, self.work = total_steps, clock, clock(), work
         self.recent: deque[float] | None = None
 
     def restart(self) -> None:
@@ -187,16 +192,17 @@ class Pace:
         """Return the metrics of speed of the step that has just ended; `tokens` exclude padding."""
         now = self.clock()
         seconds, self.started = max(now - self.started, 1e-9), now
+        each = seconds / (self.work(step) - self.work(step - 1))
         if self.recent is None:
             self.recent = deque(maxlen=20)
         else:
-            self.recent.append(seconds)
-        mean = sum(self.recent) / len(self.recent) if self.recent else seconds
+            self.recent.append(each)
+        mean = sum(self.recent) / len(self.recent) if self.recent else each
         return {
             "examples_per_second": examples / seconds,
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds,
-            "seconds_left": mean * (self.total_steps - step),
+            "seconds_left": mean * (self.work(self.total_steps) - self.work(step)),
         }
 
 

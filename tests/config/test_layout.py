@@ -10,8 +10,8 @@ from bert_cli.config.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.memory import estimate, stages_of
 from bert_cli.config.plan import make_plan
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 GB = 10**9

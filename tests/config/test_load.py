@@ -10,7 +10,7 @@ from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
 from bert_cli.config.plan import plan_of
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 
 SMALL = {
@@ -244,7 +244,8 @@ def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
     for command, words in cases:
         kind = COMMANDS[command].settings_class()
         first, loaded = load(kind, words, "bert")
-        assert loaded.no_effect == {} and plan_of(first, 10**6, 10**6).total_steps > 0
+        samples = [10**6] * (1 + len(first.later_stages))
+        assert loaded.no_effect == {} and plan_of(first, samples, 10**6).total_steps > 0
         if words[0] == "--config":
             assert first.about.command.startswith(
                 f"bert {command} --config configs/{words[1]}.json"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bert_cli.config.memory import Estimate, estimate
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 
 # Compiles the step of each settings read, and prints the bytes of its arguments and temporaries on one device.
 PROGRAM = """
@@ -16,7 +16,7 @@ import json, math, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 4)
 from bert_cli.config.plan import make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.run import build, corpora

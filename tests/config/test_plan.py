@@ -4,7 +4,7 @@ import pytest
 
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import describe, make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 
 RUN = {
@@ -13,6 +13,13 @@ RUN = {
     "global_batch": {"micro_batch_size": 2, "grad_acc_steps_per_replica": 8},
     "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}},
     "total_num_train_samples": 1000,
+}
+BRANCH = {"decay_from": 3, "pretrained_ckpt_path": "x"}
+WSD = {
+    "optimizer_opts": {
+        "name": "LAMB",
+        "learning_rate": {"max_learning_rate": 0.01, "schedule_name": "wsd"},
+    }
 }
 STAGE = {"max_seq_length": 128, "max_predictions_per_seq": 40, "total_num_train_samples": 100}
 
@@ -61,11 +68,11 @@ def test_a_batch_grows_linearly_in_the_examples_that_were_read():
 
 
 def test_stages_follow_one_another_with_their_own_examples():
-    later = [{**STAGE, "micro_batch_size": 1}, {**STAGE, "grad_acc_steps_per_replica": 3}]
+    later = [{**STAGE, "micro_batch_size": 1}, {**STAGE, "total_num_train_samples": 60}]
     plan = make_plan(settings_of(stages=later), 500)
-    assert assert_consecutive(plan) == {0: 1008, 1: 104, 2: 102}
-    assert plan.total_steps == 63 + 13 + 34  # the third has micro-batches of one example too
-    assert "stage 3 from step 76, with 3 micro-batches of 1" in describe(plan)
+    assert assert_consecutive(plan) == {0: 1008, 1: 104, 2: 64}
+    assert plan.total_steps == 63 + 13 + 8  # the third has micro-batches of one example too
+    assert "stage 3 from step 76, with 8 micro-batches of 1" in describe(plan)
 
 
 def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_last_step():
@@ -83,8 +90,14 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
         ({"stages": [STAGE], "length_buckets": 3}, "length_buckets.*stages"),
         ({"stages": [STAGE], "max_sequences_per_pack": 3}, "stages"),
         ({"decay_from": 3}, "decay_from.*pretrained_ckpt_path"),
-        ({"decay_from": 3, "pretrained_ckpt_path": "x"}, "decay_from.*schedule_name 'up_down'"),
+        (BRANCH, "decay_from.*schedule_name 'up_down'"),
+        (BRANCH | WSD | {"stages": [STAGE]}, "decay_from.*stages"),
+        (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
+        (BRANCH | WSD | {"budget_hours": 3}, "budget_hours.*decay_from"),
+        (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*among the new_rows_only_steps"),
         ({"global_batch__start_fraction": 0.0}, "start_fraction"),
+        ({"global_batch__growth_frac": 0.2}, "growth_frac.*without start_fraction"),
+        ({"stages": [{**STAGE, "max_predictions_per_seq": 126}]}, r"stages\[0\].max_predictions"),
     ],
 )
 def test_schedules_that_contradict_other_settings_are_refused(changes, expected):
@@ -93,7 +106,7 @@ def test_schedules_that_contradict_other_settings_are_refused(changes, expected)
 
 
 def test_a_decay_starts_before_the_end():
-    rate = {"max_learning_rate": 0.01, "schedule_name": "constant", "warmup_frac": 0.5}
+    rate = {"max_learning_rate": 0.01, "schedule_name": "wsd", "warmup_frac": 0.5}
     optimizer = {"name": "LAMB", "learning_rate": rate}
     branch = {"optimizer_opts": optimizer, "pretrained_ckpt_path": "runs/x"}
     plan = make_plan(settings_of(**branch, decay_from=20), 500)

@@ -12,6 +12,7 @@ from bert_cli.config import data, finetune, tools
 from bert_cli.config.layout import propose
 from bert_cli.config.load import load
 from bert_cli.config.plan import describe, make_plan
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import (
     BenchDataSettings,
     BenchPretrainSettings,
@@ -19,7 +20,6 @@ from bert_cli.config.tools import (
     benchmarks,
     expand_benchmark,
 )
-from bert_cli.config.training import PretrainSettings
 from bert_cli.errors import ConfigError
 
 SMALL = {

@@ -7,8 +7,9 @@ from support import layouts
 from support.model_inputs import counts_of, gradients_of, make_examples
 from tensorflow.python.framework import dtypes
 
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, PretrainSettings
+from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
 from bert_cli.model import heads, layers
 from bert_cli.model.bert import build_blocks, named_weights

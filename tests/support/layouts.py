@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config.plan import make_plan
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count

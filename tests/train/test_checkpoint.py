@@ -18,7 +18,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 from support.model_inputs import make_examples
 
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import Encoder, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes

@@ -99,6 +99,7 @@ class ExampleStream(Stream, Protocol):
 
     batching: Batching
     folder: Path | None  # with the tokenizer of the examples; None for synthetic ones
+    sources: Sequence[Records] = ()  # none of synthetic ones
     has_next_sentences: bool
     sequences_per_example: float  # mean number: more than one in packs
 
@@ -158,7 +159,7 @@ class Reader(ExampleStream):
     """
 
     def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
-        self.source, self.batching = source, batching
+        self.source, self.sources, self.batching = source, [source], batching
         self.folder, self.fingerprint = source.folder, source.fingerprint
         self.has_next_sentences = source.has_next_sentences
         self.epoch_size: int = len(source)
@@ -359,8 +360,14 @@ class Stages(ExampleStream):
     """The examples of a run of several stages, each with its own; all but its steps is that of the first."""
 
     def __init__(self, streams: Sequence[ExampleStream]) -> None:
-        """Join the streams of the stages in their order."""
+        """Join the streams of the stages in their order; DataError for packs and for different vocabularies."""
         self.streams, first = streams, streams[0]
+        self.sources = [source for stream in streams for source in stream.sources]
+        vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
+        if len(vocabularies) > 1 or any(one.sequences_per_example > 1 for one in streams):
+            problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
+            listed = ", ".join(str(source.folder) for source in self.sources)
+            raise DataError(f"stages ({listed})", problem, "make their records again, alike")
         self.batching, self.folder, self.epoch_size = first.batching, first.folder, first.epoch_size
         self.has_next_sentences = any(one.has_next_sentences for one in streams)
         self.sequences_per_example = first.sequences_per_example

@@ -121,7 +121,7 @@ class Records:
         columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
         if not is_packed:
             return columns
-        most, probability = self.max_sequences_per_pack, self._masks.masking.highest
+        most, probability = self.max_sequences_per_pack, self._masks.masking.highest_probability
         return pack_columns(
             columns,
             counts,

@@ -92,7 +92,7 @@ class SyntheticStream(ExampleStream):
             np.repeat(keys_B, counts_B)
             + (np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
         )
-        probability = self._masks.masking.highest
+        probability = self._masks.masking.highest_probability
         return pack_columns(
             self._sequences(keys_R, lengths_R, masks),
             counts_B,

@@ -144,7 +144,7 @@ class TensorFlowEngine(Engine):
                     row.append(DeviceUpdate(*parts, compiled, mesh.host))
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
-        self._traced_shapes: set[tuple[int, ...]] = set()
+        self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
         # By stage, the most micro-batches of the last step whose activations were saved at once.
         self.max_in_flight: list[int] = []
 
@@ -183,7 +183,7 @@ class TensorFlowEngine(Engine):
 
     def compile_stages(self, batch: Batch, counts: Mapping[str, float]) -> None:
         """Trace the stages by running a micro-batch of each replica forward and backward."""
-        self._traced_shapes.add(batch["input_ids"].shape[1:])
+        self._traced_shapes.add(_shapes(batch))
         for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
             *others, last = workers
             with reporting_out_of_memory():
@@ -238,7 +238,7 @@ class TensorFlowEngine(Engine):
         `first_index` is that of the first one in the stream, for its dropout; `counts` are those of the whole step.
         """
         is_one_stage = len(self.replicas) == len(self.replicas[0]) == self.group.world_size == 1
-        if not is_one_stage and batch["input_ids"].shape[1:] not in self._traced_shapes:
+        if not is_one_stage and _shapes(batch) not in self._traced_shapes:
             # Examples of a new length: traced before threads need it.
             each = len(batch["input_ids"]) // len(self.replicas)
             self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
@@ -400,3 +400,8 @@ def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) 
         # The neighbouring stages wait for tensors that will not come.
         abandoned.set()
         raise
+
+
+def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of each column of a micro-batch."""
+    return tuple(column.shape[1:] for _, column in sorted(batch.items()))

@@ -20,8 +20,8 @@ from keras import ops
 
 from bert_cli.config import layout
 from bert_cli.config.plan import describe
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.training import PretrainSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead

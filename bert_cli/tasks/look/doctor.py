@@ -118,7 +118,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
             f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
         ),
     )
-    if plan is not None and plan.epochs is not None:
+    if plan is not None and plan.epochs is not None and not settings.stages:
         text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
         many = plan.epochs > MAX_EPOCHS
         text += ": it will overfit" if many else ""
@@ -293,7 +293,7 @@ def _check_examples(
     """Open the records of the run and read some; return their stream, or None if there is an error."""
 
     def open_examples() -> Any:
-        for path in (*settings.dataset_paths, settings.validation_dir or ""):
+        for path in settings.record_paths:
             if "$" in path and not settings.generated_dataset:
                 raise ConfigError(path, "the variable is not set", "export it")
         part = processes.rank, processes.count
@@ -343,7 +343,7 @@ def check_first_loss(
         return
     batch = GlobalBatch(micro_batch_size=SAMPLE)
     one_device = {"parallel": Parallel(), "global_batch": batch, "precision": "float32"}
-    settings = settings.model_copy(update=one_device)
+    settings = settings.model_copy(update=one_device | {"stages": []})
     needed, (_, free) = estimate(settings)[0].total, machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {size(needed)}, and {size(free)} are free"

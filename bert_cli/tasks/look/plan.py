@@ -12,9 +12,10 @@ from bert_cli.config import layout
 from bert_cli.config.layout import size
 from bert_cli.config.memory import Estimate, estimate, stages_of
 from bert_cli.config.plan import describe, make_plan
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
-from bert_cli.config.training import PretrainSettings, count, short
+from bert_cli.config.training import count, short
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records

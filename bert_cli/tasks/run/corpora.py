@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from bert_cli.config.plan import Plan, make_plan
+from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
-from bert_cli.config.training import PretrainSettings, WeightedCorpus
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
 from bert_cli.data.records.repeats import N, repeats
 from bert_cli.data.records.tokenizer import case_of, has_tokenizer, read_tokenizer
@@ -130,16 +130,15 @@ def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) 
 
 def repeated_text(stream: ExampleStream) -> Iterator[tuple[str, float, bool]]:
     """Yield how often the text of each corpus repeats itself, by a sample: in words, the number, whether it is much."""
-    for one in getattr(stream, "streams", [stream]):
-        for source in getattr(one, "sources", None) or [one.source]:
-            # Static records have copies with other masks; how many is unknown of those of other tools.
-            copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
-            if copies is None:
-                continue
-            rows = shuffled(source, np.arange(min(TEXT_SAMPLE, len(source))))
-            often = repeats(rows, len(source))
-            text = f"{source.folder}: {N} tokens in a row occur {often:.2f} times more, on average"
-            yield text, often, often > MAX_REPEATS * copies
+    for source in stream.sources:
+        # Static records have copies with other masks; how many is unknown of those of other tools.
+        copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
+        if copies is None:
+            continue
+        rows = shuffled(source, np.arange(min(TEXT_SAMPLE, len(source))))
+        often = repeats(rows, len(source))
+        text = f"{source.folder}: {N} tokens in a row occur {often:.2f} times more, on average"
+        yield text, often, often > MAX_REPEATS * copies
 
 
 def open_held_out(settings: PretrainSettings) -> ExampleStream | None:

@@ -273,7 +273,7 @@ def open_features(
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     examples = settings.total_num_train_samples or round(settings.num_epochs * len(features))
-    plan = plan_of(settings, examples, len(features))
+    plan = plan_of(settings, [examples], len(features))
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count

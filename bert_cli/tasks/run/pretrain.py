@@ -5,7 +5,7 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 
 from contextlib import ExitStack
 
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError
@@ -30,7 +30,7 @@ def run(settings: PretrainSettings) -> None:
         folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
-        if settings.new_rows_only_steps:
+        if settings.new_rows_only_steps and settings.decay_from is None:
             model = start.find_source(str(settings.pretrained_ckpt_path))
             if start.extended(model, folder) is model:
                 problem = "has no effect on examples with the vocabulary of the model"
@@ -76,6 +76,6 @@ def evaluate(
 ) -> dict[str, float]:
     """Return metrics on the first held-out examples, with their bits per byte."""
     assert held_out.folder is not None
-    examples, size = settings.evaluation_examples, settings.global_batch.micro_batch_size
+    examples, size = settings.evaluation_examples, held_out.batching.micro_batch_size
     text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
     return build.evaluate(engine, held_out, examples, size, text_bytes)

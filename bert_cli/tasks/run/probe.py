@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax
 
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_cli.config.load import Loaded, validate
+from bert_cli.config.plan import decay_step
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, PretrainSettings, TrainSettings, count
+from bert_cli.config.training import BatchShape, LearningRate, TrainSettings, count
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -296,7 +298,15 @@ def load_state(
             problem = f"there is no complete checkpoint {path}"
             remedy = "give a run's folder and a step that it has kept (keep_every_steps)"
             raise CheckpointError(f"decay_from ({step})", problem, remedy)
-        checkpoint.resume(path, state, form, fixed, settings.model_dump(mode="json"), True)
+        before = checkpoint.read_state(path).fixed
+        rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
+        end = before.get("decay_from") or decay_step(rate, before["total_steps"])
+        if step > end:
+            problem = f"the learning rate of the run in {path.parent} falls from step {end:,} on"
+            remedy = "decay from a step at which it was constant"
+            raise CheckpointError(f"decay_from ({step})", problem, remedy)
+        dumped = settings.model_dump(mode="json")
+        checkpoint.resume(path, state, form, fixed, dumped, is_branch=True)
         return f"continues {path} with a decaying learning rate"
     if settings.pretrained_ckpt_path is not None:
         source = extended(find_source(settings.pretrained_ckpt_path), tokenizer)

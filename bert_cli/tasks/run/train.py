@@ -276,7 +276,8 @@ def _hooks(
     run: Run, last: int, save: Callable[[], None] | None, bar: ProgressBar, stack: ExitStack
 ) -> Hooks:
     """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
-    pace, each, spec, settings = Pace(last), Every(steps=1), run.spec, run.settings
+    each, spec, settings = Every(steps=1), run.spec, run.settings
+    pace = Pace(last, work=lambda step: spec.plan.micro_batches(step).start)
     scored = Every(steps=spec.evaluate_every, last_step=last)
     picks_best = spec.evaluate is not None and spec.best is not None
 

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.finetune import AverageSettings
 from bert_cli.config.load import load
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
-from bert_cli.config.training import GlobalBatch, PretrainSettings
+from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.optim.schedule import first_loss_scale

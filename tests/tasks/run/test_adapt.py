@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from support.tiny_models import PIECES, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.source import Records
 from bert_cli.tasks.run import start

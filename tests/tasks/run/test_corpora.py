@@ -11,7 +11,7 @@ from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
 from bert_cli.config.layout import estimate
-from bert_cli.config.training import PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 

@@ -10,7 +10,8 @@ import pytest
 from support.tiny_models import metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.config.training import GlobalBatch, PretrainSettings
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import GlobalBatch
 from bert_cli.data.finetune.tables import json_lines, read_lines
 from bert_cli.tasks.run import probe
 from bert_cli.train.checkpoint import complete_checkpoints

@@ -1,16 +1,19 @@
 """What changes over a run: batch, masks, sequence lengths, learning rate. Each resumes bit for bit."""
 
-import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from support.tiny_models import TINY_RUN, flags_of, metrics_of
+from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.tasks.run import budget
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
+from bert_cli.tasks.run import budget, corpora
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 STAGES = [{"max_seq_length": 24, "max_predictions_per_seq": 8, "total_num_train_samples": 24}]
@@ -28,6 +31,31 @@ CHANGING = {
     "stages": json.dumps(STAGES),
 }
 """A batch of 2, 4, 6 and then 8 examples, a stage of longer ones, and a decay of the last steps."""
+
+
+WITH_RECORDS = {name: value for name, value in TINY_RUN.items() if "bert-config" not in name} | {
+    "generated-dataset": False,
+    "max-seq-length": 32,
+    "max-predictions-per-seq": 5,
+    "global-batch.micro-batch-size": 4,
+}
+
+
+def write_records(folder, vocab=None):
+    """Write a model, and records of 32, 32 and 48 positions with its vocabulary; return the folders of these."""
+    write_model(folder / "model")
+    found = []
+    for number, length in enumerate((32, 32, 48)):
+        text = folder / f"text{number}" / "a.txt"
+        text.parent.mkdir()
+        words = " ".join(["the", "good", "bad", "film"][number:])
+        sentences = [f"{words} was very good, and a plot is fine {n}." for n in range(40)]
+        text.write_text("\n".join([*sentences, ""] * 5), encoding="utf-8")
+        found.append(folder / f"records{number}")
+        words = ["tokenize", text.parent, found[-1], "--vocab", vocab or folder / "model"]
+        words += ["--sequence-length", length, "--mask-tokens", 5, "--masking", "dynamic"]
+        assert main([*map(str, words)]) == 0 and main(["index", str(found[-1])]) == 0
+    return found
 
 
 def pretrain(folder, flags=CHANGING, **changes):
@@ -82,7 +110,7 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     constant, wsd, branch = (tmp_path / one for one in ("constant", "wsd", "branch"))
     assert pretrain(constant, flags | {name: "constant"}) == 0
     assert pretrain(wsd, flags | {name: "wsd", "optimizer-opts.learning-rate.decay-frac": 0.4}) == 0
-    decayed = flags | {name: "constant", "pretrained-ckpt-path": constant, "decay-from": 6}
+    decayed = flags | {name: "wsd", "pretrained-ckpt-path": constant, "decay-from": 6}
     assert pretrain(branch, decayed) == 0
     assert "with a decaying learning rate" in capsys.readouterr().out
     # The same bytes as of a run that was planned so.
@@ -95,33 +123,114 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     shutil.rmtree(complete_checkpoints(tmp_path / "again")[-1])
     assert pretrain(tmp_path / "again", longer) == 0
     assert_same_end(tmp_path / "longer", tmp_path / "again")
-    for wrong, message in ({"decay-from": 3}, "there is no"), ({"seed": 3}, "seed was 1984, is 3"):
-        shutil.rmtree(constant / "step_00000003", ignore_errors=True)
+    shutil.rmtree(constant / "step_00000003")
+    rate = "optimizer-opts.learning-rate.max-learning-rate"
+    for wrong, message in (
+        ({"decay-from": 3}, "there is no"),
+        ({"seed": 3}, "seed was 1984, is 3"),
+        ({rate: 0.02}, "max_learning_rate was 0.01, is 0.02"),
+        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "falls from step 6 on"),
+        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "falls from step 6 on"),
+    ):
         assert pretrain(tmp_path / "wrong", decayed | wrong) != 0
         assert message in capsys.readouterr().err
+
+
+def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
+    records = write_records(tmp_path)
+    pieces = [*PIECES, "plotted", "filmed"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    records = write_records(tmp_path / "more", vocab=tmp_path / "vocab.txt")
+    flags = {
+        **WITH_RECORDS, "dataset-dir": records[0], "total-num-train-samples": 40, "checkpoint-every-steps": 1,
+        "optimizer-opts.learning-rate.warmup-frac": 0.2, "new-rows-only-steps": 3,
+    }  # fmt: skip
+    name = "optimizer-opts.learning-rate.schedule-name"
+    model, run, branch = tmp_path / "model", tmp_path / "run", tmp_path / "branch"
+    assert pretrain(run, flags | {"pretrained-ckpt-path": model, name: "constant"}) == 0
+    decayed = flags | {"pretrained-ckpt-path": run, name: "wsd"}
+    assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
+    whole, decayed_rates = metrics_of(run), [line["learning_rate"] for line in metrics_of(branch)]
+    assert whole[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
+    assert pretrain(tmp_path / "early", decayed | {"decay-from": 2}) != 0
+    assert "is among the new_rows_only_steps (3)" in capsys.readouterr().err
+
+
+def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tmp_path):
+    records = write_records(tmp_path)
+    settings = PretrainSettings(
+        dataset_dir=[{"path": str(records[0]), "weight": 1}, {"path": str(records[1]), "weight": 3}],
+        max_seq_length=32,
+        max_predictions_per_seq=16,
+        masking={"start_probability": 0.5, "probability": 0.1},
+        bert_config={"vocab_size": len(PIECES), "max_position_embeddings": 64},
+        global_batch=GlobalBatch(micro_batch_size=8, grad_acc_steps_per_replica=4),
+        optimizer_opts=OptimizerOpts(name="LAMB", learning_rate=LearningRate(max_learning_rate=1)),
+        total_num_train_samples=320,
+        stages=[
+            {"dataset_dir": str(records[2]), "max_seq_length": 48, "max_predictions_per_seq": 24,
+             "micro_batch_size": 4, "total_num_train_samples": 160},
+        ],
+    )  # fmt: skip
+    stream, plan = corpora.open_run(settings)
+    assert plan.total_steps == 20
+    again, _ = corpora.open_run(settings)
+    for step in reversed(range(plan.total_steps)):
+        batch = stream[step]
+        assert batch["input_ids"].shape == ((4, 8, 32) if step < 10 else (4, 4, 48))
+        tokens = batch["input_mask"].astype(bool).sum(-1)
+        expected = np.rint(tokens * plan.mask_probability(step)).clip(1)
+        np.testing.assert_array_equal(batch["masked_lm_weights"].sum(-1), expected)
+        for name, column in again[step].items():
+            np.testing.assert_array_equal(column, batch[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"global_batch__replicas": 2, "global_batch__grad_acc_steps_per_replica": 2},
+        {
+            "parallel__pipeline_stages": '[["emb"], ["hid", "enc_out", "pool", "heads"]]',
+            "parallel__pipeline_device_mapping": "[0, 0]",
+        },
+    ],
+)
+def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path, layout):
+    flags = CHANGING | {"global-batch.start-fraction": False}
+    command = [sys.executable, "-m", "bert_cli", "pretrain", "--cluster.cpu-devices", "2"]
+    for run, changes in (("one", {}), ("other", layout)):
+        words = [*command, "--save-ckpt-path", str(tmp_path / run), *flags_of(flags, **changes)]
+        subprocess.run(words, check=True)
+    losses = [[line["mlm_loss"] for line in metrics_of(tmp_path / run)] for run in ("one", "other")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_budget_of_hours_fixes_the_plan_from_the_pace_also_of_a_run_that_continues(
     tmp_path, monkeypatch, capsys
 ):
-    # Each measured step of 4 examples takes 2 seconds, whatever its length.
-    ticks = itertools.count(0, 2)
+    # Each of the 6 measured steps of 4 examples takes 2 seconds, and those of the stage 6 seconds.
+    seconds = [0, 2] * 6 + [0, 6] * 6
+    ticks = iter(np.cumsum(seconds).tolist())
     monkeypatch.setattr(budget, "monotonic", lambda: float(next(ticks)))
     flags = {**TINY_RUN, "global-batch.micro-batch-size": 4, "checkpoint-every-steps": 1}
     flags |= {"total-num-train-samples": 300, "stages": json.dumps(STAGES), "budget-hours": 0.01}
     run = tmp_path / "run"
     assert pretrain(run, flags) == 0
     monkeypatch.undo()
-    # 97 % of 36 s are 69.84 examples, of which stages have 300 and 24 of 324.
-    samples = [int(69.84 * share / 324) for share in (300, 24)]
-    assert json.loads((run / "budget.json").read_text()) == {"hours": 0.01, "samples": samples}
-    assert len(metrics_of(run)) == 16 + 2
+    # 97 % of 36 s, for 300 examples of half a second and 24 of one and a half.
+    samples = [int(0.97 * 36 / (300 * 0.5 + 24 * 1.5) * number) for number in (300, 24)]
+    found = re.search(r"examples/s are (\d+), (\d+) examples", capsys.readouterr().out)
+    assert found and [*map(int, found.groups())] == samples == [56, 4]
+    assert len(metrics_of(run)) == 14 + 1
     shutil.copytree(run, tmp_path / "again")
     for folder in complete_checkpoints(tmp_path / "again")[9:]:
         shutil.rmtree(folder)
     assert pretrain(tmp_path / "again", flags) == 0
     assert_same_end(run, tmp_path / "again")
-    assert capsys.readouterr().out.count("budget: measuring") == 1
+    assert "budget: measuring" not in capsys.readouterr().out
+    assert pretrain(run, flags | {"stages": False}) != 0
+    assert "was planned for 0.01 hours in 2 stages" in capsys.readouterr().err
     for hours, message in ((0.02, "was planned for 0.01"), (1e-9, "less than one fits")):
         folder = run if hours > 0.01 else tmp_path / "short"
         assert pretrain(folder, flags, budget_hours=hours) != 0

@@ -1,0 +1,227 @@
+"""The settings of pre-training: the records, the masks, and what changes over the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
+from bert_cli.config.settings import (
+    Hidden,
+    Positive,
+    SettingError,
+    Settings,
+    is_remote,
+    is_set,
+    without_effect,
+)
+from bert_cli.config.training import TrainSettings
+
+Scaling = Literal["unit", "u-mup"]
+
+
+class WeightedCorpus(Settings):
+    """One of several corpora that a run reads."""
+
+    path: str
+    """Folder or address of the records."""
+    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Relative weight of the corpus in the mixture."""
+
+
+class Stage(Settings):
+    """A later stage of a run, with sequences of another length."""
+
+    dataset_dir: str | list[WeightedCorpus] | None = None
+    """Records of the stage, by default those of the run."""
+    max_seq_length: Annotated[int, Field(ge=8)]
+    """Sequence length S of the stage."""
+    max_predictions_per_seq: Positive
+    """Maximum number P of masked positions of an example of the stage."""
+    total_num_train_samples: Positive
+    """Examples that the stage reads, rounded up to full steps."""
+    micro_batch_size: Positive | None = None
+    """Examples of a micro-batch, by default as many as before; as many micro-batches are accumulated."""
+
+
+class PretrainSettings(TrainSettings):
+    """Pre-train BERT with masked-LM and next-sentence prediction.
+
+    Example: bert pretrain --config configs/pretrain_tiny_128_phase1.json --dataset-dir data/demo/128
+    Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
+    """
+
+    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
+    NEEDS: ClassVar = {
+        "evaluation_examples": "validation_dir",
+        "new_rows_only_steps": "pretrained_ckpt_path",
+        "decay_from": "pretrained_ckpt_path",
+        "budget_hours": ("decay_from", None),
+        "stages": ("max_sequences_per_pack", 1),
+        "length_buckets": ("generated_dataset", False),
+        "probe": ("generated_dataset", False),
+    }
+
+    dataset_dir: str | list[WeightedCorpus] | None = None
+    """Folder of records with a corpus.json, or its address (s3://...). Given several times, or in a config
+    as a list of {"path": ..., "weight": ...}, the run mixes them by weight. `$DATASETS_DIR` and `~` are
+    expanded."""
+    validation_dir: str | None = None
+    """Folder of records for the evaluation every `evaluate_every_steps`."""
+    dataset_cache: Path = Path("~/.cache/bert/records")
+    """Folder on this machine that caches records from object storage."""
+    generated_dataset: bool = False
+    """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
+    max_predictions_per_seq: Positive
+    """Maximum number P of masked positions of an example."""
+    scaling: Scaling | None = None
+    """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
+    loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
+    roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
+    masking: Masking = Masking()
+    """How the masked tokens are chosen, anew in each epoch; for dynamic records."""
+    max_sequences_per_pack: Positive = 1
+    """Maximum number C of sequences in a pack: from 2 on, short sequences of dynamic records are packed
+    together while reading. Batches, samples and learning rates are then counted in sequences."""
+    length_buckets: Positive | None = None
+    """Read records in at most this many buckets of similar length, so that a step is only as long as its
+    longest example; for dynamic records without packs."""
+    total_num_train_samples: Positive | None = None
+    """Examples that the run reads, rounded up to full steps; by default those of Graphcore's example:
+    460,849,152 for sequence lengths up to 128, 34,239,360 for longer ones."""
+    stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
+    """Stages after that of the other settings, in one run with one learning rate schedule."""
+    decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
+    """Continue the run in `pretrained_ckpt_path`, of schedule `constant` or `wsd`, from this step, with its optimizer
+    and its examples; the decay of `wsd` starts there, whatever its decay_frac, and ends with this run."""
+    budget_hours: Annotated[float | None, Field(gt=0.0, exclude_if=lambda hours: hours is None)] = (
+        None
+    )
+    """Hours that `bert pretrain` may take: the pace of steps that it measures first replaces the number of examples.
+    Those of stages keep their ratio to `total_num_train_samples`."""
+    evaluation_examples: Positive = 10_000
+    """Examples of an evaluation, from the start of the validation order."""
+    probe: str | None = None
+    """File of minimal pairs of sentences that each evaluation scores, JSON lines {"good": ..., "bad": ...}, or
+    `english` for those of this tool. The good one should have the higher pseudo-log-likelihood (Salazar et al.
+    2020, equation 1)."""
+    new_rows_only_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start in which only the rows of the pieces are trained that extend the vocabulary of
+    `pretrained_ckpt_path`."""
+    known_rows: Hidden[int] = 0
+    """Rows of the word embeddings that the model had before."""
+
+    @field_validator("dataset_dir", mode="before")
+    @classmethod
+    def _paths_become_corpora(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return str(value) if isinstance(value, Path) else value
+        if len(value) == 1 and isinstance(value[0], str):
+            return value[0]
+        return [{"path": one} if isinstance(one, str) else one for one in value]
+
+    @property
+    def dataset_paths(self) -> list[str]:
+        """Return the folders or addresses of `dataset_dir`."""
+        named = self.dataset_dir
+        return [named] if isinstance(named, str) else [one.path for one in named or ()]
+
+    @property
+    def record_paths(self) -> list[str]:
+        """Return the folders or addresses of the records of all stages, and of those for the evaluation."""
+        stages = (self, *self.later_stages)
+        named = [path for stage in stages for path in stage.dataset_paths]
+        return [*named, self.validation_dir] if self.validation_dir else named
+
+    @property
+    def positions_read(self) -> int:
+        """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
+        most, predictions = self.max_sequences_per_pack, self.max_predictions_per_seq
+        probability = self.masking.highest_probability
+        return most + packed_predictions(self.max_seq_length, most, predictions, probability)
+
+    @property
+    def mask_probabilities(self) -> tuple[float, float] | None:
+        """Return the fractions of tokens that the first and the last step mask, if they differ."""
+        first, last = self.masking.start_probability, self.masking.probability
+        return None if first in (None, last) else (first, last)
+
+    @property
+    def later_stages(self) -> Sequence["PretrainSettings"]:
+        """Return the settings of the stages after the first."""
+        found, batch = [], self.global_batch
+        for stage in self.stages:
+            batch = batch.model_copy(
+                update=stage.model_dump(include={"micro_batch_size"}, exclude_none=True)
+            )
+            named = {name: value for name, value in stage if value is not None}
+            found.append(self.model_copy(update={**named, "global_batch": batch, "stages": []}))
+        return found
+
+    @model_validator(mode="after")
+    def _check_scaling(self) -> "PretrainSettings":
+        model, optimizer = self.bert_config, self.optimizer_opts
+        needed = {
+            "bert_config.architecture": (model.architecture, "bert"),
+            "bert_config.initializer_range": (model.initializer_range, 0.02),
+            "optimizer_opts.max_gradient_norm": (optimizer.max_gradient_norm, None),
+            "optimizer_opts.loss_scaling": (optimizer.loss_scaling, 1.0),
+        }
+        for name, (value, default) in needed.items() if self.scaling else ():
+            if value != default:
+                problem = f"{value} cannot be combined with scaling {self.scaling}"
+                remedy = f"leave out scaling, or give the default ({default or 'none'})"
+                raise SettingError(name, problem, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedules(self) -> "PretrainSettings":
+        schedule, positions = (
+            self.optimizer_opts.learning_rate.schedule_name,
+            self.bert_config.max_position_embeddings,
+        )
+        differ = {
+            "global_batch.start_fraction": self.global_batch.start_fraction is not None,
+            "stages": bool(self.stages),
+            "masking.start_probability": self.mask_probabilities is not None,
+        }
+        names = [name for name, differs in differ.items() if differs]
+        if self.length_buckets is not None and names and names[0] != "masking.start_probability":
+            problem = f"has no effect with {names[0]}, whose steps differ in size"
+            raise SettingError("length_buckets", problem, "leave out one of them")
+        if self.decay_from is not None and (names or schedule != "wsd"):
+            what = names[0] if names else f"schedule_name {schedule!r}"
+            remedy = "leave that out" if names else "give schedule_name wsd"
+            raise SettingError("decay_from", f"cannot be combined with {what}", remedy)
+        if self.decay_from is not None and self.decay_from < self.new_rows_only_steps:
+            problem = (
+                f"{self.decay_from} is among the new_rows_only_steps ({self.new_rows_only_steps})"
+            )
+            raise SettingError("decay_from", problem, "decay from a later step")
+        for number, stage in enumerate((self, *self.later_stages)):
+            prefix = f"stages[{number - 1}]." if number else ""
+            if number and self.knows_its_model and stage.max_seq_length > positions:
+                problem = f"{stage.max_seq_length} is more than bert_config.max_position_embeddings"
+                remedy = "shorten it or make the model longer"
+                raise SettingError(f"{prefix}max_seq_length", problem, remedy)
+            check_mask_tokens(stage, "max_predictions_per_seq", "max_seq_length", prefix)
+            needed = round(stage.max_seq_length * self.masking.highest_probability)
+            name, given = f"{prefix}max_predictions_per_seq", stage.max_predictions_per_seq
+            if self.mask_probabilities and given < needed:
+                problem = f"{given} are fewer than masking.start_probability takes, {needed}"
+                raise SettingError(name, problem, "raise it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_corpus_settings(self) -> "PretrainSettings":
+        name = "evaluate_every_steps"
+        if is_set(self, name) and self.validation_dir is None and self.probe is None:
+            condition = "without validation_dir or probe"
+            raise without_effect(self, name, condition, "give one of them, or leave it out")
+        usual: Path = PretrainSettings.model_fields["dataset_cache"].default
+        is_usual = self.dataset_cache.expanduser() == usual.expanduser()
+        if not is_usual and not any(map(is_remote, self.record_paths)):
+            condition = "without records at an address, such as s3://bucket/records"
+            raise without_effect(self, "dataset_cache", condition)
+        return self
