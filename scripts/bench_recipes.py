@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BATCH = 128  # sequences of 128 positions
+BATCH, MICRO_BATCH = 32, 8  # sequences of 128 positions
 MODEL = {
     "hidden_size": 256,
     "num_hidden_layers": 4,
@@ -27,7 +27,10 @@ PHASE_1: dict[str, Any] = {
     "bert_config": MODEL,
     "max_seq_length": 128,
     "max_predictions_per_seq": 20,
-    "global_batch": {"micro_batch_size": 32, "grad_acc_steps_per_replica": BATCH // 32},
+    "global_batch": {
+        "micro_batch_size": MICRO_BATCH,
+        "grad_acc_steps_per_replica": BATCH // MICRO_BATCH,
+    },
     "precision": "mixed_bfloat16",
     "optimizer_opts": {
         "name": "LAMB",
@@ -95,7 +98,7 @@ def config_of(case: str, positions: int, out: Path) -> dict[str, Any]:
             "dataset_dir": str(out / str(length)),
             "max_seq_length": length,
             "max_predictions_per_seq": config["max_predictions_per_seq"] * length // 128,
-            "micro_batch_size": 32 * 128 // length,
+            "micro_batch_size": MICRO_BATCH * 128 // length,
             "total_num_train_samples": round(positions * share / length),
         }
         for length, share in shares.items()

@@ -121,3 +121,15 @@ def test_recomputation_saves_the_activations_of_all_layers_but_one():
     deep = {"model": {"num_hidden_layers": 24}}
     saved, again = estimated(**deep), estimated(1, {"recompute": True}, **deep)
     assert again.weights == saved.weights and again.working < saved.working / 4
+
+
+def test_of_the_stages_of_a_run_the_one_that_needs_most_counts():
+    # As many positions in a micro-batch, but more of them are predicted.
+    own = values_of(1)
+    later = {
+        "max_seq_length": own["max_seq_length"],
+        "max_predictions_per_seq": 2 * own["max_predictions_per_seq"],
+        "total_num_train_samples": 64,
+    }
+    alone = estimated(max_predictions_per_seq=later["max_predictions_per_seq"])
+    assert estimated(stages=[later]) == alone and alone.total > estimated().total

@@ -364,7 +364,7 @@ class Stages(ExampleStream):
         self.streams, first = streams, streams[0]
         self.sources = [source for stream in streams for source in stream.sources]
         vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
-        if len(vocabularies) > 1 or any(one.sequences_per_example > 1 for one in streams):
+        if len(vocabularies) > 1 or any(one.max_sequences_per_pack > 1 for one in self.sources):
             problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
             listed = ", ".join(str(source.folder) for source in self.sources)
             raise DataError(f"stages ({listed})", problem, "make their records again, alike")

@@ -100,6 +100,12 @@ def test_the_rate_is_that_of_the_fastest_product_of_the_largest_matrices(monkeyp
     ]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_rate_of_a_product_is_measured_in_the_dtype_of_the_run(monkeypatch, dtype):
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 0.01)
+    assert measure._rate(Product(8, 16, 4), dtype) > 0
+
+
 def test_a_measured_product_has_enough_work_and_no_more_memory_than_a_step():
     least, most = measure.PRODUCT_FLOPS["CPU"]
     limit = measure.PRODUCT_ELEMENTS["CPU"]

@@ -185,6 +185,28 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
             np.testing.assert_array_equal(column, batch[name])
 
 
+def test_stages_of_other_vocabularies_or_of_packs_are_refused(tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in [*PIECES[:-2], "films", "plots"])
+    )
+    ours = write_records(tmp_path)[0]
+    theirs = write_records(tmp_path / "theirs", vocab=tmp_path / "vocab.txt")[2]
+    stage = {"max_seq_length": 48, "max_predictions_per_seq": 5, "total_num_train_samples": 8}
+    for records, message in (
+        (theirs, "differ in their vocabularies"),
+        (tmp_path / "packs", "are packs"),
+    ):
+        if not records.exists():
+            assert main(["pack", str(ours), str(records), "--max-sequences-per-pack", "2"]) == 0
+            stage |= {"max_seq_length": 32}
+        flags = WITH_RECORDS | {"dataset-dir": ours, "total-num-train-samples": 8}
+        flags |= {"bert-config.vocab-size": len(PIECES), "bert-config.hidden-size": 16}
+        flags |= {"bert-config.num-attention-heads": 2}
+        stages = json.dumps([stage | {"dataset_dir": str(records)}])
+        assert pretrain(tmp_path / "run", flags | {"stages": stages}) != 0
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
