@@ -152,10 +152,10 @@ def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_new_folder(path: Path, name: str) -> None:
-    """Raise ConfigError where an output folder exists and is not empty; `name` is the setting."""
-    if path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise ConfigError(f"{name} ({path})", "exists and is not an empty folder", "give a new one")
+def check_new_folder(out: Path) -> None:
+    """Raise ConfigError where an output folder exists and is not empty."""
+    if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

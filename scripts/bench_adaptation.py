@@ -108,6 +108,8 @@ def main() -> None:
             found.append((json.loads(lines[0])[BITS], json.loads(lines[-1])[BITS]))
         columns = [
             f"{statistics.mean(values):.4f} +- {statistics.stdev(values):.4f}"
+            if len(values) > 1
+            else f"{values[0]:.4f}"
             for values in zip(*found, strict=True)
         ]
         print(f"| {case} | {columns[0]} | {columns[1] if steps > 1 else ''} |", flush=True)

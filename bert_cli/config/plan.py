@@ -28,10 +28,10 @@ class Segment:
     """Micro-batches of a step, of all replicas together."""
     first_micro_batch: int
     """Micro-batches of the run before the segment."""
-    stage: int = 0
-    first_example: int = 0
+    stage: int
+    first_example: int
     """Examples of the stage before the segment."""
-    micro_batch_size: int = 1
+    micro_batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +195,12 @@ def _segments(
         last = batch.grad_acc_steps_per_replica
         first = max(1, round(last * (batch.start_fraction or 1.0)))
         sizes = min(MOST_SIZES, last - first)
+        if batch.start_fraction and not sizes:
+            problem = f"of {count(last, 'micro-batch')} that a replica accumulates is all of them"
+            remedy = "lower it, accumulate more, or leave it out"
+            raise ConfigError(
+                f"global_batch.start_fraction ({batch.start_fraction})", problem, remedy
+            )
         while done < wanted:
             size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
             accumulation = last if size == sizes else first + round((last - first) * size / sizes)
@@ -225,7 +231,7 @@ def describe(plan: Plan) -> str:
     """Return the plan as text, one fact on each line."""
     packed = plan.sequences_per_example > 1
     lines = [
-        f"{count(plan.total_steps, 'step')} of {plan.step_in_words} "
+        f"{count(plan.total_steps, 'step')} of {'up to ' * (plan.step_sizes is not None)}{plan.step_in_words} "
         f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]

@@ -152,10 +152,9 @@ class PretrainSettings(TrainSettings):
         """Return the settings of the stages after the first."""
         found, batch = [], self.global_batch
         for stage in self.stages:
-            batch = batch.model_copy(
-                update=stage.model_dump(include={"micro_batch_size"}, exclude_none=True)
-            )
             named = {name: value for name, value in stage if value is not None}
+            size = named.pop("micro_batch_size", batch.micro_batch_size)
+            batch = batch.model_copy(update={"micro_batch_size": size})
             found.append(self.model_copy(update={**named, "global_batch": batch, "stages": []}))
         return found
 
@@ -199,6 +198,12 @@ class PretrainSettings(TrainSettings):
                 f"{self.decay_from} is among the new_rows_only_steps ({self.new_rows_only_steps})"
             )
             raise SettingError("decay_from", problem, "decay from a later step")
+        if self.stages and self.scaling:
+            problem = "cannot be combined with stages: its factors depend on the length"
+            raise SettingError("scaling", problem, "leave out one of them")
+        if self.stages and self.budget_hours and self.total_num_train_samples is None:
+            problem = "is not given, and the stages keep their ratio to it within budget_hours"
+            raise SettingError("total_num_train_samples", problem, "give it")
         for number, stage in enumerate((self, *self.later_stages)):
             prefix = f"stages[{number - 1}]." if number else ""
             if number and self.knows_its_model and stage.max_seq_length > positions:

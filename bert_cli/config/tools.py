@@ -297,7 +297,8 @@ class Measuring(Settings):
         origins = (info.context or {}).get("origins", {})
         named = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
         if isinstance(values, dict) and "generated_dataset" not in values:
-            return {**values, "generated_dataset": not named}
+            kept = {name: one for name, one in values.items() if named or name != "probe"}
+            return {**kept, "generated_dataset": not named}
         return values
 
     @model_validator(mode="after")

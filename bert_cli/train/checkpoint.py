@@ -64,7 +64,7 @@ FIXED = (
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
     "total_steps": " (of the number of examples or epochs, and global_batch)",
-    "step_sizes": " (of the growth of global_batch, its replicas, and stages)",
+    "step_sizes": " (of the growth of global_batch and its replicas, and of stages)",
     "corpus": " (the examples that are read)",
 }
 
@@ -337,7 +337,9 @@ def resume(
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
-        remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
+        remedy = "use those settings"
+        if not is_branch:
+            remedy += ", or start anew in another save_ckpt_path with --pretrained-ckpt-path"
         raise CheckpointError(str(path), problem, remedy)
     verify(path, saved)
     weights = form.from_disk(read_tensors(path / MODEL))

@@ -123,7 +123,8 @@ class Run:
         for step, metrics in _lines(self.folder / METRICS):
             # The first line takes the duration of its step for that of all others.
             left, seconds = metrics.get("seconds_left"), metrics.get("seconds_per_step")
-            if left is not None and seconds:
+            grows = (self.settings.get("global_batch") or {}).get("start_fraction")
+            if left is not None and seconds and not grows and not self.settings.get("stages"):
                 return step + round(left / seconds)
         return None
 

@@ -97,6 +97,11 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
         (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*among the new_rows_only_steps"),
         ({"global_batch__start_fraction": 0.0}, "start_fraction"),
         ({"global_batch__growth_frac": 0.2}, "growth_frac.*without start_fraction"),
+        ({"stages": [STAGE], "scaling": "unit"}, "scaling.*stages"),
+        (
+            {"stages": [STAGE], "budget_hours": 2, "total_num_train_samples": None},
+            "total_num_train",
+        ),
         ({"stages": [{**STAGE, "max_predictions_per_seq": 126}]}, r"stages\[0\].max_predictions"),
     ],
 )
@@ -113,3 +118,9 @@ def test_a_decay_starts_before_the_end():
     assert plan.decay_step == 20 and plan.warmup_steps == 20
     with pytest.raises(ConfigError, match=r"decay_from \(63\).*--total-num-train-samples"):
         make_plan(settings_of(**branch, decay_from=63), 500)
+
+
+def test_a_batch_that_cannot_grow_is_refused():
+    settings = settings_of(global_batch__start_fraction=0.97)
+    with pytest.raises(ConfigError, match=r"start_fraction \(0.97\).*of 8 micro-batches"):
+        make_plan(settings, 500)

@@ -248,7 +248,9 @@ def _train(
     least = len(fixed) + len(letters)
     if least > size:
         problem = "less than the special tokens and letters of this text"
-        raise ConfigError(f"--size ({settings.size})", problem, f"give at least {least}")
+        enough = int(settings.size) + least - size
+        remedy = f"give at least {'+' if settings.extend else ''}{enough}"
+        raise ConfigError(f"--size ({settings.size})", problem, remedy)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=settings.min_frequency,

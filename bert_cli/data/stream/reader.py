@@ -357,17 +357,22 @@ class Mixture(ExampleStream):
 
 
 class Stages(ExampleStream):
-    """The examples of a run of several stages, each with its own; all but its steps is that of the first."""
+    """The examples of a run of several stages, each with its own records.
+
+    `rows` are those of the first stage, and so are the folder and the epoch.
+    """
 
     def __init__(self, streams: Sequence[ExampleStream]) -> None:
         """Join the streams of the stages in their order; DataError for packs and for different vocabularies."""
         self.streams, first = streams, streams[0]
-        self.sources = [source for stream in streams for source in stream.sources]
+        by_folder = {source.folder: source for stream in streams for source in stream.sources}
+        self.sources = list(by_folder.values())
         vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
         if len(vocabularies) > 1 or any(one.max_sequences_per_pack > 1 for one in self.sources):
             problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
             listed = ", ".join(str(source.folder) for source in self.sources)
-            raise DataError(f"stages ({listed})", problem, "make their records again, alike")
+            remedy = "give records of one vocabulary that are not packed"
+            raise DataError(f"stages ({listed})", problem, remedy)
         self.batching, self.folder, self.epoch_size = first.batching, first.folder, first.epoch_size
         self.has_next_sentences = any(one.has_next_sentences for one in streams)
         self.sequences_per_example = first.sequences_per_example

@@ -118,10 +118,12 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         # The settings of the run: `about` describes the complete run, not the measured steps.
         settings, name = settings.model_copy(update={"about": None}), settings.pretrained_ckpt_path
         # The shape of the model alone: the values of weights do not change how long anything takes.
+        source = None
         if name and not (settings.generated_dataset and "bert_config" in settings.model_fields_set):
-            settings = start.with_shape_of(settings, start.find_source(name))
+            source = start.find_source(name)
+            settings = start.with_shape_of(settings, source)
         if isinstance(settings, PretrainSettings):
-            settings = corpora.with_sizes_of_records(settings)
+            settings = corpora.with_sizes_of_records(settings, source)
         settings, mesh, stop = training.prepare(settings, locks)
         runtime = build.runtime(settings.engine)
         runtime.synchronize()  # TensorFlow initializes its devices only now

@@ -116,9 +116,12 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
         lambda one: (
             f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
             f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
+            + "; budget_hours changes the steps"
+            * (settings.budget_hours is not None)
         ),
     )
-    if plan is not None and plan.epochs is not None and not settings.stages:
+    changes = settings.stages or settings.budget_hours
+    if plan is not None and plan.epochs is not None and not changes:
         text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
         many = plan.epochs > MAX_EPOCHS
         text += ": it will overfit" if many else ""

@@ -13,7 +13,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import count
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError
-from bert_cli.parallel.engine import Mesh
+from bert_cli.parallel.engine import Mesh, watchdog
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train.checkpoint import complete_checkpoints, read_state
 from bert_cli.train.metrics import print_line
@@ -23,7 +23,9 @@ STEPS_FRACTION = 0.97  # of the time; the rest is for checkpoints and evaluation
 TRIAL_SAMPLES = 10**6  # of a run without a number of examples, to measure it
 
 
-def within_budget(settings: PretrainSettings, mesh: Mesh) -> PretrainSettings:
+def within_budget(
+    settings: PretrainSettings, mesh: Mesh, stream: ExampleStream
+) -> PretrainSettings:
     """Return the settings with the numbers of examples that `budget_hours` allow, those of a run that continues.
 
     Raises ConfigError for a budget in which no step fits, or another one than that of the run.
@@ -43,7 +45,7 @@ def within_budget(settings: PretrainSettings, mesh: Mesh) -> PretrainSettings:
     wanted = [settings.total_num_train_samples or TRIAL_SAMPLES]
     wanted += [one.total_num_train_samples for one in settings.stages]
     trial = _with_samples(settings, wanted)
-    stream, plan = corpora.open_run(trial, mesh.processes.rank, mesh.processes.count)
+    plan = corpora.plan_for(trial, stream)
     print_line(f"budget: measuring {MEASURED_STEPS} steps of each length, which are not of the run")
     seconds = _seconds_of_examples(trial, mesh, stream, plan)
     gc.collect()  # the weights of the engine that was measured
@@ -76,15 +78,16 @@ def _seconds_of_examples(
 ) -> list[float]:
     """Return the seconds of an example of each stage, in complete batches; the same on all processes."""
     parts = build.build_run(settings, mesh, plan)
-    parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
+    group, found = parts.engine.group, []
     last = {one.stage: one.first_step for one in plan.segments}
-    found = []
-    for first in last.values():
-        batch, times = stream[first], []
-        for _ in range(MEASURED_STEPS + 1):
-            began = monotonic()
-            parts.state.step = first
-            examples = parts.step(batch)["examples"]
-            times.append((monotonic() - began) / examples)
-        found.append(statistics.median(times[1:]))  # the first compiles
-    return parts.engine.group.broadcast(found)
+    with watchdog(group, settings.cluster.report_waiting_after_seconds):
+        parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
+        for first in last.values():
+            batch, times = stream[first], []
+            for _ in range(MEASURED_STEPS + 1):
+                began = monotonic()
+                parts.state.step = first
+                examples = parts.step(batch)["examples"]
+                times.append((monotonic() - began) / examples)
+            found.append(statistics.median(times[1:]))  # the first compiles
+        return group.broadcast(found)

@@ -79,17 +79,36 @@ def open_run(
     Raises ConfigError or DataError.
     """
     stream = open_stream(settings, rank, world_size)
+    return stream, plan_for(settings, stream)
+
+
+def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
+    """Return the plan of a run on these examples, whose steps they then have."""
     plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
     stream.follow(plan)
-    return stream, plan
+    return plan
 
 
 def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
     """Return the run's examples in steps of one size. Raises ConfigError or DataError."""
-    if settings.stages:
-        first = settings.model_copy(update={"stages": []})
-        stages = (first, *settings.later_stages)
-        return Stages([open_stream(one, rank, world_size) for one in stages])
+    stages = (settings, *settings.later_stages)
+    streams = [_open_stage(one, rank, world_size) for one in stages]
+    stream = Stages(streams) if settings.stages else streams[0]
+    if not stream.sources or any(source.is_dynamic for source in stream.sources):
+        return stream
+    held_out = settings.validation_dir and _folder_of(
+        settings.validation_dir, settings, "validation_dir"
+    )
+    is_for_held_out = held_out and read_corpus(held_out)["format"] == "dynamic"
+    if settings.mask_probabilities or (is_set(settings, "masking") and not is_for_held_out):
+        listed = ", ".join(str(source.folder) for source in stream.sources)
+        problem = f"has no effect on {listed}, whose records are static and masked already"
+        remedy = "leave it out, or make the records with --masking dynamic"
+        raise ConfigError("masking", problem, remedy)
+    return stream
+
+
+def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> ExampleStream:
     batch = settings.global_batch
     batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
     if settings.generated_dataset:
@@ -113,15 +132,6 @@ def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) 
         raise ConfigError("length_buckets", problem, remedy)
     folders = [_folder_of(corpus.path, settings, "dataset_dir") for corpus in corpora]
     sources = [_open_source(folder, settings, "dataset_dir") for folder in folders]
-    if is_set(settings, "masking") and not any(source.is_dynamic for source in sources):
-        held_out = settings.validation_dir and _folder_of(
-            settings.validation_dir, settings, "validation_dir"
-        )
-        if not held_out or read_corpus(held_out)["format"] != "dynamic":
-            listed = ", ".join(map(str, folders))
-            problem = f"has no effect on {listed}, whose records are static and masked already"
-            remedy = "leave it out, or make the records with --masking dynamic"
-            raise ConfigError("masking", problem, remedy)
     if len(sources) == 1:
         return Reader(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]

@@ -272,7 +272,8 @@ def open_features(
     settings: FinetuneSettings, features: Features, mesh: Mesh
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
-    examples = settings.total_num_train_samples or round(settings.num_epochs * len(features))
+    of_epochs = max(1, round(settings.num_epochs * len(features)))
+    examples = settings.total_num_train_samples or of_epochs
     plan = plan_of(settings, [examples], len(features))
     processes = mesh.processes
     batching = Batching(

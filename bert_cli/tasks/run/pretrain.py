@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
-from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import budget, build, corpora, probe, start, train
 from bert_cli.train.metrics import PROBE, print_line
@@ -25,17 +24,13 @@ def run(settings: PretrainSettings) -> None:
         size = settings.bert_config.vocab_size
         if size != configured.bert_config.vocab_size:
             print_line(f"bert_config.vocab_size: {size:,}, as the records have")
-        settings = budget.within_budget(settings, mesh)
-        stream, plan = corpora.open_run(settings, mesh.processes.rank, mesh.processes.count)
+        stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
         folder = stream.folder
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         if settings.new_rows_only_steps and settings.decay_from is None:
-            model = start.find_source(str(settings.pretrained_ckpt_path))
-            if start.extended(model, folder) is model:
-                problem = "has no effect on examples with the vocabulary of the model"
-                raise ConfigError("new_rows_only_steps", problem, "leave it out")
-            settings = settings.model_copy(update={"known_rows": model.config.vocab_size})
+            known = start.known_rows(settings, folder)
+            settings = settings.model_copy(update={"known_rows": known})
         held_out = corpora.open_held_out(settings)
         if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
             print_line(
@@ -45,6 +40,8 @@ def run(settings: PretrainSettings) -> None:
         pairs = probe.read_probe(settings, folder) if settings.probe and folder else None
         if pairs is not None:
             print_line(f"probe: {pairs.describe()}")
+        settings = budget.within_budget(settings, mesh, stream)
+        plan = corpora.plan_for(settings, stream)
         if description := stream.describe(plan.examples):
             print_line("\n".join(description))
         for text, _, is_much in [] if folder is None else corpora.repeated_text(stream):

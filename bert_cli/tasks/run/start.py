@@ -155,6 +155,21 @@ def source_of(settings: TrainSettings) -> Source | None:
     return None
 
 
+def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
+    """Return the rows of the word embeddings that a run's model had before its vocabulary was extended.
+
+    Raises ConfigError where it was not.
+    """
+    run = settings.save_ckpt_path
+    if run is not None and (checkpoints := complete_checkpoints(run)):
+        return int(checkpoint.read_state(checkpoints[-1]).fixed.get("known_rows", 0))
+    model = extended(find_source(str(settings.pretrained_ckpt_path)), tokenizer)
+    if not model.replaced:
+        problem = "has no effect on examples with the vocabulary of the model"
+        raise ConfigError("new_rows_only_steps", problem, "leave it out")
+    return model.config.vocab_size - len(model.replaced)
+
+
 def find_folder(name: str, flag: str) -> Path:
     """Return the model's folder for a path, a run's folder or a name on the hub."""
     path, where = Path(name).expanduser(), f"{flag} ({name})"
@@ -301,9 +316,10 @@ def load_state(
         before = checkpoint.read_state(path).fixed
         rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
         end = before.get("decay_from") or decay_step(rate, before["total_steps"])
-        if step > end:
-            problem = f"the learning rate of the run in {path.parent} falls from step {end:,} on"
-            remedy = "decay from a step at which it was constant"
+        first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
+        if not first <= step <= end:
+            problem = f"the learning rate of the run in {path.parent} is constant from step {first:,} to {end:,}"
+            remedy = "decay from such a step"
             raise CheckpointError(f"decay_from ({step})", problem, remedy)
         dumped = settings.model_dump(mode="json")
         checkpoint.resume(path, state, form, fixed, dumped, is_branch=True)

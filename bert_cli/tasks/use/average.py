@@ -37,7 +37,7 @@ def run(settings: AverageSettings) -> None:
     Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different ones.
     """
     folder, out = settings.run.expanduser(), settings.out.expanduser()
-    check_new_folder(out, "out")
+    check_new_folder(out)
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
         problem = f"has {len(paths)} complete checkpoints, fewer than --last {settings.last}"

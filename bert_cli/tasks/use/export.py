@@ -105,7 +105,7 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    check_new_folder(out, "out")
+    check_new_folder(out)
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:

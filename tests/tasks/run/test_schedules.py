@@ -129,8 +129,8 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
         ({"decay-from": 3}, "there is no"),
         ({"seed": 3}, "seed was 1984, is 3"),
         ({rate: 0.02}, "max_learning_rate was 0.01, is 0.02"),
-        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "falls from step 6 on"),
-        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "falls from step 6 on"),
+        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "is constant from step 0 to 6"),
+        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "is constant from step 0 to 6"),
     ):
         assert pretrain(tmp_path / "wrong", decayed | wrong) != 0
         assert message in capsys.readouterr().err
@@ -152,8 +152,10 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
     assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
     whole, decayed_rates = metrics_of(run), [line["learning_rate"] for line in metrics_of(branch)]
     assert whole[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
-    assert pretrain(tmp_path / "early", decayed | {"decay-from": 2}) != 0
-    assert "is among the new_rows_only_steps (3)" in capsys.readouterr().err
+    for early, message in ((1, "constant from step 2 to 10"), (2, "among the new_rows_only_steps")):
+        more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})
+        assert pretrain(tmp_path / "early", decayed | more) != 0
+        assert message in capsys.readouterr().err
 
 
 def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tmp_path):
