@@ -271,10 +271,9 @@ class VocabSettings(TextSettings):
     @model_validator(mode="after")
     def _new_pieces_extend_a_vocabulary(self) -> Self:
         if isinstance(self.size, str) != (self.extend is not None):
-            remedy = "give --size +2000 with --extend, and a size without a plus otherwise"
-            raise SettingError(
-                "size", f"got {self.size} {'with' if self.extend else 'without'} --extend", remedy
-            )
+            given = f"got {self.size} {'with' if self.extend else 'without'} --extend"
+            remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
+            raise SettingError("size", given, remedy)
         return self
 
 

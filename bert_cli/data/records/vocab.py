@@ -60,7 +60,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if not path.is_file():
         if path.suffix == ".txt" or not _HUB_NAME.fullmatch(name):
             problem = f"no such file or folder with {VOCAB_FILE}"
-            raise DataError(f"--vocab ({name})", problem, "give one, or a model on the hub")
+            raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
         path, config = _download(name)
     says_case = config is not None and config.is_file() and _check_config(config, name, cased)
     vocabulary = read_vocabulary(path)
@@ -82,7 +82,7 @@ def _download(name: str) -> tuple[Path, Path | None]:
             return path, None
     except (OSError, ValueError) as error:  # those of the hub are OSErrors
         raise DataError(
-            f"--vocab ({name})",
+            f"vocabulary ({name})",
             f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0]})",
             "check the name and the network, or give the path of a vocab.txt",
@@ -118,7 +118,7 @@ def _check_config(path: Path, name: str, cased: bool) -> bool:
     strip, chinese = config.get("strip_accents"), config.get("tokenize_chinese_chars", True)
     if strip == cased or not chinese:
         raise ConfigError(
-            f"--vocab ({name})",
+            f"vocabulary ({name})",
             f"{path} asks for strip_accents {json.dumps(strip)} and tokenize_chinese_chars {json.dumps(chinese)}, "
             "which is not how BERT splits text",
             "choose another vocabulary",
@@ -202,8 +202,8 @@ def run(settings: VocabSettings) -> None:
     new = len(pieces) - len(own)
     if len(pieces) < wanted:
         print(
-            f"vocab: {new:,}{' new' * bool(base)} pieces are all that occur {settings.min_frequency} times in this "
-            f"text, not the {int(settings.size):,} of --size"
+            f"vocab: {new:,}{' new' * bool(base)} pieces are all that occur {settings.min_frequency} times or more in "
+            f"this text, not the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)
     some_new = f", {new:,} of them new," if base else ""

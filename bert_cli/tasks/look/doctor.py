@@ -282,6 +282,8 @@ def _check_model(
 
     def find() -> tuple[start.Source | None, DoctorSettings]:
         source = start.source_of(settings)
+        if settings.decay_from:
+            start.branch_point(settings)
         return source, start.with_shape_of(settings, source)
 
     checked = report.attempt(

@@ -6,6 +6,7 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 from contextlib import ExitStack
 
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import count
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.parallel.engine import Engine
@@ -29,7 +30,10 @@ def run(settings: PretrainSettings) -> None:
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         if settings.new_rows_only_steps and settings.decay_from is None:
-            known = start.known_rows(settings, folder)
+            known, steps = start.known_rows(settings, folder), settings.new_rows_only_steps
+            print_line(
+                f"new rows: only those from {known:,} on are trained in the first {count(steps, 'step')}"
+            )
             settings = settings.model_copy(update={"known_rows": known})
         held_out = corpora.open_held_out(settings)
         if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:

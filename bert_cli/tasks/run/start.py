@@ -307,20 +307,8 @@ def load_state(
     if checkpoints:
         checkpoint.resume(checkpoints[-1], state, form, fixed, settings.model_dump(mode="json"))
         return f"continues from {checkpoints[-1]} (step {state.step:,})"
-    if step := getattr(settings, "decay_from", None):
-        path = Path(str(settings.pretrained_ckpt_path)).expanduser() / checkpoint_name(step)
-        if path not in complete_checkpoints(path.parent):
-            problem = f"there is no complete checkpoint {path}"
-            remedy = "give a run's folder and a step that it has kept (keep_every_steps)"
-            raise CheckpointError(f"decay_from ({step})", problem, remedy)
-        before = checkpoint.read_state(path).fixed
-        rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
-        end = before.get("decay_from") or decay_step(rate, before["total_steps"])
-        first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
-        if not first <= step <= end:
-            problem = f"the learning rate of the run in {path.parent} is constant from step {first:,} to {end:,}"
-            remedy = "decay from such a step"
-            raise CheckpointError(f"decay_from ({step})", problem, remedy)
+    if isinstance(settings, PretrainSettings) and settings.decay_from:
+        path = branch_point(settings)
         dumped = settings.model_dump(mode="json")
         checkpoint.resume(path, state, form, fixed, dumped, is_branch=True)
         return f"continues {path} with a decaying learning rate"
@@ -328,6 +316,29 @@ def load_state(
         source = extended(find_source(settings.pretrained_ckpt_path), tokenizer)
         return load_pretrained(source, settings, state, form.config.get("id2label"))
     return f"starts with new weights from seed {settings.seed}"
+
+
+def branch_point(settings: PretrainSettings) -> Path:
+    """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if there is none to decay."""
+    step = int(settings.decay_from or 0)
+    run = Path(str(settings.pretrained_ckpt_path)).expanduser()
+    where, path = f"decay_from ({step})", run / checkpoint_name(step)
+    checkpoints = complete_checkpoints(run)
+    if path not in checkpoints:
+        kept = ", ".join(str(checkpoint.step_of(one)) for one in checkpoints) or "no step"
+        problem = f"the run in {run} has kept {kept}"
+        remedy = "give its folder and such a step (keep_checkpoints and keep_every_steps keep more)"
+        raise CheckpointError(where, problem, remedy)
+    before = checkpoint.read_state(path).fixed
+    rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
+    end = before.get("decay_from") or decay_step(rate, before["total_steps"])
+    first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
+    if not first <= step <= end:
+        problem = (
+            f"the learning rate of the run in {run} is constant from step {first:,} to {end:,}"
+        )
+        raise CheckpointError(where, problem, "decay from such a step")
+    return path
 
 
 def load_pretrained(

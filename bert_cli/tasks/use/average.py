@@ -41,7 +41,9 @@ def run(settings: AverageSettings) -> None:
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
         problem = f"has {len(paths)} complete checkpoints, fewer than --last {settings.last}"
-        remedy = "lower --last, or train with a higher --keep-checkpoints or --keep-every-steps"
+        remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
+        remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
+        remedy = remedy if paths else "give a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
     trained = held_out = None
     if (kind := history.Run(folder).kind) == "pretrain":

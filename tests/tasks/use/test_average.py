@@ -130,10 +130,13 @@ def test_too_few_checkpoints_and_a_folder_in_use_are_refused_and_nothing_is_writ
     run, out = home.path / "run", tmp_path / "out"
     assert average(run, out, "--last", 7) == 4
     error = capsys.readouterr().err
-    assert f"run ({run}): has 6 complete checkpoints, fewer than --last 7; lower --last" in error
-    assert "--keep-checkpoints" in error and "--keep-every-steps" in error and not out.exists()
-    assert average(tmp_path / "no_run", out) == 4
-    assert "has 0 complete checkpoints" in capsys.readouterr().err
+    assert f"run ({run}): has 6 complete checkpoints, fewer than --last 7" in error
+    assert "--keep-checkpoints" in error and "--keep-every-steps" in error and "--last 6" in error
+    assert not out.exists() and average(tmp_path / "no_run", out) == 4
+    assert (
+        "has 0 complete checkpoints, fewer than --last 3; give a run's folder"
+        in capsys.readouterr().err
+    )
     assert average(run, out, "--last", 1) == 2
     assert "--last" in capsys.readouterr().err
     assert average(run, home.path / "mean") == 2
