@@ -337,9 +337,8 @@ def resume(
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
-        remedy = "use those settings"
-        if not is_branch:
-            remedy += ", or start anew in another save_ckpt_path with --pretrained-ckpt-path"
+        remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
+        remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
     verify(path, saved)
     weights = form.from_disk(read_tensors(path / MODEL))
