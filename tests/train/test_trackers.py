@@ -125,11 +125,15 @@ def records(folder: Path) -> list:
     return found
 
 
-def wandb_run(folder: Path) -> tuple[list, dict, list[dict]]:
-    """Return the runs, the settings and the steps that wandb has written."""
+def _exits(found: list) -> list:
+    return [record for record in found if record.HasField("exit")]
+
+
+def wandb_run(folder: Path, starts: int = 1) -> tuple[list, dict, list[dict]]:
+    """Return the runs, the settings and the steps that wandb has written in so many starts."""
     until = time.monotonic() + 30.0
-    # Its service closes the file a moment after the run is finished.
-    while not (found := records(folder)) or found[-1].WhichOneof("record_type") != "exit":
+    # Its service closes the file of each start a moment after that is finished.
+    while len(_exits(found := records(folder))) < starts:
         assert time.monotonic() < until, "the file of the run has no end"
         time.sleep(0.05)
 
@@ -218,7 +222,7 @@ def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_pat
     # A folder does not influence how good a run is, and null is no value to compare.
     assert not {"save_ckpt_path", "length_buckets", "wandb.project"} & {*chosen}
     assert "mlm_loss" in names and status == api_pb2.STATUS_SUCCESS
-    runs, config, steps = wandb_run(folder)
+    runs, config, steps = wandb_run(folder, starts=2)
     settings = json.loads((folder / "settings.json").read_text())
     del settings["checkpoint_every_steps"]
     assert {name: config[name] for name in settings} == settings
