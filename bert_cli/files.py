@@ -134,7 +134,7 @@ def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
-    """Yield a partial folder beside `path`, and rename it to `path` when the block succeeds.
+    """Yield a partial folder next to `path`, and rename it to `path` when the block succeeds.
 
     It replaces an empty folder only. It is on the disk before the rename, so that a power cut cannot leave a
     damaged folder of that name, and removed when the block fails. OSErrors are raised as by `name_path`.

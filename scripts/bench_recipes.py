@@ -91,17 +91,17 @@ def make_records(given: argparse.Namespace) -> int:
 def config_of(case: str, positions: int, out: Path) -> dict[str, Any]:
     """Return the settings of a case that reads so many positions."""
     config = {**CASES[case], "dataset_dir": str(out / "128")}
-    shares = config.pop("stages", {128: 1.0})
-    config["total_num_train_samples"] = round(positions * shares[128] / 128)
+    fractions = config.pop("stages", {128: 1.0})
+    config["total_num_train_samples"] = round(positions * fractions[128] / 128)
     config["stages"] = [
         {
             "dataset_dir": str(out / str(length)),
             "max_seq_length": length,
             "max_predictions_per_seq": config["max_predictions_per_seq"] * length // 128,
             "micro_batch_size": MICRO_BATCH * 128 // length,
-            "total_num_train_samples": round(positions * share / length),
+            "total_num_train_samples": round(positions * fraction / length),
         }
-        for length, share in shares.items()
+        for length, fraction in fractions.items()
         if length > 128
     ]
     return config

@@ -230,8 +230,8 @@ def test_at_first_only_the_new_rows_change_also_where_shards_are_updated():
     weight = tf.reshape(tf.range(20.0), (5, 4))
     for step, first in ((4, 13), (5, 0)):
         key = optimizer.key(7, step)
-        whole = optimizer.apply_update(rule, 0, weight, tf.ones((5, 4)), None, 0.5, key)
-        changed = np.flatnonzero(whole - weight)
+        complete = optimizer.apply_update(rule, 0, weight, tf.ones((5, 4)), None, 0.5, key)
+        changed = np.flatnonzero(complete - weight)
         assert changed.tolist() == [*range(first, 20)]
         flat = tf.reshape(weight, -1)
         shards = [
@@ -240,4 +240,4 @@ def test_at_first_only_the_new_rows_change_also_where_shards_are_updated():
             )
             for start in (0, 10)
         ]
-        np.testing.assert_array_equal(np.concatenate(shards), np.ravel(whole))
+        np.testing.assert_array_equal(np.concatenate(shards), np.ravel(complete))

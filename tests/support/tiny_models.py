@@ -1,12 +1,14 @@
 """Small models with random weights on disk, and small tasks for them, for the tests of the tasks."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from bert_cli.cli import main
 from bert_cli.config.settings import BertConfig
 from bert_cli.data.records.tokenizer import write_vocabulary
 
@@ -74,6 +76,19 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
     write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    return folder
+
+
+def write_records(
+    folder: Path, sentences: Sequence[str], vocab: Path, length: int = 32, masking: str = "dynamic"
+) -> Path:
+    """Write five equal documents into FOLDER_text, and records of them with 5 masked positions."""
+    text = folder.with_name(f"{folder.name}_text") / "a.txt"
+    text.parent.mkdir(exist_ok=True)
+    text.write_text("\n".join([*sentences, ""] * 5), encoding="utf-8")
+    words = ["tokenize", text.parent, folder, "--vocab", vocab, "--masking", masking]
+    words += ["--sequence-length", length, "--mask-tokens", 5]
+    assert main([*map(str, words)]) == 0
     return folder
 
 

@@ -158,7 +158,8 @@ def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
         plan, windows, sample = finetune.open_features(settings, features, mesh)
         return RunSpec(plan, windows, sample, tokenizer=None)
     part = mesh.processes.rank, mesh.processes.count
-    stream, plan = corpora.open_run(settings, *part)
+    stream = corpora.open_stream(settings, *part)
+    plan = corpora.plan_for(settings, stream)
     sample = stream.first_micro_batches(len(mesh.devices))
     return RunSpec(plan, stream, sample, tokenizer=stream.folder)
 

@@ -71,17 +71,6 @@ def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
     return settings.model_copy(update=changed) if changed else settings
 
 
-def open_run(
-    settings: PretrainSettings, rank: int = 0, world_size: int = 1
-) -> tuple[ExampleStream, Plan]:
-    """Return the run's examples, of each step the part of one process, and its plan.
-
-    Raises ConfigError or DataError.
-    """
-    stream = open_stream(settings, rank, world_size)
-    return stream, plan_for(settings, stream)
-
-
 def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
     """Return the plan of a run on these examples, whose steps they then have."""
     plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
@@ -90,7 +79,7 @@ def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
 
 
 def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
-    """Return the run's examples in steps of one size. Raises ConfigError or DataError."""
+    """Return the run's examples, of each step the part of one process. Raises ConfigError or DataError."""
     stages = (settings, *settings.later_stages)
     streams = [_open_stage(one, rank, world_size) for one in stages]
     stream = Stages(streams) if settings.stages else streams[0]

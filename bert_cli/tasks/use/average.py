@@ -1,4 +1,4 @@
-"""`bert average`: the mean of the weights of a run's newest checkpoints, scored beside the newest of them.
+"""`bert average`: the mean of the weights of a run's newest checkpoints, compared with the newest of them.
 
 Such a mean is often a better model than the last step of a run whose learning rate is still high (Izmailov et al.
 2018), and may be a worse one. OUT has the files of a checkpoint without its optimizer and state.json.

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.tiny_models import PIECES, metrics_of, write_model
+from support.tiny_models import PIECES, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
@@ -21,7 +21,6 @@ TEXT = [
     "The good plot was not gnocchi.",
     "Bad gnocchi is very bad, and fine gnocchis are not.",
 ] * 40
-SIZES = ["--sequence-length", "32", "--mask-tokens", "5", "--masking", "dynamic"]
 RUN = [
     "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
     "--optimizer-opts.name", "LAMB", "--optimizer-opts.learning-rate.max-learning-rate", "0.001",
@@ -33,18 +32,12 @@ def home(tmp_path_factory):
     """A model, text with words that it lacks, an extended vocabulary and records with it."""
     home = tmp_path_factory.mktemp("adapt")
     write_model(home / "model")
-    (home / "text").mkdir()
-    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
-    extend = ["vocab", str(home / "text"), "--extend", str(home / "model"), "--size"]
+    write_records(home / "plain", TEXT, home / "model")
+    extend = ["vocab", str(home / "plain_text"), "--extend", str(home / "model"), "--size"]
     assert main([*extend, "+3", str(home / "vocab")]) == 0
     assert main([*extend, "+0", str(home / "same")]) == 0
-    make_records(home, home / "vocab", home / "records")
+    write_records(home / "records", TEXT, home / "vocab")
     return home
-
-
-def make_records(home, vocab, folder):
-    words = ["tokenize", home / "text", folder, "--vocab", vocab]
-    assert main([*map(str, words), *SIZES]) == 0 and main(["index", str(folder)]) == 0
 
 
 def pretrain(home, run="run", *flags):
@@ -129,7 +122,7 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert f"bits per byte {bits:.4f}" in out
     assert bits == pytest.approx(by_pytorch(home), rel=1e-5)
     # A run's folder has a vocabulary as a model's has.
-    again = ["vocab", str(home / "text"), "--extend", str(home / "run"), "--size", "+0"]
+    again = ["vocab", str(home / "plain_text"), "--extend", str(home / "run"), "--size", "+0"]
     assert main([*again, str(home / "vocab_of_run")]) == 0
     assert (home / "vocab_of_run/vocab.txt").read_bytes() == (home / "vocab/vocab.txt").read_bytes()
     # The run is continued as any other.
@@ -166,7 +159,7 @@ def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, ca
     pieces = list(PIECES)
     pieces[10], pieces[11] = pieces[11], pieces[10]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, "gnocchi"]))
-    make_records(home, tmp_path / "vocab.txt", tmp_path / "r")
+    write_records(tmp_path / "r", TEXT, tmp_path / "vocab.txt")
     model = ["--pretrained-ckpt-path", str(home / "model"), "--save-ckpt-path", str(tmp_path / "x")]
     assert main(["pretrain", "--dataset-dir", str(tmp_path / "r"), *model, *RUN]) == 2
     assert "`bert vocab --extend`" in capsys.readouterr().err
@@ -183,5 +176,5 @@ def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, ca
 )
 def test_a_wrong_size_or_case_is_refused(home, flags, message, capsys):
     words = [str(home / "model") if word == "MODEL" else word for word in flags]
-    assert main(["vocab", str(home / "text"), str(home / "no"), *words]) == 2
+    assert main(["vocab", str(home / "plain_text"), str(home / "no"), *words]) == 2
     assert message in capsys.readouterr().err and not (home / "no").exists()

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.tiny_models import metrics_of, write_model
+from support.tiny_models import metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
@@ -54,11 +54,7 @@ def home(tmp_path_factory):
     """A model, records with its vocabulary, and pairs of sentences."""
     home = tmp_path_factory.mktemp("probe")
     write_model(home / "model")
-    (home / "text").mkdir()
-    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
-    words = ["tokenize", home / "text", home / "records", "--vocab", home / "model"]
-    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic"]
-    assert main([*map(str, words)]) == 0 and main(["index", str(home / "records")]) == 0
+    write_records(home / "records", TEXT, home / "model")
     lines = [json.dumps({"good": good, "bad": bad}) for good, bad in PAIRS]
     (home / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return home

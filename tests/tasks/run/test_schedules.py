@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model
+from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
@@ -41,20 +41,14 @@ WITH_RECORDS = {name: value for name, value in TINY_RUN.items() if "bert-config"
 }
 
 
-def write_records(folder, vocab=None):
+def write_corpora(folder, vocab=None):
     """Write a model, and records of 32, 32 and 48 positions with its vocabulary; return the folders of these."""
     write_model(folder / "model")
-    found = []
+    model, found = vocab or folder / "model", []
     for number, length in enumerate((32, 32, 48)):
-        text = folder / f"text{number}" / "a.txt"
-        text.parent.mkdir()
         words = " ".join(["the", "good", "bad", "film"][number:])
         sentences = [f"{words} was very good, and a plot is fine {n}." for n in range(40)]
-        text.write_text("\n".join([*sentences, ""] * 5), encoding="utf-8")
-        found.append(folder / f"records{number}")
-        words = ["tokenize", text.parent, found[-1], "--vocab", vocab or folder / "model"]
-        words += ["--sequence-length", length, "--mask-tokens", 5, "--masking", "dynamic"]
-        assert main([*map(str, words)]) == 0 and main(["index", str(found[-1])]) == 0
+        found.append(write_records(folder / f"records{number}", sentences, model, length))
     return found
 
 
@@ -72,26 +66,26 @@ def assert_same_end(one, other):
         assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()
 
 
-def assert_resumes_exactly(whole, *steps, **changes):
+def assert_resumes_exactly(complete, *steps, **changes):
     for step in steps:
-        again = whole.with_name(f"again_{step}")
-        shutil.copytree(whole, again)
+        again = complete.with_name(f"again_{step}")
+        shutil.copytree(complete, again)
         for folder in complete_checkpoints(again)[step:]:
             shutil.rmtree(folder)
         assert pretrain(again, **changes) == 0
-        assert_same_end(whole, again)
+        assert_same_end(complete, again)
 
 
 def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
-    whole = tmp_path / "whole"
-    assert pretrain(whole) == 0
-    lines = metrics_of(whole)
+    complete = tmp_path / "complete"
+    assert pretrain(complete) == 0
+    lines = metrics_of(complete)
     assert [line["examples"] for line in lines] == [2] * 6 + [4] * 3 + [6] * 2 + [8] * 5
     rates = [line["learning_rate"] for line in lines]
     assert rates[5] == max(rates) and rates[-1] == 1e-7 and rates[-2] < rates[-3] < max(rates)
     # The batch grows after step 9, the learning rate decays from 12 on, and the lengths change after 13.
-    assert_resumes_exactly(whole, 8, 12, 14)
-    assert pretrain(whole, global_batch__growth_frac=0.7) != 0
+    assert_resumes_exactly(complete, 8, 12, 14)
+    assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
 
 
@@ -142,10 +136,10 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
 
 
 def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
-    records = write_records(tmp_path)
+    records = write_corpora(tmp_path)
     pieces = [*PIECES, "plotted", "filmed"]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    records = write_records(tmp_path / "more", vocab=tmp_path / "vocab.txt")
+    records = write_corpora(tmp_path / "more", vocab=tmp_path / "vocab.txt")
     flags = {
         **WITH_RECORDS, "dataset-dir": records[0], "total-num-train-samples": 40, "checkpoint-every-steps": 1,
         "optimizer-opts.learning-rate.warmup-frac": 0.2, "new-rows-only-steps": 3,
@@ -155,8 +149,11 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
     assert pretrain(run, flags | {"pretrained-ckpt-path": model, name: "constant"}) == 0
     decayed = flags | {"pretrained-ckpt-path": run, name: "wsd"}
     assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
-    whole, decayed_rates = metrics_of(run), [line["learning_rate"] for line in metrics_of(branch)]
-    assert whole[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
+    complete, decayed_rates = (
+        metrics_of(run),
+        [line["learning_rate"] for line in metrics_of(branch)],
+    )
+    assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
     for early, message in ((1, "constant from step 2 to 10"), (2, "among the new_rows_only_steps")):
         more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})
         assert pretrain(tmp_path / "early", decayed | more) != 0
@@ -164,7 +161,7 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
 
 
 def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tmp_path):
-    records = write_records(tmp_path)
+    records = write_corpora(tmp_path)
     settings = PretrainSettings(
         dataset_dir=[{"path": str(records[0]), "weight": 1}, {"path": str(records[1]), "weight": 3}],
         max_seq_length=32,
@@ -179,9 +176,10 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
              "micro_batch_size": 4, "total_num_train_samples": 160},
         ],
     )  # fmt: skip
-    stream, plan = corpora.open_run(settings)
+    stream, again = corpora.open_stream(settings), corpora.open_stream(settings)
+    plan = corpora.plan_for(settings, stream)
     assert plan.total_steps == 20
-    again, _ = corpora.open_run(settings)
+    corpora.plan_for(settings, again)
     for step in reversed(range(plan.total_steps)):
         batch = stream[step]
         assert batch["input_ids"].shape == ((4, 8, 32) if step < 10 else (4, 4, 48))
@@ -196,8 +194,8 @@ def test_stages_of_other_vocabularies_or_of_packs_are_refused(tmp_path, capsys):
     (tmp_path / "vocab.txt").write_text(
         "".join(f"{piece}\n" for piece in [*PIECES[:-2], "films", "plots"])
     )
-    ours = write_records(tmp_path)[0]
-    theirs = write_records(tmp_path / "theirs", vocab=tmp_path / "vocab.txt")[2]
+    ours = write_corpora(tmp_path)[0]
+    theirs = write_corpora(tmp_path / "theirs", vocab=tmp_path / "vocab.txt")[2]
     stage = {"max_seq_length": 48, "max_predictions_per_seq": 5, "total_num_train_samples": 8}
     for records, message in (
         (theirs, "differ in their vocabularies"),

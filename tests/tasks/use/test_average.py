@@ -1,4 +1,4 @@
-"""`bert average`: the mean of a run's newest checkpoints, and its score beside that of the newest."""
+"""`bert average`: the mean of a run's newest checkpoints, and its score next to that of the newest."""
 
 import json
 import shutil
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import metrics_of, write_model
+from support.tiny_models import metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, complete_checkpoints
 
-SIZES = ["--sequence-length", "32", "--mask-tokens", "5"]
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
 RUN = [
     "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
@@ -31,10 +30,7 @@ def home(tmp_path_factory):
     """A run on two replicas with a held-out score, and the mean of its last checkpoints with what was printed."""
     home = tmp_path_factory.mktemp("average")
     write_model(home / "model")
-    (home / "text").mkdir()
-    (home / "text/a.txt").write_text("\n".join([*TEXT, ""] * 5), encoding="utf-8")
-    words = ["tokenize", home / "text", home / "records", "--vocab", home / "model"]
-    assert main([*map(str, words), *SIZES]) == 0
+    write_records(home / "records", TEXT, home / "model", masking="static")
     flags = {"dataset-dir": "records", "validation-dir": "records", "save-ckpt-path": "run"}
     flags["pretrained-ckpt-path"] = "model"
     words = [word for flag, name in flags.items() for word in (f"--{flag}", str(home / name))]
