@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compare the recipe for little text with that of phase 1: the same tokens, several seeds.
 
-    scripts/bench_recipes.py SENTENCES HELD_OUT VOCAB GLUE OUT [--seeds 0 1] [--cases CASE ...]
+    scripts/bench_recipes.py SENTENCES HELD_OUT VOCAB GLUE OUT [--epochs 1] [--seeds 0 1] [--cases CASE ...]
 
-SENTENCES and HELD_OUT are outputs of `bert preprocess`. Each case trains a model of 5 M weights on about an epoch of
+SENTENCES and HELD_OUT are outputs of `bert preprocess`. Each case trains a model of 5 M weights on about --epochs of
 SENTENCES, is scored on HELD_OUT (128 positions, 15 % of the tokens masked) and fine-tuned on SST-2 of the folder GLUE.
 Besides the two recipes each part of that for little text is a case, added alone to phase 1. What is made is kept in
 OUT, and the same command continues; of other cases or seeds too.
@@ -140,10 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("sentences", "held_out", "vocab", "glue", "out"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     given = parser.parse_args()
-    positions, rows = make_records(given), []
+    positions, rows = round(given.epochs * make_records(given)), []
     for seed in given.seeds:
         for case in given.cases:
             loss, bits, accuracy = measure(case, seed, positions, given)
