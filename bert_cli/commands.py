@@ -58,6 +58,7 @@ _ROWS = {
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
+    "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
     "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
     "average": ("tasks.use.average", "finetune.Average", "average the checkpoints of a run"),

@@ -24,7 +24,7 @@ from bert_cli.config.training import Engine, GlobalBatch, LearningRate, Optimize
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
 CLASSIFICATIONS = ("text-classification", "token-classification")
-PREDICT_TASKS = ("fill-mask", "question-answering", *CLASSIFICATIONS, "embed")
+PREDICT_TASKS = ("fill-mask", "question-answering", *CLASSIFICATIONS, "embed", "similarity")
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
@@ -283,8 +283,8 @@ class PredictSettings(Settings):
     text: Positional[str | None] = None
     """One text; give several in a file or through standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
-    """fill-mask, question-answering, text-classification, token-classification or embed; by default the task
-    that the model was trained for."""
+    """fill-mask, question-answering, text-classification, token-classification, embed or similarity, which ranks
+    the texts of --input by their similarity to TEXT; by default the task that the model was trained for."""
     input: Path | None = None
     """A file with a text on each line, or .jsonl with an object on each line: `text` and, for pairs,
     `second`, or `question` and `context`. Also with .gz."""
@@ -304,11 +304,12 @@ class PredictSettings(Settings):
     engine: Engine = "tensorflow"
     """Framework that runs the model; every model runs on each."""
     top: Positive = 5
-    """Number of predictions for each [MASK], the best first, for fill-mask."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """The vector of embed: the `mean` over all tokens, or that of [CLS]."""
-    normalize: bool = False
-    """Scale the vectors of embed to length 1."""
+    """Number of predictions for each [MASK], or of texts for similarity, the best first."""
+    pooling: Literal["mean", "cls"] | None = None
+    """The vector of a text: the `mean` over all tokens, or that of [CLS]; by default as `bert embed` trained it, else
+    the mean."""
+    normalize: bool | None = None
+    """Scale the vectors of embed to length 1; by default as `bert embed` trained them, else not."""
     doc_stride: Positive = 128
     """Tokens from the start of a window of a long context to that of the next, for question-answering."""
     max_query_length: Positive = 64
@@ -324,7 +325,7 @@ class PredictSettings(Settings):
     @model_validator(mode="after")
     def _texts_have_one_source(self) -> "PredictSettings":
         given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
-        if len(given) > 1:
+        if len(given) > 1 and not (self.task == "similarity" and given == ["text", "input"]):
             raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
         return self
 

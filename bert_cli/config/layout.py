@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from bert_cli.config.memory import (
+    EMBED_BLOCKS,
     LABELS,
     TASK_HEADS,
     Estimate,
@@ -46,6 +47,10 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
         "pool": 2.0 * batch.micro_batch_size * width * width,
         "heads": 2.0 * read * width * (width + vocabulary),
         **dict.fromkeys(TASK_HEADS, 2.0 * read * width * LABELS),
+        **dict.fromkeys(EMBED_BLOCKS, 1.0 * read * width),
+        # The decoder has the layers of the encoder.
+        "denoise_head": 2.0 * positions * config.num_hidden_layers * config.layer_matrices
+        + 2.0 * read * width * (width + vocabulary),
     }
 
 
@@ -156,7 +161,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
         choices = []
         for number, device in enumerate(mapping):
             more = [n + (stage == number) for stage, n in enumerate(layers)]
-            stages = laid_stages(more, settings.LAST_BLOCKS)
+            stages = laid_stages(more, settings.last_blocks)
             full = on_device(settings, stages, mapping, device).total
             here = [n for n, on in enumerate(mapping) if on == device]
             busy = sum(work[block] for n in here for block in stages[n])
@@ -165,7 +170,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
             choices.append((*key, -number))
         *_, later = min(choices)
         layers[-later] += 1
-    return laid_stages(layers, settings.LAST_BLOCKS)
+    return laid_stages(layers, settings.last_blocks)
 
 
 def _changed(settings: Settings, group: str, changes: Mapping[str, object]) -> Settings:

@@ -1,7 +1,7 @@
 """The memory of a layout: what is always there, and activations or the temporaries of the update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bert_cli.config.settings import BertConfig
@@ -15,6 +15,8 @@ COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16
 FLOAT32 = 4
 # The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
+READOUTS = ("heads", "denoise_head")  # blocks with scores of all words
+EMBED_BLOCKS = ("mean_pool", "embed_head")
 # The thresholds of the engine, which a test compares with it.
 COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
 # Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the
@@ -74,6 +76,9 @@ def weights_of(config: BertConfig) -> dict[str, int]:
         "pool": dense,
         "heads": dense + norm + config.vocab_size + 2 * width + 2,
         **dict.fromkeys(TASK_HEADS, LABELS * (width + 1)),
+        **dict.fromkeys(EMBED_BLOCKS, 0),
+        "denoise_head": config.num_hidden_layers * (2 * dense + norm)
+        + (dense + norm + config.vocab_size),
     }
 
 
@@ -82,7 +87,7 @@ def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
     parallel = settings.parallel
     stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
     if parallel.layout == "auto" or stages is None or mapping is None:
-        return laid_stages([settings.bert_config.num_hidden_layers], settings.LAST_BLOCKS), [0]
+        return laid_stages([settings.bert_config.num_hidden_layers], settings.last_blocks), [0]
     return stages, mapping
 
 
@@ -139,7 +144,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
         moments=2 * FLOAT32 * updated,
         stashes=0,
         working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
-        logits=logits // (chunks if by_rows == 1 else by_rows) if "heads" in blocks else 0,
+        logits=logits // (chunks if by_rows == 1 else by_rows) if _scores_words(blocks) else 0,
         update=FLOAT32 * update,
     )
 
@@ -154,7 +159,7 @@ def on_device(
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
-    tables = sum("emb" in stages[number] or "heads" in stages[number] for number in here)
+    tables = sum("emb" in stages[number] or _scores_words(stages[number]) for number in here)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated, most = math.ceil(weights / shards), math.ceil(min(largest, weights) / shards)
@@ -172,7 +177,7 @@ def on_device(
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
-        logits=int(GAPS * _logits(settings)) if "heads" in blocks else 0,
+        logits=int(GAPS * _logits(settings)) if _scores_words(blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
 
@@ -200,7 +205,8 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
     temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
     elements = weights_of(config)
-    elements["heads"] += config.vocab_size * config.hidden_size  # the shared word embeddings
+    for name in READOUTS:
+        elements[name] += config.vocab_size * config.hidden_size  # the shared word embeddings
     gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
     kernels = _kernel_copies(settings, blocks)
     by_layer = parallel.recompute and parallel.recompute_by == "layer"
@@ -209,7 +215,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
         *body, heads = saved
         below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
         layer = max(body, default=0) if by_layer else 0
-        logits = _logits(settings) if "heads" in blocks else 0
+        logits = _logits(settings) if _scores_words(blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
@@ -222,9 +228,13 @@ def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
     if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
         return 0
     config = settings.bert_config
-    table = config.vocab_size * config.hidden_size if "heads" in blocks else 0
+    table = config.vocab_size * config.hidden_size if _scores_words(blocks) else 0
     cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
     return COMPUTE_BYTES[settings.precision] * (cast + table)
+
+
+def _scores_words(blocks: Iterable[str]) -> bool:
+    return any(block in READOUTS for block in blocks)
 
 
 def _logits(settings: TrainSettings) -> int:
@@ -268,6 +278,11 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         "qa_head": compute * bpd,
         "glue_head": 2 * wide * count_elements(settings, "BD"),
         "token_head": 2 * wide * bpd,
+        "mean_pool": wide * bsd,
+        "embed_head": 0,
+        # A second pass through the layers.
+        "denoise_head": config.num_hidden_layers * (of_bsd * bsd + (2 + more) * wide * bnss)
+        + (2 * compute + 5 * wide) * bpd,
     }[block]
 
 
@@ -283,7 +298,7 @@ def count_elements(settings: TrainSettings, shape: str) -> int:
     """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
     config = settings.bert_config
     sizes = {
-        "B": settings.global_batch.micro_batch_size,
+        "B": settings.global_batch.micro_batch_size * settings.texts_per_example,
         "S": settings.max_seq_length,
         "P": settings.positions_read,
         "N": config.num_attention_heads,

@@ -31,7 +31,10 @@ ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {
     ),
     "jax": ("tensor", "shard_weights"),
 }
-BLOCKS = ("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head")
+BLOCKS = (
+    *("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head"),
+    *("mean_pool", "embed_head", "denoise_head"),
+)
 
 
 class SettingError(ValueError):

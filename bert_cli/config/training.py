@@ -190,6 +190,16 @@ class TrainSettings(Settings):
     """Use only reproducible operations, so that a resumed run equals the uninterrupted one bit for bit."""
 
     @property
+    def last_blocks(self) -> tuple[str, ...]:
+        """Return the blocks after the encoder layers of this run."""
+        return self.LAST_BLOCKS
+
+    @property
+    def texts_per_example(self) -> int:
+        """Return the texts of an example that go through the model as sequences of their own."""
+        return 1
+
+    @property
     def positions_read(self) -> int:
         """Return how many positions of an example, [CLS] among them, the blocks after the encoder read."""
         return self.max_seq_length
@@ -224,7 +234,7 @@ class TrainSettings(Settings):
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
             return self  # no stages, stages that `auto` replaces, or an unknown number of layers
-        expected = ["emb", *["hid"] * model.num_hidden_layers, *self.LAST_BLOCKS]
+        expected = ["emb", *["hid"] * model.num_hidden_layers, *self.last_blocks]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
             named, needed = (", ".join(short(blocks)) for blocks in (listed, expected))

@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.settings import BertConfig
+from bert_cli.model.denoising import DenoisingDecoder
 from bert_cli.model.groupbert import GroupLayer
 from bert_cli.model.heads import (
     PretrainingHeads,
     QuestionAnswering,
+    SentenceEmbedding,
     SequenceClassification,
     TokenClassification,
 )
-from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, Pooler
+from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, MeanPooling, Pooler
 from bert_cli.model.scaling import Factor
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
@@ -38,6 +40,9 @@ BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
     "qa_head": (QuestionAnswering, "labels", "dropout_id"),
     "glue_head": (SequenceClassification, "labels", "dropout_id"),
     "token_head": (TokenClassification, "labels", "dropout_id"),
+    "mean_pool": (MeanPooling,),
+    "embed_head": (SentenceEmbedding,),
+    "denoise_head": (DenoisingDecoder, "encoder", "word_table", "chunks", "dropout_id"),
 }
 
 
@@ -53,20 +58,22 @@ def build_block(
     *,
     seed: int,
     policy: str,
-    word_table: keras.Variable | None = None,
+    encoder: Sequence[keras.layers.Layer] = (),
     labels: int = 2,
     chunks: int = 1,
     factors: Mapping[str, Factor] | None = None,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
-    Only `heads` takes the `word_table` of `emb`, with its value unchanged. `labels` are the outputs of a task's head,
-    `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
+    `encoder` are the blocks before it, of which `heads` shares the word embeddings and `denoise_head` all weights; they
+    do not change. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss,
+    `factors` the table of Unit Scaling.
     """
     is_layer, ids = name.startswith("hid_"), BLOCKS[config.architecture][0].DROPOUT_IDS
     layers = int(name.removeprefix("hid_")) if is_layer else config.num_hidden_layers
     attributes = {
-        "word_table": word_table,
+        "encoder": encoder,
+        "word_table": word_table(encoder[0]) if encoder else None,
         "labels": labels,
         "chunks": chunks,
         "dropout_id": 0 if name == "emb" else 1 + ids * layers,
@@ -97,8 +104,10 @@ def build_blocks(
     """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
     blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
-        table = word_table(blocks["emb"]) if name == "heads" else None
-        blocks[name] = build_block(name, config, word_table=table, **options)
+        encoder = [
+            block for name, block in blocks.items() if name == "emb" or name.startswith("hid_")
+        ]
+        blocks[name] = build_block(name, config, encoder=encoder, **options)
     return list(blocks.items())
 
 

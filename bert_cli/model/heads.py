@@ -222,6 +222,35 @@ class TokenClassification(Classifier):
         return loss / counts["words"], {"loss": loss, "correct": correct}
 
 
+class SentenceEmbedding(Head):
+    """Block `embed_head`: the vector of a text, in position 0. No weights.
+
+    The loss of a batch needs the vectors of all its texts. It is computed between two forward passes
+    (`contrastive.py`); here its gradient with respect to each vector is a column, and the loss the product of both,
+    whose gradients with respect to the weights are those of the complete batch (Gao, Zhang et al. 2021, "Scaling Deep
+    Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
+    """
+
+    READS = ("vector_gradients", "losses", "is_found", "is_anchor")
+    COUNTS: ClassVar[Mapping[str, str]] = {"anchors": "is_anchor"}
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "anchors"),
+        "accuracy": ("correct", "anchors"),
+    }
+
+    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] -> the vectors [B, D] in float32."""
+        return ops.cast(hidden[:, 0], "float32")
+
+    def call(
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
+    ) -> tuple[Tensor, Sums]:
+        """Return the product of vectors and `vector_gradients` [B, D], and the sums of `losses` and `is_found` [B]."""
+        loss = ops.sum(self.logits(hidden, key) * labels["vector_gradients"])
+        sums = {"loss": labels["losses"], "correct": labels["is_found"]}
+        return loss, {name: ops.sum(column) for name, column in sums.items()}
+
+
 def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the weighted float32 sums over rows [..., L] of the cross entropy and of the right predictions."""
     logits = ops.reshape(logits, (-1, logits.shape[-1]))

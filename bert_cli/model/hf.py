@@ -39,6 +39,9 @@ LAYERS = {
     "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
     "heads/masked_lm": "cls.predictions",
     "heads/next_sentence": "cls.seq_relationship",
+    "denoise_head/masked_lm/transform": "cls.predictions.transform.dense",
+    "denoise_head/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
+    "denoise_head/masked_lm": "cls.predictions",
     "qa_head/span": "qa_outputs",
     "glue_head/classifier": "classifier",
     "token_head/classifier": "classifier",
@@ -60,7 +63,10 @@ TIED = {
 }
 
 # Parts that a file may lack completely, as published encoders do. They then have first values.
-OPTIONAL = ("pool", "heads/masked_lm", "heads/next_sentence", "qa_head", "glue_head", "token_head")
+OPTIONAL = (
+    *("pool", "heads/masked_lm", "heads/next_sentence", "qa_head", "glue_head", "token_head"),
+    *("denoise_head/masked_lm", "denoise_head/cross"),
+)
 
 # Their names of the same parts, which are left out where the model has no such part.
 THEIR_PARTS = (
@@ -70,6 +76,7 @@ THEIR_PARTS = (
     "cls.seq_relationship",
     "qa_outputs",
     "classifier",
+    "denoise_head",
 )
 
 # Last block of ours -> transformers' class.
@@ -78,6 +85,8 @@ ARCHITECTURES = {
     "qa_head": "BertForQuestionAnswering",
     "glue_head": "BertForSequenceClassification",
     "token_head": "BertForTokenClassification",
+    "embed_head": "BertModel",
+    "denoise_head": "BertModel",
 }
 # Architecture, which is also transformers' model_type -> what the names of its classes have before "Bert".
 PREFIXES = {"bert": "", "groupbert": "Group"}
@@ -112,7 +121,7 @@ def from_hf(
     names = {name: hf_name(name) for name in wanted}
     missing_parts = []
     for part in OPTIONAL:
-        within = [name for name in names if name.startswith(f"{part}/")]
+        within = [name for name in names if name.startswith(part)]
         if within and not any(names[name] in theirs for name in within):
             missing_parts.append(part)
             names = {name: their_name for name, their_name in names.items() if name not in within}
@@ -190,7 +199,7 @@ def class_entries(config: BertConfig, name: str) -> dict[str, Any]:
     entries: dict[str, Any] = {"architectures": [name], "model_type": config.architecture}
     if config.architecture == "groupbert":
         kinds = ["Config", "Model", "ModelForMaskedLM"]
-        kinds += [name.replace("Bert", "Model") for name in ARCHITECTURES.values()]
+        kinds += [name.replace("Bert", "Model") for name in ARCHITECTURES.values() if "For" in name]
         start = f"{MODELING.stem}.GroupBert"
         entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
         # transformers chooses BERT's by its model_type.

@@ -320,3 +320,15 @@ class Pooler(ConfiguredLayer):
         first_BCD = self.projection(self.scaled("split", hidden[:, :sequences]))
         first_BCD = ops.cast(ops.tanh(first_BCD), self.compute_dtype)
         return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)
+
+
+class MeanPooling(ConfiguredLayer):
+    """Block `mean_pool`: the mean over the tokens of a text. No weights."""
+
+    READS = ("input_mask",)
+
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32."""
+        mask_BS1 = ops.cast(batch["input_mask"], "float32")[:, :, None]
+        sum_B1D = ops.sum(ops.cast(hidden, "float32") * mask_BS1, 1, keepdims=True)
+        return sum_B1D / ops.sum(mask_BS1, 1, keepdims=True)

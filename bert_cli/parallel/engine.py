@@ -272,6 +272,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+        """Return the head's logits [M, ...] of this process' micro-batches with the dropout of `update`."""
+
+    @abstractmethod
     def evaluate(self, micro_batch: Batch) -> dict[str, float]:
         """Return the head's sums for examples [B, ...], on this process alone, without dropout."""
 

@@ -250,7 +250,11 @@ def save(
                 "fixed": fixed,
                 "settings": settings,
                 "versions": package_versions(PACKAGES),
-                "crc32c": {file.name: file_crc32c(file) for file in sorted(partial.iterdir())},
+                "crc32c": {
+                    file.relative_to(partial).as_posix(): file_crc32c(file)
+                    for file in sorted(partial.rglob("*"))
+                    if file.is_file()
+                },
             }
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
     except OSError as error:
@@ -268,6 +272,7 @@ def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
         # safetensors lets only their owner read them
         shutil.copymode(partial / "config.json", partial / file)
     for name, content in form.files.items():
+        (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(content)
 
 

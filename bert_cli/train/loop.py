@@ -93,6 +93,8 @@ class Step:
     max_gradient_norm: float | None
     max_skipped_steps: int
     stop_requested: Callable[[], bool] = lambda: False
+    prepare: Callable[[Engine, Batch, UpdateRequest], Batch] | None = None
+    """Returns the batch with columns that its task computes for this step; all processes call it."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
@@ -111,6 +113,8 @@ class Step:
             loss_scale=scale.value,
             max_gradient_norm=self.max_gradient_norm,
         )
+        if self.prepare is not None:
+            batch = self.prepare(self.engine, batch, request)
         result = self.engine.update(batch, request, self.stop_requested)
         state.loss_scale = scale.after(math.isfinite(result.gradient_norm))
         # A skipped step is complete too, so that the batches that follow stay a function of the step.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from support.model_inputs import counts_of, make_examples
 
 from bert_cli.model import fused
-from bert_cli.model.bert import build_block, build_blocks, word_table
+from bert_cli.model.bert import build_block, build_blocks
 from bert_cli.model.heads import chunked_loss, loss_sums
 
 MASKED, WIDTH, WORDS = 24, 32, 23
@@ -76,14 +76,12 @@ def test_the_first_of_equal_words_is_the_best_also_across_chunks():
 
 def test_the_heads_with_chunks_are_the_heads(tiny):
     blocks = build_blocks(tiny, seed=1, policy="float32")
-    table = word_table(blocks[0][1])
+    encoder = [blocks[0][1]]
     columns = make_examples(tiny.vocab_size)
     hidden = tf.random.stateless_normal((4, 6, 32), [1, 2])
     losses = {}
     for chunks in (1, 4):
-        heads = build_block(
-            "heads", tiny, seed=1, policy="float32", word_table=table, chunks=chunks
-        )
+        heads = build_block("heads", tiny, seed=1, policy="float32", encoder=encoder, chunks=chunks)
         loss, sums = heads(hidden, columns, counts_of(columns), None)
         losses[chunks] = [float(loss), *(float(value) for value in sums.values())]
     np.testing.assert_allclose(losses[4], losses[1], rtol=1e-6)

@@ -117,13 +117,18 @@ class FeatureReader(Stream):
     """`reader[step]` is the batch of a step, the same examples on every layout."""
 
     def __init__(
-        self, features: Features, batching: Batching, seed: int, sequence_length: int
+        self,
+        features: Features,
+        batching: Batching,
+        seed: int,
+        sequence_length: int,
+        group: int = 1,
     ) -> None:
-        """Read examples of at most `sequence_length` tokens in a random order."""
+        """Read examples of at most `sequence_length` tokens in a random order, `group` consecutive ones as one."""
         self.features, self.batching = features, batching
-        self.seed, self.sequence_length = seed, sequence_length
+        self.seed, self.sequence_length, self.group = seed, sequence_length, group
         self.fingerprint = features.fingerprint
-        self.epoch_size: int = len(features)
+        self.epoch_size: int = len(features) // group
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...].
@@ -131,12 +136,17 @@ class FeatureReader(Stream):
         It is as long as the longest example of the complete step: dropout does not depend on the number of
         processes.
         """
-        size = len(self.features)
-        _, complete = record_at(self.batching.step_indices(step), size, self.seed)
-        _, numbers = record_at(self.batching.sample_indices(step), size, self.seed)
+        complete = self._numbers(self.batching.step_indices(step))
+        numbers = self._numbers(self.batching.sample_indices(step))
         longest = int(self.features.lengths[complete].max())
         rows = self.features.batch(numbers, padded_length(longest, self.sequence_length))
-        return self.batching.micro_batches(rows)
+        size = self.batching.micro_batch_size * self.group
+        return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
+
+    def _numbers(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the features at sample indices of groups."""
+        _, groups = record_at(indices, self.epoch_size, self.seed)
+        return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
 
 
 def encode_texts(

@@ -210,9 +210,8 @@ def read_table(
     remarks: Counter[str] = Counter()
     texts: list[list[str]] = []
     words: list[tuple[str, str]] = []
-    for where, row in _rows(
-        path, [*text_columns, *([label_column] if label_column else [])], remarks
-    ):
+    columns = [*text_columns, *([label_column] if label_column else [])]
+    for where, row in table_rows(path, columns, remarks):
         texts.append([text_of(row, name, where) for name in text_columns])
         if label_column is not None:
             words.append((where, label_of(row, label_column, where)))
@@ -244,8 +243,8 @@ def examples_of(
     return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
 
 
-def _rows(path: Path, wanted: Sequence[str], remarks: Counter[str]) -> Rows:
-    """Yield where each row is, and its columns."""
+def table_rows(path: Path, wanted: Sequence[str], remarks: Counter[str]) -> Rows:
+    """Yield where each row of a CSV, TSV or JSON table is, and its columns; count what is odd in `remarks`."""
     kind = file_kind(path)
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"

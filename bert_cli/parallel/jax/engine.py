@@ -125,6 +125,8 @@ class JaxEngine(Engine):
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_head)
+        of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
+        self._forward = jax.jit(self._run_forward, out_shardings=of_each)
         self._array = partial(DividedArray, self.state, self._gathered)
         self.weights = {name: self._array(name, 0) for name in self.state}
 
@@ -274,6 +276,24 @@ class JaxEngine(Engine):
             total = total if is_sharded else total.sum(0)
             totals[name] = lax.with_sharding_constraint(total, self.shardings[name][1].spec)
         return totals, sums
+
+    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+        """Return the logits of the micro-batches [M, ...], of all replicas at once."""
+        state, columns, _, _ = self._arguments(batch, request, {})
+        weights = {name: parts[0] for name, parts in state.items()}
+        with jax.set_mesh(self.grid), self.group._naming_lost_process(), reporting_out_of_memory():
+            logits = jax.block_until_ready(self._forward(weights, columns))
+        # [accumulation, replicas, ...], of which this process has some replicas.
+        shards = sorted(_shards(logits), key=lambda shard: shard.index[1].start or 0)
+        local = np.concatenate([shard.data for shard in shards], axis=1).swapaxes(0, 1)
+        return local.reshape(-1, *local.shape[2:])
+
+    def _run_forward(self, weights: Arrays, columns: Arrays) -> jax.Array:
+        def logits_of(columns: Arrays) -> jax.Array:
+            key = jnp.stack([jnp.int32(self.seed), columns["index"]])
+            return self._run_head(weights, columns, key)
+
+        return lax.map(jax.vmap(logits_of, spmd_axis_name="replica"), columns)
 
     # --- the model
 

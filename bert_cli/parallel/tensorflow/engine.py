@@ -274,6 +274,19 @@ class TensorFlowEngine(Engine):
         self.clear_gradients()
         return math.fsum(map(float, squared[: len(self.updates[0])]))
 
+    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+        """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
+        here = len(batch["input_ids"])
+        first, each = request.first_micro_batch + self.group.rank * here, here // len(self.replicas)
+        rows, scale = range(here), tf.constant(1.0)
+        micro_batches = MicroBatches(batch, rows, first, self.seed, {}, scale)
+        with reporting_out_of_memory():
+            logits = [
+                _logits(self.replicas[n // each], micro_batches.columns(n), micro_batches.key(n))
+                for n in rows
+            ]
+            return np.stack([one.numpy() for one in logits])
+
     def clear_gradients(self) -> None:
         """Have the next gradients overwrite the accumulated ones."""
         for row in self.replicas:
@@ -292,12 +305,8 @@ class TensorFlowEngine(Engine):
 
     def predict(self, examples: Batch) -> Any:
         """Return the head's logits for examples [B, ...] by this process' first replica."""
-        *stages, last = self.replicas[0]
-        hidden: Any = None
         with reporting_out_of_memory():
-            for stage in stages:
-                hidden = stage.infer(hidden, stage.columns(examples))
-            logits = last.logits(hidden, last.columns(examples))
+            logits = _logits(self.replicas[0], examples, None)
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), logits)
 
     def _workers(
@@ -382,6 +391,15 @@ def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, Replica
         )
         for name in names
     }
+
+
+def _logits(stages: Sequence[Stage], examples: Batch, key: Any) -> Any:
+    """Return the head's logits of examples [B, ...], with a key also dropout."""
+    *others, last = stages
+    hidden: Any = None
+    for stage in others:
+        hidden = stage.infer(hidden, stage.columns(examples), key)
+    return last.logits(hidden, last.columns(examples), key)
 
 
 @contextmanager

@@ -100,6 +100,7 @@ class Stage:
         self._sums = traced(self._evaluate_head)
         # Batches of many lengths follow one another: one trace for all of them.
         self._logits = traced(self._compute_logits, any_length=True)
+        self._training_logits = traced(self._compute_logits, self.compiled)
 
     def columns(self, micro_batch: Batch) -> Tensors:
         """Return the columns that this stage reads, on its device. A test set has no labels."""
@@ -138,18 +139,19 @@ class Stage:
             hidden, is_first = _on_this_device(hidden), self._is_first()
             return self._forward_backward(hidden, columns, key, counts, loss_scale, is_first)
 
-    def infer(self, hidden: Any, columns: Tensors) -> Any:
-        """Return the hidden values, or in the last stage the head's sums, without dropout and gradients."""
+    def infer(self, hidden: Any, columns: Tensors, key: Any = None) -> Any:
+        """Return the hidden values, or in the last stage the head's sums, without gradients; dropout needs a key."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
             if self.head is None:
-                return self._forward(hidden, columns, None)
+                return self._forward(hidden, columns, key)
             return self._sums(hidden, columns)
 
-    def logits(self, hidden: Any, columns: Tensors) -> Any:
-        """Return the head's logits, in the last stage, without dropout."""
+    def logits(self, hidden: Any, columns: Tensors, key: Any = None) -> Any:
+        """Return the head's logits, in the last stage; dropout needs a key."""
         with tf.device(self.device):
-            return self._logits(_on_this_device(hidden), columns)
+            function = self._logits if key is None else self._training_logits
+            return function(_on_this_device(hidden), columns, key)
 
     def _is_first(self) -> tf.Tensor:
         """Return whether the next gradients are the first of the step, and note that there are some."""
@@ -237,8 +239,8 @@ class Stage:
         _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
         return self._stacked(sums)
 
-    def _compute_logits(self, hidden: Any, columns: Tensors) -> Any:
-        return self.head.logits(self._run_body(hidden, columns, None), None)  # type: ignore[union-attr]
+    def _compute_logits(self, hidden: Any, columns: Tensors, key: Any) -> Any:
+        return self.head.logits(self._run_body(hidden, columns, key), key)  # type: ignore[union-attr]
 
     def _stacked(self, sums: Mapping[str, Any]) -> tf.Tensor:
         self.sum_names = sorted(sums)

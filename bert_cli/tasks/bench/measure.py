@@ -181,7 +181,7 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
 def _take_steps(run: Run, last: int) -> list[Step]:
     times: list[Step] = []
     began = time.perf_counter()
-    config, blocks = run.settings.bert_config, run.settings.LAST_BLOCKS
+    config, blocks = run.settings.bert_config, run.settings.last_blocks
 
     def record(info: Info) -> None:
         nonlocal began
@@ -330,7 +330,7 @@ def _product_rate(run: Run) -> float:
     """Return the operations per second of products on all devices of the run; a host's cores count once."""
     mesh, group, settings = run.mesh, run.parts.engine.group, run.settings
     batch = {name: column[0] for name, column in run.spec.sample.items()}
-    known = products(settings.bert_config, settings.LAST_BLOCKS, shape_of(batch))
+    known = products(settings.bert_config, settings.last_blocks, shape_of(batch))
     dtype = str(keras.DTypePolicy(settings.precision).compute_dtype)
     group.barrier()
     rate = product_rate(known, dtype, mesh.kind)

@@ -19,7 +19,7 @@ from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Batch, Engine, Mesh, count
+from bert_cli.parallel.engine import Batch, Engine, Mesh, UpdateRequest, count
 from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
@@ -27,6 +27,16 @@ from bert_cli.train.loop import State, Step, means
 from bert_cli.train.metrics import BITS_PER_BYTE
 
 RandomBits = Callable[[Any, tuple[int, ...], int], Any]
+Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
+FIRST_STEP = UpdateRequest(
+    step=0,
+    updates=0,
+    micro_batches=1,
+    first_micro_batch=0,
+    learning_rate=0.0,
+    loss_scale=1.0,
+    max_gradient_norm=None,
+)
 
 
 class Parts(NamedTuple):
@@ -51,6 +61,8 @@ class RunSpec:
     label_names: Sequence[str] | None = None
     """Names of a classifier's outputs, of which there are `labels`; None where they have none."""
     labels: int = 2
+    prepare: Prepare | None = None
+    """Returns a batch with columns that the task computes for a step."""
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
     """Returns metrics on held-out examples after a step."""
     held_out: str = ""
@@ -73,6 +85,11 @@ class Run:
     form: Format
     fixed: dict[str, Any]
     """What a checkpoint must share."""
+
+    def compile(self) -> None:
+        """Trace and compile everything that a step needs."""
+        sample, prepare = self.spec.sample, self.spec.prepare
+        self.engine.compile(prepare(self.engine, sample, FIRST_STEP) if prepare else sample)
 
     @property
     def saves(self) -> bool:

@@ -71,6 +71,8 @@ class Task:
     """The score whose highest value decides which checkpoint is the best."""
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
+    prepare: assemble.Prepare | None = None
+    """Returns a batch with columns that the task computes for a step."""
 
 
 def run(
@@ -104,7 +106,7 @@ def run(
             print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
         if settings.generated_dataset:
             print_line("run: trains on synthetic examples; nothing is scored")
-            outputs = 2 if settings.LAST_BLOCKS[-1] == "qa_head" else 1
+            outputs = 2 if settings.last_blocks[-1] == "qa_head" else 1
             labels = len(label_names) if label_names is not None else outputs
             # As many as Graphcore's example generates.
             features = synthetic_examples(settings, 12_000, labels)
@@ -112,8 +114,9 @@ def run(
         else:
             assert folder is not None
             tokenizer = start.read_tokenizer_for(settings.bert_config, folder)
-            wanted = class_name(settings.bert_config, settings.LAST_BLOCKS[-1])
-            if source and not settings.do_training and source.architecture not in (wanted, "?"):
+            wanted = class_name(settings.bert_config, settings.last_blocks[-1])
+            fits = wanted.endswith("BertModel") or (source and source.architecture in (wanted, "?"))
+            if source and not settings.do_training and not fits:
                 problem = f"was not trained for this task, which needs a {wanted}"
                 raise _another_model(source, problem)
             task = build(settings, tokenizer, source)
@@ -132,7 +135,7 @@ def run(
 def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> Features:
     """Return synthetic examples for the head of the settings' model."""
     return synthetic_features(
-        settings.LAST_BLOCKS[-1],
+        settings.last_blocks[-1],
         number,
         labels=labels,
         vocab_size=settings.bert_config.vocab_size,
@@ -230,7 +233,8 @@ def _train_and_score(
     scorer = Scorer(settings, task, stop)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(one.tokens.tobytes())}" for name, one in sets.items())
-    per_epoch = -(-len(task.train) // plan.examples_per_step)
+    assert reader.epoch_size is not None
+    per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     spec = assemble.RunSpec(
         plan=plan,
         stream=reader,
@@ -238,6 +242,7 @@ def _train_and_score(
         tokenizer=tokenizer,
         label_names=task.label_names,
         labels=task.labels,
+        prepare=task.prepare,
         evaluate=scorer.evaluate if settings.do_validation else None,
         held_out=", ".join(digests),
         evaluate_every=settings.evaluate_every_steps or per_epoch,
@@ -272,14 +277,16 @@ def open_features(
     settings: FinetuneSettings, features: Features, mesh: Mesh
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
-    of_epochs = max(1, round(settings.num_epochs * len(features)))
+    group = settings.texts_per_example
+    size = len(features) // group
+    of_epochs = max(1, round(settings.num_epochs * size))
     examples = settings.total_num_train_samples or of_epochs
-    plan = plan_of(settings, [examples], len(features))
+    plan = plan_of(settings, [examples], size)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count
     )
-    reader = FeatureReader(features, batching, settings.seed, settings.max_seq_length)
+    reader = FeatureReader(features, batching, settings.seed, settings.max_seq_length, group)
     sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
     return plan, reader, sample
 
@@ -319,7 +326,7 @@ class Scorer:
         self.task, self.stop, self.order = task, stop, order
         self.micro_batch_size = settings.global_batch.micro_batch_size
         self.max_seq_length = settings.max_seq_length
-        self.is_per_position = settings.LAST_BLOCKS[-1] != "glue_head"
+        self.is_per_position = settings.last_blocks[-1] in ("qa_head", "token_head")
         self.best: tuple[int, float] | None = None
         """Step and score; of equal scores the older."""
         self.result = Result()

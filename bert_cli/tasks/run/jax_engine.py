@@ -17,7 +17,7 @@ def build_engine(settings: TrainSettings, mesh: Mesh, labels: int, *, trains: bo
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         blocks = build_blocks(
             settings.bert_config,
-            last_blocks=settings.LAST_BLOCKS,
+            last_blocks=settings.last_blocks,
             seed=settings.seed,
             policy=settings.precision,
             labels=labels,

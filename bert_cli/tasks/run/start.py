@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import decay_step
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, LearningRate, TrainSettings, count
+from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -278,7 +280,7 @@ def disk_format(
     label_names: Sequence[str] | None = None,
 ) -> checkpoint.Format:
     """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
-    shapes, head = _shapes(weights), settings.LAST_BLOCKS[-1]
+    shapes, head = _shapes(weights), settings.last_blocks[-1]
     positions, fills_masks = settings.bert_config.max_position_embeddings, head == "heads"
     table = factors_of(settings)
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
@@ -286,6 +288,9 @@ def disk_format(
     if table:
         config["scaling"] = getattr(settings, "scaling", None)
     files = files_for_model(tokenizer, positions, fills_masks=fills_masks) if tokenizer else {}
+    if isinstance(settings, EmbedSettings):
+        size = settings.bert_config.hidden_size
+        files |= embedding_files(settings.pooling, size, settings.max_seq_length)
     return checkpoint.Format(
         to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table)),
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes)[0], table, -1),

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_cli.config.training import TrainSettings
-from bert_cli.model.bert import block_names, build_block, named_weights, word_table
+from bert_cli.model.bert import block_names, build_block, named_weights
 from bert_cli.model.fused import compile_fused
 from bert_cli.parallel.engine import Mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
@@ -39,11 +39,11 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> list[li
 
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
     config, parallel = settings.bert_config, settings.parallel
-    names, factors = block_names(config, settings.LAST_BLOCKS), factors_of(settings)
+    names, factors = block_names(config, settings.last_blocks), factors_of(settings)
     rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
     stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
     built: list[Stage] = []
-    table: Any = None
+    encoder: list[Any] = []
     for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
         device, blocks = devices[number], {}
         with tf.device(device):
@@ -53,12 +53,13 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
                     config,
                     seed=settings.seed,
                     policy=settings.precision,
-                    word_table=table if name == "heads" else None,
+                    encoder=encoder,
                     labels=labels,
                     chunks=parallel.embedding_serialization_factor,
                     factors=factors,
                 )
-                table = word_table(blocks[name]) if name == "emb" else table
+                if name == "emb" or name.startswith("hid_"):
+                    encoder.append(blocks[name])
         weights = named_weights(list(blocks.items()))
         head = blocks.pop(names[-1], None)
         built.append(

@@ -99,6 +99,7 @@ def run_training(
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
     print_line("\n".join(["plan:", describe(plan), *(f"  {line}" for line in lines)]))
     engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
+    step.prepare = spec.prepare
     form = start.disk_format(settings, state.weights, spec.tokenizer, spec.label_names)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),
@@ -113,7 +114,7 @@ def run_training(
     _load_state(run, stack)
     ready = time.monotonic()
     if settings.compile_only:
-        engine.compile(spec.sample)
+        run.compile()
         print_line(
             f"compiled in {time.monotonic() - ready:.1f} s, after {ready - began:.1f} s of imports, "
             "building and the first batch; nothing was trained"
@@ -222,7 +223,7 @@ def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) 
     writer = stack.enter_context(BackgroundWriter())
     save = _saver(run, writer) if run.saves else None
     began = time.monotonic()
-    engine.compile(run.spec.sample)
+    run.compile()
     print_line(f"built in {seconds_built:.1f} s, traced in {time.monotonic() - began:.1f} s")
     if save is not None and run.settings.pretrained_ckpt_path and state.step == 0:
         _score_start(run)

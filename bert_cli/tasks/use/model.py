@@ -23,6 +23,7 @@ from scipy.special import softmax
 
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.data.finetune import conll
+from bert_cli.data.finetune.embeddings import cosines
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
 from bert_cli.data.finetune.squad import Question
 from bert_cli.data.finetune.squad_windows import answers, make_windows, with_null_threshold
@@ -47,6 +48,7 @@ HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text-classification": (("pool", "glue_head"), ("glue_head", "pool")),
     "token-classification": (("token_head",), ("token_head",)),
     "embed": ((), ()),
+    "similarity": ((), ()),
     "encoder": (("pool",), ()),  # for export
 }
 """Task -> the blocks after the encoder, and the parts of them that must be in the file."""
@@ -120,7 +122,7 @@ def task_of(source: start.Source, wanted: str | None) -> str:
     if known is None:
         where = f"{source.where} (architecture {source.architecture})"
         raise ConfigError(where, "is not supported", f"give one of {', '.join(ARCHITECTURES)}")
-    if wanted is not None and wanted not in (known, "embed"):
+    if wanted is not None and wanted not in (known, "embed", "similarity"):
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
         remedy = f"leave out --task, or give a model that was trained for {wanted}"
         raise ConfigError(f"task ({wanted})", problem, remedy)
@@ -192,7 +194,8 @@ class Predictor:
     def traced(self) -> Any:
         """The outputs of columns [B, S]: TensorFlow traces once for all shapes, JAX compiles for each."""
         names = ["input_ids", "segment_ids", "input_mask"]
-        outputs = {"fill-mask": self._best_words, "embed": self._vectors}
+        vectors = dict.fromkeys(("embed", "similarity"), self._vectors)
+        outputs = {"fill-mask": self._best_words, **vectors}
         function = outputs.get(self.task, self.model.logits)
         if keras.config.backend() == "jax":
             import jax
@@ -223,7 +226,7 @@ class Predictor:
         hidden_BSD = ops.cast(self.model.hidden(columns), "float32")
         mask_BS1 = ops.cast(columns["input_mask"], "float32")[:, :, None]
         vector_BD = hidden_BSD[:, 0]
-        if self.settings.pooling == "mean":
+        if self.settings.pooling != "cls":
             vector_BD = ops.sum(hidden_BSD * mask_BS1, 1) / ops.sum(mask_BS1, 1)
         if not self.settings.normalize:
             return vector_BD
@@ -415,6 +418,17 @@ def embed(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     return [_row(one.fields, {"embedding": [*map(exact, row)]}, cut) for one, row, cut in rows]
 
 
+def rank(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
+    """Return the most similar texts to the first one, by the cosine of their vectors, the best first."""
+    vectors, is_cut = use.of_texts(inputs)
+    similarities = cosines(np.broadcast_to(vectors[:1], vectors[1:].shape), vectors[1:])
+    best = np.argsort(-similarities, kind="stable")[: use.settings.top]
+    return [
+        _row(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
+        for n in best.tolist()
+    ]
+
+
 def exact(value: np.floating[Any]) -> float:
     """Return the shortest decimal that stands for a float32, not its seventeen digits as a double."""
     return float(str(value))
@@ -430,5 +444,7 @@ PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {
     "text-classification": classify,
     "token-classification": label_words,
     "embed": embed,
+    "similarity": rank,
 }
-"""Task -> function that returns the row of each input; DeviceError for outputs that are not finite."""
+"""Task -> function that returns the row of each input, for similarity of the best; DeviceError for outputs that are
+not finite."""

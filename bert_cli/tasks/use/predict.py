@@ -6,10 +6,10 @@ built. Standard output has the answers only.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from bert_cli.config.finetune import PredictSettings
-from bert_cli.data.finetune import tables
+from bert_cli.data.finetune import embeddings, tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
@@ -32,13 +32,15 @@ FIELDS = {
     "text-classification": (("text",), ("second",)),
     "token-classification": (("text",), ()),
     "embed": (("text",), ()),
+    "similarity": (("text",), ()),
 }
 """Task -> required fields of its inputs, and optional ones."""
 KNOWN_FIELDS = {name for groups in FIELDS.values() for group in groups for name in group}
-SETTINGS = {
+SETTINGS: Mapping[str, tuple[str, ...]] = {
     "fill-mask": ("top",),
     "question-answering": ("doc_stride", "max_query_length", "max_answer_length", "version_2"),
     "embed": ("pooling", "normalize"),
+    "similarity": ("pooling", "top"),
 }
 """Task -> settings that have an effect on no other."""
 BATCHES_AT_ONCE = 64
@@ -53,7 +55,12 @@ def run(settings: PredictSettings) -> None:
     """
     source = start.find_source(settings.model, "MODEL")
     task = task_of(source, settings.task)
-    length = _check_settings(settings, task, source.config.max_position_embeddings)
+    described = embeddings.read_embedding(source.folder) if task in ("embed", "similarity") else {}
+    most = source.config.max_position_embeddings
+    _check_settings(settings, task, most)
+    length = settings.max_seq_length or min(most, described.pop("max_seq_length", most))
+    own = settings.model_dump(include={"pooling", "normalize"}, exclude_none=True)
+    settings = settings.model_copy(update=described | own)
     inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
@@ -72,27 +79,35 @@ def run(settings: PredictSettings) -> None:
     # Other letters are escaped where standard output may accept ASCII only.
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
+    if task == "similarity":  # all texts are ranked together
+        inputs = [one for one in inputs if not _is_empty(one, task)]
+        at_once = len(inputs)
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [one for one in group if not _is_empty(one, task)]
-        answers = iter(PREDICTIONS[task](predictor, texts) if texts else [])
-        rows = [
-            _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
-        ]
+        rows = PREDICTIONS[task](predictor, texts) if texts else []
+        if len(texts) < len(group):
+            rest = iter(rows)
+            rows = [
+                _empty_row(one, model, task) if _is_empty(one, task) else next(rest)
+                for one in group
+            ]
         print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
 
 
-def _check_settings(settings: PredictSettings, task: str, most: int) -> int:
-    """Refuse settings without effect on the task; return the maximum tokens of a text."""
+def _check_settings(settings: PredictSettings, task: str, most: int) -> None:
+    """Refuse settings without effect on the task, and texts longer than the model's positions."""
     own = {*FIELDS[task][0], *FIELDS[task][1], *SETTINGS.get(task, ())}
     for name in sorted(KNOWN_FIELDS.union(*SETTINGS.values()) - own):
         if name in settings.model_fields_set:
             raise ConfigError(name, f"has no effect with task {task}", "leave it out")
-    length = settings.max_seq_length or most
-    if length > most:
+    if (length := settings.max_seq_length or most) > most:
         problem = f"is more than the model's {most} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
-    return length
+    if task == "similarity" and settings.text is None:
+        raise ConfigError(
+            "text", "is missing", "give a TEXT, to which those of --input are compared"
+        )
 
 
 # --- inputs
@@ -108,7 +123,8 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
     if settings.text is not None:
         second = {} if settings.second is None else {"second": settings.second}
         yield Input("TEXT", {"text": settings.text, **second})
-        return
+        if task != "similarity":  # which compares it with other texts
+            return
     if settings.input is not None:
         path = settings.input.expanduser()
         where, lines = str(path), tables.read_lines(path)

@@ -1,0 +1,91 @@
+"""The settings of `bert embed`: vectors of texts."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.settings import SettingError, is_set, without_effect
+
+
+class EmbedSettings(FinetuneSettings):
+    """Train vectors of texts, whose cosine is the similarity of the texts, and score them.
+
+    With pairs of similar texts the loss is InfoNCE: in a step each anchor is to find its own positive among those of
+    all pairs and all hard negatives. Accumulation makes large batches in little memory, as the vectors of the complete
+    batch are computed first.
+    Example: bert embed --pretrained-ckpt-path runs/base --train-file pairs.tsv --save-ckpt-path runs/vectors
+    --global-batch.grad-acc-steps-per-replica 32
+    Example: bert embed --objective tsdae --pretrained-ckpt-path runs/base --train-file sentences.txt
+    --validation-file sts-dev.tsv --save-ckpt-path runs/vectors
+    """
+
+    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("mean_pool", "embed_head")
+    NEEDS: ClassVar = {
+        "temperature": ("objective", "pairs", "simcse"),
+        "held_out_fraction": "do_validation",
+    }
+
+    objective: Literal["pairs", "simcse", "tsdae"] = "pairs"
+    """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches); without pairs
+    `simcse`, each text with itself under another dropout mask (Gao, Yao and Chen 2021), or `tsdae`, a decoder that
+    restores the text from its vector and the vector is of a text without 60 % of its words (Wang et al. 2021)."""
+    train_file: Path | None = None
+    """Texts for training: .csv, .tsv, .jsonl, also with .gz; without pairs also .txt with a text on each line."""
+    text_column: list[str] | None = None
+    """The columns of anchor, positive and hard negatives, by default `anchor` and `positive`; without pairs `text`."""
+    validation_file: Path | None = None
+    """Pairs of texts with a score of their similarity, as those of STS: scored by Spearman's rank correlation."""
+    validation_column: list[str] = Field(
+        ["sentence1", "sentence2", "score"], min_length=3, max_length=3
+    )
+    """The columns of validation_file: two texts and the score."""
+    retrieval_file: Path | None = None
+    """Judgements `qrels/X.tsv` (query-id, corpus-id, score) of a folder with queries.jsonl and corpus.jsonl: scored
+    by nDCG@10, recall@10 and recall@100."""
+    held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """Fraction of the pairs to score on if there is neither a validation_file nor a retrieval_file: how well each
+    anchor finds its positive among all of them."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """The vector of a text: the `mean` over its tokens, or that of [CLS]."""
+    temperature: Annotated[float, Field(gt=0.0)] = 0.05
+    """The loss divides cosines by it."""
+    num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
+    """Number of epochs."""
+
+    @property
+    def last_blocks(self) -> tuple[str, ...]:
+        """Return the blocks after the encoder layers of this run."""
+        is_denoising = self.objective == "tsdae" and self.do_training
+        head = "denoise_head" if is_denoising else "embed_head"
+        return ("mean_pool", head) if self.pooling == "mean" else (head,)
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns of train_file that are read."""
+        default = ["anchor", "positive"] if self.objective == "pairs" else ["text"]
+        return self.text_column or default
+
+    @property
+    def texts_per_example(self) -> int:
+        """Return the texts of an example: those of a row, or a text twice."""
+        return 2 if self.objective == "simcse" else len(self.columns)
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "EmbedSettings":
+        if (len(self.columns) > 1) != (self.objective == "pairs"):
+            problem = f"names {len(self.columns)} columns for objective {self.objective!r}"
+            least = "two or more" if self.objective == "pairs" else "one"
+            raise SettingError("text_column", problem, f"give {least}")
+        if is_set(self, "held_out_fraction") and (self.validation_file or self.retrieval_file):
+            condition = "with validation_file or retrieval_file"
+            raise without_effect(self, "held_out_fraction", condition)
+        if self.objective == "tsdae":
+            if self.bert_config.architecture != "bert":
+                problem = "has no decoder with the layers of GroupBERT"
+                raise SettingError("objective", problem, "choose simcse")
+            if self.parallel.pipeline_stages and len(self.parallel.pipeline_stages) > 1:
+                problem = "with objective tsdae: the decoder shares the weights of all layers"
+                raise SettingError("parallel.pipeline_stages", problem, "use replicas alone")
+        return self

@@ -1,0 +1,199 @@
+"""Vectors of texts: the files to train and to score them on, the scores, and the files that describe the model.
+
+The files that describe it are those of sentence-transformers, which opens the folder. Retrieval files are those of BEIR
+(Thakur et al. 2021): queries.jsonl, corpus.jsonl and qrels/X.tsv in one folder.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+from bert_cli.data.finetune import tables
+from bert_cli.errors import DataError
+from bert_cli.files import read_json
+
+Floats = npt.NDArray[np.float32]
+
+MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+BLOCK = 256  # queries whose scores are computed at once
+DEPTHS = (10, 100)  # of the recall; nDCG has the first
+
+
+# --- files of texts
+
+
+def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
+    """Return the texts of each row of a table, or of each line of a .txt. DataError for an empty one."""
+    if tables.file_kind(path) == ".txt":
+        return [[line] for line in tables.read_lines(path) if line.strip()]
+    rows = []
+    for where, row in tables.table_rows(path, columns, Counter()):
+        rows.append([tables.text_of(row, name, where) for name in columns])
+        if not all(text.strip() for text in rows[-1]):
+            raise DataError(where, "has an empty text", "remove the row or fill it in")
+    return rows
+
+
+def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], Floats]:
+    """Return pairs of texts and the score of each. DataError for a score that is no number."""
+    pairs, scores = [], []
+    for where, row in tables.table_rows(path, columns, Counter()):
+        pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
+        scores.append(_number(tables.label_of(row, columns[2], where), where))
+    if len(pairs) < 2:
+        raise DataError(str(path), "has fewer than two pairs", "give a file of pairs and scores")
+    return pairs, np.array(scores, np.float32)
+
+
+def _number(word: str, where: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise DataError(where, f"{word!r} is no number", "fix the score") from None
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Queries, documents, and for each query the relevance of documents by their number."""
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    relevant: Sequence[Mapping[int, float]]
+
+
+def read_retrieval(qrels: Path) -> Retrieval:
+    """Return the queries that the judgements name, with all documents. DataError for an unknown id."""
+    folder = qrels.absolute().parent.parent
+    queries, documents = (_by_id(folder / f"{name}.jsonl") for name in ("queries", "corpus"))
+    numbers = {name: number for number, name in enumerate(documents)}
+    relevant: dict[str, dict[int, float]] = {}
+    columns = ("query-id", "corpus-id", "score")
+    for where, row in tables.table_rows(qrels, columns, Counter()):
+        query, document, score = (tables.label_of(row, name, where) for name in columns)
+        for known, name, file in ((queries, query, "queries"), (numbers, document, "corpus")):
+            if name not in known:
+                raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
+        if (value := _number(score, where)) > 0:
+            relevant.setdefault(query, {})[numbers[document]] = value
+    if not relevant:
+        raise DataError(str(qrels), "names no relevant document", "give another file")
+    texts = [queries[name] for name in relevant]
+    return Retrieval(texts, list(documents.values()), list(relevant.values()))
+
+
+def _by_id(path: Path) -> dict[str, str]:
+    """Return the texts of a .jsonl by `_id`, those with a `title` after it."""
+    texts = {}
+    for where, row in tables.json_lines(tables.read_lines(path), str(path)):
+        words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
+        texts[tables.label_of(row, "_id", where)] = " ".join(filter(None, words))
+    return texts
+
+
+def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:
+    """Return rows of anchor, positive, ... as queries, each of which has its positive among all of them."""
+    numbers: dict[str, int] = {}
+    relevant = [{numbers.setdefault(row[1], len(numbers)): 1.0} for row in rows]
+    return Retrieval([row[0] for row in rows], list(numbers), relevant)
+
+
+# --- scores
+
+
+def cosines(first: Floats, second: Floats) -> Floats:
+    """Return the cosine of each pair of rows of two matrices [n, D]."""
+    return np.einsum("nd,nd->n", unit_vectors(first), unit_vectors(second))
+
+
+def unit_vectors(vectors: Floats) -> Floats:
+    """Return the rows of a matrix [n, D] with length 1."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(lengths, np.float32(1e-12))
+
+
+def retrieval_scores(
+    queries: Floats, documents: Floats, relevant: Sequence[Mapping[int, float]]
+) -> dict[str, float]:
+    """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
+
+    Documents are ranked by their cosine with the query; of equal ones the earlier is first.
+    """
+    queries, documents = unit_vectors(queries), unit_vectors(documents)
+    discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
+    sums = dict.fromkeys(("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS)), 0.0)
+    for first in range(0, len(queries), BLOCK):
+        scores = queries[first : first + BLOCK] @ documents.T
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : DEPTHS[-1]]
+        for ranked, gains in zip(order.tolist(), relevant[first : first + BLOCK], strict=True):
+            found = np.array([gains.get(number, 0.0) for number in ranked])
+            best = np.array(sorted(gains.values(), reverse=True)[: DEPTHS[0]])
+            top = found[: DEPTHS[0]]
+            ideal = float(best @ discounts[: len(best)])
+            sums["ndcg_10"] += float(top @ discounts[: len(top)]) / ideal
+            for depth in DEPTHS:
+                sums[f"recall_{depth}"] += np.count_nonzero(found[:depth]) / len(gains)
+    return {name: total / len(queries) for name, total in sums.items()}
+
+
+# --- the files of a model
+
+
+def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, bytes]:
+    """Return the files that make the folder of a model with vectors of a size one of sentence-transformers, by name."""
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
+    modes = {
+        f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "mean_tokens")
+    }
+    files = {
+        MODULES: modules,
+        POOLING: {"word_embedding_dimension": size, **modes},
+        LIMITS: {"max_seq_length": max_seq_length, "do_lower_case": False},
+    }
+    return {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
+
+
+def read_embedding(folder: Path) -> dict[str, Any]:
+    """Return `pooling`, `normalize` and `max_seq_length` of a folder of sentence-transformers, those that it has.
+
+    DataError for a pooling that is neither the mean nor [CLS].
+    """
+    remedy = "take it from the model again"
+    values: dict[str, Any] = {}
+    if (folder / POOLING).is_file():
+        modes = read_json(folder / POOLING, dict[str, Any], DataError, remedy)
+        names = [
+            name.removeprefix("pooling_mode_") for name, value in modes.items() if value is True
+        ]
+        known = {"cls_token": "cls", "mean_tokens": "mean"}
+        names = [name for name in names if name in known or name.endswith("_tokens")]
+        mode = modes.get("pooling_mode") or (known.get(names[0]) if len(names) == 1 else None)
+        if mode not in known.values():
+            raise DataError(str(folder / POOLING), "is neither mean nor cls", "give --pooling")
+        values["pooling"] = mode
+    if (folder / MODULES).is_file():
+        content = (folder / MODULES).read_bytes()
+        values["normalize"] = any(
+            str(row.get("type", "")).endswith("Normalize")
+            for row in TypeAdapter(list[dict[str, Any]]).validate_json(content)
+        )
+    if (folder / LIMITS).is_file():
+        limits = read_json(folder / LIMITS, dict[str, Any], DataError, remedy)
+        if isinstance(longest := limits.get("max_seq_length"), int):
+            values["max_seq_length"] = longest
+    return values

@@ -1,0 +1,397 @@
+"""`bert embed`: losses and gradients are PyTorch's, on every layout; the result opens in sentence-transformers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.tiny_models import OTHERS, TINY, metrics_of, write_model
+
+from bert_cli.cli import main
+from bert_cli.config.embed import EmbedSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.model import contrastive, hf
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import count
+from bert_cli.tasks.finetune import embed
+from bert_cli.tasks.run import build, finetune, start
+from bert_cli.train.checkpoint import complete_checkpoints
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+FLAGS = ["--max-seq-length", "32", "--optimizer-opts.learning-rate.max-learning-rate", "0.001"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two models, pairs with a hard negative, texts, pairs with scores, and a folder for retrieval."""
+    home = tmp_path_factory.mktemp("embed")
+    write_model(home / "model")
+    write_model(home / "plain", TINY.model_copy(update=NO_DROPOUT))
+    draw = np.random.default_rng(5)
+
+    def text(word=None):
+        words = list(draw.choice(OTHERS, int(draw.integers(3, 12))))
+        return " ".join([*words, *([word] * 3 if word else [])])
+
+    words = [f"{a}{b}" for a in "bcdfghjk" for b in "lmnpqrst"]
+    rows = ["anchor\tpositive\tnegative"]
+    rows += [f"{text(word)}\t{text(word)}\t{text()}" for word in words]
+    (home / "pairs.tsv").write_text("\n".join(rows) + "\n")
+    (home / "texts.txt").write_text("\n".join(text() for _ in range(40)) + "\n")
+    judged = ["sentence1,sentence2,score"]
+    judged += [f"{text(a)},{text(b)},{float(a == b)}" for a in words[:6] for b in words[:6]]
+    (home / "sts.csv").write_text("\n".join(judged) + "\n")
+    documents = [{"_id": f"d{n}", "title": w, "text": text(w)} for n, w in enumerate(words)]
+    queries = [{"_id": f"q{n}", "text": text(w)} for n, w in enumerate(words[:9])]
+    for name, objects in (("corpus", documents), ("queries", queries)):
+        lines = "".join(f"{json.dumps(one)}\n" for one in objects)
+        (home / f"{name}.jsonl").write_text(lines)
+    (home / "qrels").mkdir()
+    judgements = [f"q{n}\td{n}\t1" for n in range(9)]
+    (home / "qrels" / "dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judgements]))
+    return home
+
+
+def arguments(home, run, *more, micro_batch=8, accumulation=2):
+    words = ["embed", "--pretrained-ckpt-path", home / "model", "--save-ckpt-path", home / run]
+    words += ["--global-batch.micro-batch-size", micro_batch]
+    words += ["--global-batch.grad-acc-steps-per-replica", accumulation, "--cache-dir", "null"]
+    return [*map(str, words), *FLAGS, *more]
+
+
+def pairs(home, run, *more, **sizes):
+    return arguments(home, run, "--train-file", str(home / "pairs.tsv"), *more, **sizes)
+
+
+def newest(run):
+    return complete_checkpoints(run)[-1]
+
+
+def weights_of(run):
+    return load_file(newest(run) / "model.safetensors")
+
+
+# --- losses and gradients
+
+
+def first_step(home, **changes):
+    """Return the loss, the gradients by Hugging Face's names and the batch of the first step."""
+    values = {
+        "pretrained_ckpt_path": str(home / "plain"),
+        "bert_config": TINY.model_copy(update=NO_DROPOUT).model_dump(),
+        "max_seq_length": 32,
+        "global_batch": {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3},
+        "do_validation": False,
+        "cache_dir": None,
+        **changes,
+    }
+    settings = EmbedSettings.model_validate(values)
+    mesh = build.open_mesh(settings, Processes(()))
+    task = embed.build(settings, read_tokenizer(home / "plain"), None)
+    plan, reader, _ = finetune.open_features(settings, task.train, mesh)
+    engine, state, _ = build.build_run(settings, mesh, plan)
+    start.load_weights(start.find_source(str(home / "plain")), state.weights)
+    batch = task.prepare(engine, reader[0], build.FIRST_STEP)
+    counts = count(batch, engine.head.COUNTS)
+    engine.compile_stages(batch, counts)
+    sums = engine.accumulate(batch, 0, counts, 1.0)
+    gradients = {
+        name: accumulator.numpy()
+        for stage in engine.replicas[0]
+        for name, accumulator in stage.accumulators.items()
+    }
+    over = {"loss": counts.get("anchors") or counts["targets"]}
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
+    return sums["loss"] / over["loss"], hf.to_hf(gradients), hf.to_hf(weights), batch
+
+
+def opened(home, name, pooling):
+    """Return the model without dropout in sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = home / name
+    if not folder.exists():
+        shutil.copytree(home / "plain", folder)
+        for file, content in embeddings.embedding_files(pooling, TINY.hidden_size, 32).items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_bytes(content)
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def tensors(batch, column, rows):
+    import torch
+
+    names = {"input_ids": "input_ids", "attention_mask": "input_mask"}
+    flat = {theirs: batch[own].reshape(-1, batch[own].shape[-1]) for theirs, own in names.items()}
+    return {name: torch.tensor(one[column::rows]) for name, one in flat.items()}
+
+
+def assert_gradients(gradients, model, prefix=""):
+    """Assert the gradients of PyTorch's parameters, those of both where a weight is used twice."""
+    norm = np.sqrt(sum(np.sum(np.square(one, dtype=np.float64)) for one in gradients.values()))
+    compared = 0
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and (ours := gradients.get(f"{prefix}{name}")) is not None:
+            apart = np.linalg.norm(ours - parameter.grad.numpy())
+            assert apart <= 1e-5 * max(np.linalg.norm(ours), 1e-2 * norm), name
+            compared += 1
+    assert compared >= 5 + 16 * TINY.num_hidden_layers
+
+
+def test_loss_and_gradients_of_accumulated_pairs_are_pytorchs_of_the_complete_batch(home):
+    """Of 12 rows of anchor, positive and hard negative, in three micro-batches."""
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    columns = ["anchor", "positive", "negative"]
+    changes = {"train_file": str(home / "pairs.tsv"), "text_column": columns, "temperature": 0.1}
+    loss, gradients, _, batch = first_step(home, **changes)
+    assert batch["input_ids"].shape[:2] == (3, 12)
+    model = opened(home, "mean", "mean")
+    judge = MultipleNegativesRankingLoss(model, scale=10.0)
+    expected = judge([tensors(batch, n, 3) for n in range(3)], None)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert_gradients(gradients, model[0].auto_model, "bert.")
+
+
+def test_loss_and_gradients_of_tsdae_are_pytorchs(home):
+    """The decoder restores the complete text from the vector of the one without most words."""
+    import torch
+    from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
+
+    changes = {"train_file": str(home / "texts.txt"), "objective": "tsdae", "pooling": "cls"}
+    loss, gradients, weights, batch = first_step(home, **changes)
+    model = opened(home, "cls", "cls")
+    judge = DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True)
+    for number, layer in enumerate(judge.decoder.bert.encoder.layer):
+        cross, name = layer.crossattention, f"denoise_head.cross_{number}"
+        modules = {"value": cross.self.value, "output.dense": cross.output.dense}
+        modules["output.layer_norm"] = cross.output.LayerNorm
+        for part, module in modules.items():
+            for leaf, parameter in module.named_parameters():
+                parameter.data = torch.tensor(weights[f"{name}.{part}.{leaf}"])
+    judge.decoder.eval()
+    whole = {"input_ids": torch.tensor(batch["target_ids"].reshape(12, -1)).long()}
+    expected = judge([tensors(batch, 0, 1), whole], None)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert_gradients(gradients, judge.decoder)
+    crossing = dict(judge.decoder.named_parameters())
+    theirs = crossing["bert.encoder.layer.1.crossattention.self.value.weight"].grad.numpy()
+    np.testing.assert_allclose(gradients["denoise_head.cross_1.value.weight"], theirs, atol=1e-6)
+
+
+def test_most_words_are_deleted_and_one_stays(home):
+    """Complete words, in every epoch others, the same in every layout."""
+    tokenizer = read_tokenizer(home / "model")
+    pieces, special = tokenizer.pieces, tokenizer.special
+    row = [pieces.index(p) for p in ("[CLS]", "film", "p", "##l", "##o", "##t", "good", "[SEP]")]
+    ids = np.array([[[*row, 0, 0]] * 500, [[special.cls, row[1], special.sep] + [0] * 7] * 500])
+    batch = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
+    engine = SimpleNamespace(group=SimpleNamespace(rank=0))
+    noisy = embed.delete_words(tokenizer, 3, engine, batch, build.FIRST_STEP)
+    assert (noisy["target_ids"] == ids).all()
+    texts = [
+        " ".join(pieces[n] for n in one[mask > 0])
+        for one, mask in zip(noisy["input_ids"][0], noisy["input_mask"][0], strict=True)
+    ]
+    words = ("film", "p ##l ##o ##t", "good")
+    assert all(text.startswith("[CLS] ") and text.endswith(" [SEP]") for text in texts)
+    assert all(any(word in text for word in words) for text in texts)
+    for word in words:  # 40 % and, of the words of a text that would lose all, the last one
+        part = np.mean([f" {word} " in text for text in texts])
+        assert 0.4 + 0.6**3 / 3 == pytest.approx(part, abs=5 * (0.25 / 500) ** 0.5)
+    assert (noisy["input_ids"][1] == ids[1]).all(), "a single word stays"
+    shifted = replace(build.FIRST_STEP, first_micro_batch=1)
+    later = embed.delete_words(tokenizer, 3, engine, batch, shifted)
+    assert (later["input_ids"][0] != noisy["input_ids"][0]).any()
+
+
+def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
+    draw = np.random.default_rng(2)
+    vectors = draw.standard_normal((6, 2, 8)).astype(np.float32)
+    texts = np.arange(12).reshape(6, 2)
+    complete = contrastive.contrastive_loss(vectors, texts, 0.1)
+    monkeypatch.setattr(contrastive, "ROWS", 4)
+    for mine, other in zip(
+        contrastive.contrastive_loss(vectors, texts, 0.1), complete, strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    vectors[5, 1], texts[5, 1] = vectors[0, 1], texts[0, 1]  # the positive of row 0 once more
+    repeated = contrastive.contrastive_loss(vectors, texts, 0.1)
+    without = contrastive.contrastive_loss(vectors[:5], texts[:5], 0.1)
+    assert repeated.losses[0] == pytest.approx(without.losses[0], rel=1e-5)
+    assert repeated.is_found[0] == without.is_found[0]
+
+
+# --- layouts, kills, engines
+
+
+LAYOUTS = {
+    "2 replicas": ["--global-batch.replicas", "2"],
+    "a pipeline, recomputed": [
+        "--parallel.pipeline-stages", '[["emb","hid"],["hid","mean_pool","embed_head"]]',
+        "--parallel.pipeline-device-mapping", "[0,1]", "--parallel.recompute",
+    ],
+    "jax, 2 replicas": ["--engine", "jax", "--global-batch.replicas", "2"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(home):
+    """A run of 4 steps of 16 pairs in 4 micro-batches, with dropout."""
+    words = ["--total-num-train-samples", "64", "--checkpoint-every-steps", "2"]
+    assert main(pairs(home, "trained", *words, micro_batch=4, accumulation=4)) == 0
+    return home / "trained"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_path):
+    flags = LAYOUTS[name]
+    accumulation = 2 if "replicas" in name else 4
+    words = pairs(
+        home, tmp_path / "run", "--total-num-train-samples", "64", *flags,
+        micro_batch=4, accumulation=accumulation,
+    )  # fmt: skip
+    if "jax" in name:
+        devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+        assert (
+            subprocess.run([sys.executable, "-m", "bert_cli", *words], env=devices).returncode == 0
+        )
+    else:
+        assert main(words) == 0
+    for mine, other in zip(metrics_of(tmp_path / "run"), metrics_of(trained), strict=True):
+        for metric in ("loss", "gradient_norm", "weight_norm"):
+            assert mine[metric] == pytest.approx(other[metric], rel=1e-5), metric
+        assert mine["accuracy"] == other["accuracy"]
+
+
+@pytest.mark.parametrize("objective", ["pairs", "tsdae"])
+def test_a_stopped_run_continues_bit_for_bit(objective, home, trained, tmp_path):
+    words = ["--total-num-train-samples", "64", "--checkpoint-every-steps", "2"]
+    if objective == "tsdae":
+        words += ["--objective", "tsdae", "--no-do-validation", "--train-file"]
+        words = arguments(home, tmp_path / "whole", *words, str(home / "texts.txt"))
+        assert main(words) == 0
+        expected = tmp_path / "whole"
+    else:
+        words, expected = pairs(home, "trained", *words, micro_batch=4, accumulation=4), trained
+    run = tmp_path / "run"
+    shutil.copytree(expected, run, ignore=shutil.ignore_patterns("step_00000004", "best.json"))
+    words[words.index("--save-ckpt-path") + 1] = str(run)
+    assert main(words) == 0
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest(run) / file).read_bytes() == (newest(expected) / file).read_bytes()
+
+
+# --- scores and use
+
+
+def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
+    """Spearman's correlation, and the ranking of documents, after and before."""
+    judged = [
+        "--validation-file",
+        str(home / "sts.csv"),
+        "--retrieval-file",
+        str(home / "qrels/dev.tsv"),
+    ]
+    assert main(pairs(home, "better", *judged, "--num-epochs", "8")) == 0
+    after = json.loads(capsys.readouterr().out.splitlines()[-1])
+    start = ["embed", "--pretrained-ckpt-path", str(home / "model"), "--no-do-training", *judged]
+    assert main([*start, "--max-seq-length", "32"]) == 0
+    before = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {*after} == {"spearman", "ndcg_10", "recall_10", "recall_100"}
+    assert after["spearman"] > before["spearman"] + 0.1 and after["ndcg_10"] > before["ndcg_10"]
+
+
+def test_simcse_trains_on_texts_with_themselves(home):
+    words = ["--objective", "simcse", "--train-file", str(home / "texts.txt"), "--no-do-validation"]
+    assert main(arguments(home, "simcse", *words, "--num-epochs", "4")) == 0
+    losses = [row["loss"] for row in metrics_of(home / "simcse")]
+    # Dropout makes two vectors of a text, so that the loss is not 0 from the start.
+    assert 0.01 < losses[-1] < losses[0]
+
+
+def test_scores_are_those_of_sentence_transformers(home):
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    retrieval = embeddings.read_retrieval(home / "qrels" / "dev.tsv")
+    model = opened(home, "mean", "mean")
+    documents = {str(n): text for n, text in enumerate(retrieval.documents)}
+    judge = InformationRetrievalEvaluator(
+        {str(n): text for n, text in enumerate(retrieval.queries)},
+        documents,
+        {str(n): {str(one) for one in relevant} for n, relevant in enumerate(retrieval.relevant)},
+        precision_recall_at_k=[10, 100],
+        ndcg_at_k=[10],
+    )
+    expected = judge(model)
+    vectors = (model.encode(list(texts)) for texts in (retrieval.queries, retrieval.documents))
+    scores = embeddings.retrieval_scores(*vectors, retrieval.relevant)
+    assert 0.0 < scores["ndcg_10"] < 1.0
+    for name, theirs in (("ndcg_10", "ndcg@10"), ("recall_10", "recall@10")):
+        assert scores[name] == pytest.approx(expected[f"cosine_{theirs}"], abs=1e-6)
+
+
+def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predict(
+    home, trained, capsys
+):
+    from sentence_transformers import SentenceTransformer
+
+    texts = [f"the {word} was very good " * 9 for word in OTHERS]
+    (home / "input.txt").write_text("\n".join(texts) + "\n")
+    assert main(["predict", str(trained), "--input", str(home / "input.txt")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    model = SentenceTransformer(str(newest(trained)), device="cpu")
+    np.testing.assert_allclose([row["embedding"] for row in rows], model.encode(texts), atol=1e-5)
+    assert np.linalg.norm(rows[0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
+    assert all(row["truncated"] for row in rows), "at 32 tokens, as in training"
+
+
+def test_similarity_ranks_the_texts_of_a_file(home, trained, capsys):
+    (home / "some.txt").write_text("the plot was bad\n\ngood music\nthe film was good\n")
+    words = ["predict", str(trained), "the film was good", "--task", "similarity"]
+    assert main([*words, "--input", str(home / "some.txt"), "--top", "2"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["text"] == "the film was good" and first["similarity"] == pytest.approx(
+        1.0, abs=1e-5
+    )
+    assert second["similarity"] < 0.999
+    assert main(["predict", str(trained), "--task", "similarity", "--input", "x"]) == 2
+    assert "give a TEXT" in capsys.readouterr().err
+
+
+WRONG = {
+    "has no column 'anchor'": ("a,b\n1,2\n", []),
+    "has an empty text": ("anchor,positive\ngood,\n", []),
+    "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
+    "is no number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
+    "has nothing to score on": ("", ["--objective", "simcse"]),
+    "names 1 columns": ("", ["--text-column", "text"]),
+    "use replicas alone": (
+        "",
+        ["--objective", "tsdae", "--parallel.pipeline-stages", '[["emb"],["hid"]]'],
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, flags = WRONG[message]
+    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,high\n")
+    for name in ("queries", "corpus"):
+        (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "wrong.tsv").write_text("query-id\tcorpus-id\tscore\n1\t2\t1\n")
+    words = arguments(home, tmp_path / "run", "--train-file", "train.csv", *flags)
+    assert main(words) in (2, 3)
+    assert message in capsys.readouterr().err
