@@ -22,6 +22,7 @@ from bert_cli.files import read_json
 Floats = npt.NDArray[np.float32]
 
 MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+FILES = (MODULES, POOLING, LIMITS)
 BLOCK = 256  # queries whose scores are computed at once
 DEPTHS = (10, 100)  # of the recall; nDCG has the first
 

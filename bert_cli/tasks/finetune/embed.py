@@ -160,5 +160,6 @@ def delete_words(
         "input_mask": shortened,
         "segment_ids": np.zeros_like(ids),
         "target_ids": ids,
-        "target_weights": mask.astype(np.float32),
+        # [CLS] is not predicted.
+        "target_weights": (mask * (position > 0)).astype(np.float32),
     }

@@ -25,6 +25,7 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 from bert_cli.config.finetune import ExportSettings
+from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
@@ -326,6 +327,10 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
     for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).write_bytes(content)
+    for name in embeddings.FILES:
+        if (source.folder / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source.folder / name, folder / name)
 
 
 @contextmanager
