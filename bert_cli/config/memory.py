@@ -1,7 +1,7 @@
 """The memory of a layout: what is always there, and activations or the temporaries of the update."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_cli.config.settings import BertConfig
@@ -15,7 +15,7 @@ COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16
 FLOAT32 = 4
 # The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
 TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
-READOUTS = ("heads", "denoise_head")  # blocks with scores of all words
+READOUTS = {"heads", "denoise_head"}  # blocks with scores of all words
 EMBED_BLOCKS = ("mean_pool", "embed_head")
 # The thresholds of the engine, which a test compares with it.
 COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
@@ -144,7 +144,9 @@ def _with_jax(settings: TrainSettings) -> Estimate:
         moments=2 * FLOAT32 * updated,
         stashes=0,
         working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
-        logits=logits // (chunks if by_rows == 1 else by_rows) if _scores_words(blocks) else 0,
+        logits=logits // (chunks if by_rows == 1 else by_rows)
+        if READOUTS.intersection(blocks)
+        else 0,
         update=FLOAT32 * update,
     )
 
@@ -159,7 +161,7 @@ def on_device(
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
-    tables = sum("emb" in stages[number] or _scores_words(stages[number]) for number in here)
+    tables = sum(not {"emb", *READOUTS}.isdisjoint(stages[number]) for number in here)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated, most = math.ceil(weights / shards), math.ceil(min(largest, weights) / shards)
@@ -177,7 +179,7 @@ def on_device(
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
-        logits=int(GAPS * _logits(settings)) if _scores_words(blocks) else 0,
+        logits=int(GAPS * _logits(settings)) if READOUTS.intersection(blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
 
@@ -215,7 +217,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
         *body, heads = saved
         below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
         layer = max(body, default=0) if by_layer else 0
-        logits = _logits(settings) if _scores_words(blocks) else 0
+        logits = _logits(settings) if READOUTS.intersection(blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
@@ -228,13 +230,9 @@ def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
     if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
         return 0
     config = settings.bert_config
-    table = config.vocab_size * config.hidden_size if _scores_words(blocks) else 0
+    table = config.vocab_size * config.hidden_size if READOUTS.intersection(blocks) else 0
     cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
     return COMPUTE_BYTES[settings.precision] * (cast + table)
-
-
-def _scores_words(blocks: Iterable[str]) -> bool:
-    return any(block in READOUTS for block in blocks)
 
 
 def _logits(settings: TrainSettings) -> int:

@@ -17,7 +17,7 @@ class ContrastiveLoss(NamedTuple):
     """The loss of each row, whether its positive has the highest score, and the gradient of the mean loss."""
 
     losses: Floats  # [n]
-    is_found: Floats  # [n]
+    is_correct: Floats  # [n]
     gradients: Floats  # [n, G, D]
 
 
@@ -36,7 +36,7 @@ def contrastive_loss(
     anchors, candidates = units[:, 0], units[:, 1:].reshape(-1, size)
     own = np.arange(n) * (vectors.shape[1] - 1)  # the candidate that is the positive of each row
     candidate_texts = texts[:, 1:].reshape(-1)
-    losses, is_found = np.empty(n, np.float32), np.empty(n, np.float32)
+    losses, is_correct = np.empty(n, np.float32), np.empty(n, np.float32)
     gradients, of_candidates = np.empty_like(units), np.zeros_like(candidates)
     for first in range(0, n, ROWS):
         rows = np.arange(first, min(first + ROWS, n))
@@ -46,7 +46,7 @@ def contrastive_loss(
         is_equal |= candidate_texts == texts[rows, 1, None]
         is_equal[at, positive] = False
         scores[is_equal] = -np.inf
-        is_found[rows] = scores[at, positive] >= scores.max(1)
+        is_correct[rows] = scores[at, positive] >= scores.max(1)
         scores -= scores.max(1, keepdims=True)
         own_scores = scores[at, positive]
         exponentials = np.exp(scores)
@@ -62,4 +62,4 @@ def contrastive_loss(
     gradients[:, 1:] = of_candidates.reshape(n, -1, size)
     # A vector's length does not matter, so its gradient is orthogonal to it.
     gradients -= (gradients * units).sum(2, keepdims=True) * units
-    return ContrastiveLoss(losses, is_found, gradients / lengths)
+    return ContrastiveLoss(losses, is_correct, gradients / lengths)

@@ -231,7 +231,7 @@ class SentenceEmbedding(Head):
     Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
     """
 
-    READS = ("vector_gradients", "losses", "is_found", "is_anchor")
+    READS = ("vector_gradients", "losses", "is_correct", "is_anchor")
     COUNTS: ClassVar[Mapping[str, str]] = {"anchors": "is_anchor"}
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "loss": ("loss", "anchors"),
@@ -245,9 +245,9 @@ class SentenceEmbedding(Head):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Return the product of vectors and `vector_gradients` [B, D], and the sums of `losses` and `is_found` [B]."""
+        """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B]."""
         loss = ops.sum(self.logits(hidden, key) * labels["vector_gradients"])
-        sums = {"loss": labels["losses"], "correct": labels["is_found"]}
+        sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}
 
 

@@ -211,13 +211,13 @@ class UpdateRequest:
     `first_micro_batch` is the number of those before them.
     """
 
-    step: int
-    updates: int
-    micro_batches: int
-    first_micro_batch: int
-    learning_rate: float
-    loss_scale: float
-    max_gradient_norm: float | None
+    step: int = 0
+    updates: int = 0
+    micro_batches: int = 1
+    first_micro_batch: int = 0
+    learning_rate: float = 0.0
+    loss_scale: float = 1.0
+    max_gradient_norm: float | None = None
 
 
 class UpdateResult(NamedTuple):

@@ -24,7 +24,7 @@ from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
 
 # Commands that can run as several processes.
-SEVERAL = ("pretrain", "squad", "glue", "ner", "classify", "bench pretrain", "bench squad")
+SEVERAL = ("pretrain", "squad", "glue", "ner", "classify", "embed", "bench pretrain", "bench squad")
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)

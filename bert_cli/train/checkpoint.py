@@ -59,6 +59,9 @@ FIXED = (
     "new_rows_only_steps",
     "known_rows",
     "decay_from",
+    "objective",
+    "pooling",
+    "temperature",
 )
 # The settings that these fixed numbers follow from, for messages.
 ORIGINS = {

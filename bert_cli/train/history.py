@@ -44,6 +44,7 @@ COMMAND_BY_SETTING = {
     "max_predictions_per_seq": "pretrain",
     "glue_task": "glue",
     "max_query_length": "squad",
+    "objective": "embed",
     "text_column": "classify",
     "num_epochs": "ner",
 }

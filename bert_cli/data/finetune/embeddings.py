@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
+from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
 from bert_cli.files import read_json
 
@@ -98,6 +98,18 @@ def _by_id(path: Path) -> dict[str, str]:
     return texts
 
 
+def hold_out(
+    rows: Sequence[list[str]], fraction: float, seed: int
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the rows held out for validation and those to train on; DataError for fewer than two."""
+    count = max(1, round(fraction * len(rows)))
+    if count >= len(rows):
+        problem = f"leaves no pair of {len(rows)} to train on"
+        raise DataError(f"held_out_fraction ({fraction})", problem, "give more pairs")
+    held = {*permute(np.arange(count), len(rows), seed, 0).tolist()}
+    return [rows[n] for n in sorted(held)], [row for n, row in enumerate(rows) if n not in held]
+
+
 def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:
     """Return rows of anchor, positive, ... as queries, each of which has its positive among all of them."""
     numbers: dict[str, int] = {}
@@ -133,13 +145,13 @@ def retrieval_scores(
         scores = queries[first : first + BLOCK] @ documents.T
         order = np.argsort(-scores, axis=1, kind="stable")[:, : DEPTHS[-1]]
         for ranked, gains in zip(order.tolist(), relevant[first : first + BLOCK], strict=True):
-            found = np.array([gains.get(number, 0.0) for number in ranked])
+            gained = np.array([gains.get(number, 0.0) for number in ranked])
             best = np.array(sorted(gains.values(), reverse=True)[: DEPTHS[0]])
-            top = found[: DEPTHS[0]]
+            top = gained[: DEPTHS[0]]
             ideal = float(best @ discounts[: len(best)])
             sums["ndcg_10"] += float(top @ discounts[: len(top)]) / ideal
             for depth in DEPTHS:
-                sums[f"recall_{depth}"] += np.count_nonzero(found[:depth]) / len(gains)
+                sums[f"recall_{depth}"] += np.count_nonzero(gained[:depth]) / len(gains)
     return {name: total / len(queries) for name, total in sums.items()}
 
 
@@ -174,27 +186,25 @@ def read_embedding(folder: Path) -> dict[str, Any]:
 
     DataError for a pooling that is neither the mean nor [CLS].
     """
-    remedy = "take it from the model again"
-    values: dict[str, Any] = {}
+    remedy, values = "take it from the model again", dict[str, Any]()
     if (folder / POOLING).is_file():
         modes = read_json(folder / POOLING, dict[str, Any], DataError, remedy)
-        names = [
-            name.removeprefix("pooling_mode_") for name, value in modes.items() if value is True
+        named = {"cls_token": "cls", "mean_tokens": "mean"}
+        # `include_prompt` is a switch too.
+        chosen = [
+            n.partition("mode_")[2] for n, value in modes.items() if value is True and "mode_" in n
         ]
-        known = {"cls_token": "cls", "mean_tokens": "mean"}
-        names = [name for name in names if name in known or name.endswith("_tokens")]
-        mode = modes.get("pooling_mode") or (known.get(names[0]) if len(names) == 1 else None)
-        if mode not in known.values():
-            raise DataError(str(folder / POOLING), "is neither mean nor cls", "give --pooling")
-        values["pooling"] = mode
-    if (folder / MODULES).is_file():
-        content = (folder / MODULES).read_bytes()
-        values["normalize"] = any(
-            str(row.get("type", "")).endswith("Normalize")
-            for row in TypeAdapter(list[dict[str, Any]]).validate_json(content)
+        values["pooling"] = modes.get("pooling_mode") or (
+            named.get(chosen[0]) if len(chosen) == 1 else ""
         )
+        if values["pooling"] not in named.values():
+            raise DataError(str(folder / POOLING), "is neither mean nor cls", "give another model")
+    if (folder / MODULES).is_file():
+        modules = read_json(folder / MODULES, list[dict[str, Any]], DataError, remedy)
+        values["normalize"] = any(str(one.get("type")).endswith("Normalize") for one in modules)
     if (folder / LIMITS).is_file():
-        limits = read_json(folder / LIMITS, dict[str, Any], DataError, remedy)
-        if isinstance(longest := limits.get("max_seq_length"), int):
-            values["max_seq_length"] = longest
+        longest = read_json(folder / LIMITS, dict[str, Any], DataError, remedy).get(
+            "max_seq_length"
+        )
+        values |= {"max_seq_length": longest} if isinstance(longest, int) else {}
     return values

@@ -147,8 +147,7 @@ class JaxEngine(Engine):
         """Compile the step for the shape of a batch of one micro-batch for each local replica."""
         counts = count(batch, self.head.COUNTS)
         batch = {name: np.repeat(column, self.accumulation, 0) for name, column in batch.items()}
-        request = UpdateRequest(**dict.fromkeys(UpdateRequest.__annotations__, 1))
-        self._program(*self._arguments(batch, request, counts))
+        self._program(*self._arguments(batch, UpdateRequest(), counts))
 
     def update(
         self,

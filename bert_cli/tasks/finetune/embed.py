@@ -7,7 +7,7 @@ TSDAE, words are deleted from the texts. Both are functions of the seed and the 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import Features
-from bert_cli.data.finetune.tables import TextExamples, hold_out, score
+from bert_cli.data.finetune.tables import TextExamples, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.model.contrastive import contrastive_loss
@@ -42,61 +41,50 @@ def run(settings: EmbedSettings) -> None:
 
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
     """Return the task: the texts to train on, and those to score on with their judgements."""
-
-    def encode(texts: Sequence[str], name: str) -> Features:
-        examples = TextExamples(list(texts), None, None, [], None)
-        return features_of_texts(examples, name, settings, tokenizer)
-
-    rows = (
-        embeddings.read_texts(settings.train_file, settings.columns) if settings.train_file else []
-    )
-    sets: dict[str, Features] = {}
-    scores: list[Callable[[Logits], Scores]] = []
-    if settings.do_validation and settings.validation_file is not None:
+    file, is_scored = settings.train_file, settings.do_validation
+    rows = embeddings.read_texts(file, settings.columns) if file else []
+    texts: dict[str, Sequence[str]] = {}
+    judged = retrieval = None
+    if is_scored and settings.validation_file is not None:
         columns = settings.validation_column
         pairs, judged = embeddings.read_similarities(settings.validation_file, columns)
-        first, second = zip(*pairs, strict=True)
-        sets |= {"first": encode(first, "first texts"), "second": encode(second, "second texts")}
-
-        def similarity(logits: Logits) -> Scores:
-            return score(
-                ["spearman"], judged, embeddings.cosines(logits["first"], logits["second"])
-            )
-
-        scores.append(similarity)
-    retrieval = None
-    if settings.do_validation and settings.retrieval_file is not None:
+        texts["first"], texts["second"] = zip(*pairs, strict=True)
+    if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
-    elif settings.do_validation and settings.validation_file is None:
-        numbered = TextExamples(
-            list(map(str, range(len(rows)))), None, None, [""] * len(rows), None
-        )
-        kept, held_out = hold_out(numbered, settings.held_out_fraction, settings.seed)
-        retrieval = embeddings.retrieval_of_pairs([rows[int(n)] for n in held_out.first])
-        rows = [rows[int(n)] for n in kept.first]
+    elif is_scored and judged is None:
+        held_out, rows = embeddings.hold_out(rows, settings.held_out_fraction, settings.seed)
+        retrieval = embeddings.retrieval_of_pairs(held_out)
     if retrieval is not None:
-        sets["queries"] = encode(retrieval.queries, "queries")
-        sets["documents"] = encode(retrieval.documents, "documents")
-        relevant = retrieval.relevant
-
-        def ranking(logits: Logits) -> Scores:
-            vectors = logits["queries"], logits["documents"]
-            return embeddings.retrieval_scores(*vectors, relevant)
-
-        scores.append(ranking)
-    train = None
+        texts |= {"queries": retrieval.queries, "documents": retrieval.documents}
     if settings.do_training:
         times = settings.texts_per_example // len(settings.columns)  # twice for SimCSE
-        train = encode([text for row in rows for text in row * times], "train")
+        texts["train"] = [text for row in rows for text in row * times]
+    sets = {
+        name: features_of_texts(
+            TextExamples(list(own), None, None, [], None), name, settings, tokenizer
+        )
+        for name, own in texts.items()
+    }
+
+    def evaluate(logits: Logits) -> Result:
+        scores: Scores = {}
+        if judged is not None:
+            cosines = embeddings.cosines(logits["first"], logits["second"])
+            scores |= score(["spearman"], judged, cosines)
+        if retrieval is not None:
+            vectors = logits["queries"], logits["documents"]
+            scores |= embeddings.retrieval_scores(*vectors, retrieval.relevant)
+        return Result(scores)
+
     is_denoising = settings.last_blocks[-1] == "denoise_head"
     prepare = partial(delete_words, tokenizer, settings.seed)
     return Task(
         labels=settings.bert_config.hidden_size,
         label_names=None,
-        train=train,
+        train=sets.pop("train", None),
         development=sets,
-        evaluate=lambda logits: Result({k: v for part in scores for k, v in part(logits).items()}),
-        best="spearman" if "first" in sets else "ndcg_10",
+        evaluate=evaluate,
+        best="ndcg_10" if judged is None else "spearman",
         prepare=prepare if is_denoising else partial(add_gradients, settings),
     )
 
@@ -116,9 +104,9 @@ def add_gradients(
     texts = rows[:, :, -1].astype(np.int64)
     loss = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
     of_anchors = np.zeros((3, *texts.shape), np.float32)
-    of_anchors[:, :, 0] = loss.losses, loss.is_found, np.ones_like(loss.losses)
+    of_anchors[:, :, 0] = loss.losses, loss.is_correct, np.ones_like(loss.losses)
     shape = (group.world_size, *ids.shape[:2])
-    names = ("losses", "is_found", "is_anchor")
+    names = ("losses", "is_correct", "is_anchor")
     columns = {n: one.reshape(shape)[group.rank] for n, one in zip(names, of_anchors, strict=True)}
     gradients = loss.gradients.reshape(*shape, -1)[group.rank]
     return {**batch, **columns, "vector_gradients": gradients}

@@ -28,15 +28,6 @@ from bert_cli.train.metrics import BITS_PER_BYTE
 
 RandomBits = Callable[[Any, tuple[int, ...], int], Any]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
-FIRST_STEP = UpdateRequest(
-    step=0,
-    updates=0,
-    micro_batches=1,
-    first_micro_batch=0,
-    learning_rate=0.0,
-    loss_scale=1.0,
-    max_gradient_norm=None,
-)
 
 
 class Parts(NamedTuple):
@@ -89,7 +80,7 @@ class Run:
     def compile(self) -> None:
         """Trace and compile everything that a step needs."""
         sample, prepare = self.spec.sample, self.spec.prepare
-        self.engine.compile(prepare(self.engine, sample, FIRST_STEP) if prepare else sample)
+        self.engine.compile(prepare(self.engine, sample, UpdateRequest()) if prepare else sample)
 
     @property
     def saves(self) -> bool:

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.model import contrastive, hf
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import count
+from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, start
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -98,7 +97,7 @@ def first_step(home, **changes):
     plan, reader, _ = finetune.open_features(settings, task.train, mesh)
     engine, state, _ = build.build_run(settings, mesh, plan)
     start.load_weights(start.find_source(str(home / "plain")), state.weights)
-    batch = task.prepare(engine, reader[0], build.FIRST_STEP)
+    batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)
     engine.compile_stages(batch, counts)
     sums = engine.accumulate(batch, 0, counts, 1.0)
@@ -197,7 +196,7 @@ def test_most_words_are_deleted_and_one_stays(home):
     ids = np.array([[[*row, 0, 0]] * 500, [[special.cls, row[1], special.sep] + [0] * 7] * 500])
     batch = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
     engine = SimpleNamespace(group=SimpleNamespace(rank=0))
-    noisy = embed.delete_words(tokenizer, 3, engine, batch, build.FIRST_STEP)
+    noisy = embed.delete_words(tokenizer, 3, engine, batch, UpdateRequest())
     assert (noisy["target_ids"] == ids).all()
     texts = [
         " ".join(pieces[n] for n in one[mask > 0])
@@ -210,7 +209,7 @@ def test_most_words_are_deleted_and_one_stays(home):
         part = np.mean([f" {word} " in text for text in texts])
         assert abs(part - (0.4 + 0.6**3 / 3)) < 5 * (0.25 / 500) ** 0.5
     assert (noisy["input_ids"][1] == ids[1]).all(), "a single word stays"
-    shifted = replace(build.FIRST_STEP, first_micro_batch=1)
+    shifted = UpdateRequest(first_micro_batch=1)
     later = embed.delete_words(tokenizer, 3, engine, batch, shifted)
     assert (later["input_ids"][0] != noisy["input_ids"][0]).any()
 
@@ -229,7 +228,7 @@ def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
     repeated = contrastive.contrastive_loss(vectors, texts, 0.1)
     without = contrastive.contrastive_loss(vectors[:5], texts[:5], 0.1)
     assert repeated.losses[0] == pytest.approx(without.losses[0], rel=1e-5)
-    assert repeated.is_found[0] == without.is_found[0]
+    assert repeated.is_correct[0] == without.is_correct[0]
 
 
 # --- layouts, kills, engines
