@@ -17,7 +17,7 @@ from bert_cli.config.settings import Positional, SettingError, Settings, is_remo
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
-Splitter = Literal["punkt", "sentencex", "lines"]
+Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
 
 
@@ -151,13 +151,14 @@ class ExtractSettings(ExecutorSettings):
 class SplittingSettings(DataSettings):
     """How text is split into sentences, and which documents are dropped."""
 
-    NEEDS: ClassVar = {"language": ("sentence_splitter", "punkt", "sentencex")}
+    NEEDS: ClassVar = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
 
     language: str = "english"
-    """Language of the sentence splitter, by NLTK's name (english, german, ...)."""
-    sentence_splitter: Splitter = "punkt"
-    """`punkt` (NLTK), `sentencex` (Rust, many times faster; needs the extra of that name), or `lines` for
-    text with one sentence on each line."""
+    """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
+    sentence_splitter: Splitter = "auto"
+    """`punkt` (NLTK; learned from the text where NLTK has no data), `sentencex` (many languages, many times faster),
+    `lines` for text with one sentence on each line, or `auto`: Punkt if NLTK's data for the language are installed,
+    else sentencex; an output folder that was begun keeps its splitter."""
     deduplicate: bool = False
     """Drop documents that equal an earlier one except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
