@@ -36,7 +36,7 @@ from bert_cli.data.records.sentence_pairs import (
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import Encoder, Vocabulary, read_vocabulary, write_vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.shards.manifest import Stats, Step, read_manifest
+from bert_cli.data.shards.manifest import MANIFEST, Stats, Step, read_manifest
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import (
@@ -145,9 +145,26 @@ def run(settings: TokenizeSettings) -> None:
     if truncated > MUCH_TRUNCATED:
         print(
             f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are in no record; split sentences first, with "
-            "`bert preprocess`, or give --no-nsp, which uses every token"
+            f"{settings.sequence_length} positions and are in no record; a pair has "
+            f"{counts['tokens'] / counts['records']:.0f} tokens before it is truncated, as {_cause(settings.input)}; "
+            "or give --no-nsp, which uses every token"
         )
+
+
+def _cause(folder: Path) -> str:
+    """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
+    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else {}
+    split = manifest.get("settings", {})
+    splitter, language = split.get("splitter", "lines"), split.get("language")
+    if splitter == "lines":
+        return (
+            "the lines are long; if they hold several sentences, split them with `bert preprocess`"
+        )
+    other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
+    return (
+        f"{splitter}, for language {language}, found few ends of sentences; run `bert preprocess` into another folder "
+        f"with {other}the --language of the text"
+    )
 
 
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
@@ -215,7 +232,7 @@ def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) ->
     """Return the number of documents of each file, where the manifest or the settings say it."""
     if reading.documents == "files":
         return {part.path: 1 for part in parts if part.format == "plain"}
-    if not (folder / "manifest.json").exists():
+    if not (folder / MANIFEST).exists():
         return {}
     shards = read_manifest(folder).get("shards", [])
     return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}

@@ -51,8 +51,12 @@ CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 WITH_RULES = (
     "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
 )
-# sentencex splits at the sentence marks of every script but these; Thai and Lao end phrases with a space.
+# Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
+# Lao have none and end phrases with a space.
 BREAKS = {
+    "ja": r"(?<=[。！？])(?=[0-9a-z])",
+    "zh": r"(?<=[。！？])(?=[0-9a-z])",
+    "yue": r"(?<=[。！？])(?=[0-9a-z])",
     "bo": r"(?<=[།༎]) (?![།༎])",
     "dz": r"(?<=[།༎]) (?![།༎])",
     "km": r"(?<=[។៕])",
@@ -107,7 +111,7 @@ def run(settings: PreprocessSettings) -> None:
 def _describe_splitter(splitter: str, language: str, parameters: str) -> str:
     if splitter == "punkt":
         return f"Punkt with {parameters} parameters, language {language}"
-    if language_code(language) in (*WITH_RULES.split(), *BREAKS):
+    if language_code(language).partition("-")[0] in (*WITH_RULES.split(), *BREAKS):
         return f"sentencex, language {language}"
     return (
         f"sentencex, which has no rules for {language} itself: it splits at the sentence marks of every script and "
@@ -255,9 +259,10 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
     segment: Split = partial(sentencex.segment, code)
-    if code not in BREAKS:
+    pattern = BREAKS.get(code.partition("-")[0])
+    if pattern is None:
         return segment
-    breaks = re.compile(BREAKS[code])
+    breaks = re.compile(pattern)
     return lambda text: [part for sentence in segment(text) for part in breaks.split(sentence)]
 
 

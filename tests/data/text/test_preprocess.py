@@ -245,8 +245,8 @@ def test_a_folder_of_an_earlier_version_goes_on_with_its_splitter(bare):
 
 
 SENTENCES = {
-    "ja": "日本は島国である。|人口は約1.2億人（2020年）である！|首都は東京だ。|「行こう」と彼は言った。",
-    "zh": "北京是中国的首都。|它有很长的历史！|你知道吗？|他说：“我来了。”|然后走了。",
+    "ja": "日本は島国である。|人口は約1.2億人（2020年）である！|1868年から首都は東京だ。|「行こう」と彼は言った。",
+    "zh": "北京是中国的首都。|1949年成立。|它有很长的历史！|你知道吗？|他说：“我来了。”|然后走了。",
     "ko": "서울은 한국의 수도이다. |인구는 천만 명이다. |한강이 흐른다.",
     "ar": "القاهرة عاصمة مصر. |هل هي كبيرة؟ |نعم، وهي قديمة.",
     "fa": "تهران پایتخت است. |شهر بزرگی است؟ |بله.",
@@ -267,7 +267,7 @@ def test_sentences_of_many_scripts_end_at_their_own_marks(tmp_path, language, ca
     run(tmp_path / "in.txt", tmp_path / "out", sentence_splitter="sentencex", language=language)
     lines = (tmp_path / "out/text_00000.txt").read_text().splitlines()
     assert lines == [sentence.strip() for sentence in sentences]
-    has_rules = language in {"ja", "ar", "hi", "th", "lo", "km", "bo", "my"}
+    has_rules = language in {"ja", "zh", "ar", "hi", "th", "lo", "km", "bo", "my"}
     assert ("sentencex, which has no rules for" in capsys.readouterr().out) != has_rules
 
 
