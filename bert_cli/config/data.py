@@ -251,7 +251,7 @@ class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on your own sentences.
 
     Example: bert vocab data/sentences data/vocab --size 30522
-    Example: bert vocab 'books/*.txt.gz' data/vocab --size 28996 --cased
+    Example: bert vocab data/sentences data/vocab --size 32000 --strip-accents false
     Example: bert vocab data/sentences data/vocab --extend bert-base-uncased --size +2000
     """
 
@@ -266,6 +266,11 @@ class VocabSettings(TextSettings):
     new ones follow: the most frequent in this text."""
     cased: bool = False
     """Preserve case and accents."""
+    strip_accents: bool | None = None
+    """Strip accents and other marks, which are parts of letters in many scripts (Japanese, Korean, Hindi, ...); by
+    default only of lower-cased text, as in BERT."""
+    split_chinese: bool = True
+    """Make each Chinese character, also in Japanese and Korean text, a word of its own, as in BERT."""
     min_frequency: int = Field(2, ge=1)
     """Minimum count of a WordPiece."""
 
