@@ -251,7 +251,7 @@ class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on your own sentences.
 
     Example: bert vocab data/sentences data/vocab --size 30522
-    Example: bert vocab data/sentences data/vocab --size 32000 --strip-accents false
+    Example: bert vocab data/sentences data/vocab --size 32000 --no-strip-accents
     Example: bert vocab data/sentences data/vocab --extend bert-base-uncased --size +2000
     """
 

@@ -162,15 +162,12 @@ def _cause(folder: Path) -> str:
     """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
     manifest = read_manifest(folder) if (folder / MANIFEST).exists() else {}
     split = manifest.get("settings", {})
-    splitter, language = split.get("splitter", "lines"), split.get("language")
-    if splitter == "lines":
-        return (
-            "the lines are long; if they hold several sentences, split them with `bert preprocess`"
-        )
+    if (splitter := split.get("splitter", "lines")) == "lines":
+        return "lines are long; if they have several sentences, split them with `bert preprocess`"
     other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
     return (
-        f"{splitter}, for language {language}, found few ends of sentences; run `bert preprocess` into another folder "
-        f"with {other}the --language of the text"
+        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into another "
+        f"folder with {other}the --language of the text"
     )
 
 

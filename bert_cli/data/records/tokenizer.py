@@ -70,12 +70,12 @@ class Normalization:
     """How text is normalized before it is split into pieces; by default as for BERT's uncased models."""
 
     cased: bool = False
-    strip_accents: bool | None = None  # None becomes that of BERT: of lower-cased text alone
+    strip_accents: bool | None = None  # None: as in BERT, where text is lower-cased
     split_chinese: bool = True  # into characters, each a word of its own
 
     def __post_init__(self) -> None:
-        if self.strip_accents is None:
-            object.__setattr__(self, "strip_accents", not self.cased)
+        if self.strip_accents == (not self.cased):
+            object.__setattr__(self, "strip_accents", None)  # so that equal ones compare equal
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
@@ -88,14 +88,14 @@ class Normalization:
         """Return the entries of a tokenizer_config.json."""
         return {
             "do_lower_case": not self.cased,
-            "strip_accents": self.strip_accents if self.strip_accents == self.cased else None,
+            "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.split_chinese,
         }
 
     def changes(self) -> dict[str, bool]:
         """Return the fields that BERT's models of this case have otherwise."""
-        defaults = vars(Normalization(self.cased))
-        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+        bert = vars(Normalization(self.cased))
+        return {name: value for name, value in vars(self).items() if value != bert[name]}
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LETTERS = 1000  # most characters in a trained vocabulary, or as many as COVERAGE needs; words with others are [UNK]
-COVERAGE = (
-    0.9995  # of the characters of words in the text, with a quarter of the vocabulary at most
-)
+COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabulary at most
 CODE_POINTS = 0x110000
 MANY_STRIPPED = 0.02  # words that stripping accents changes: 0.2 % of English, 2 % of Bulgarian, 81 % of Vietnamese
 CAPITALS = 0.05  # least fraction of pieces with one in a cased vocabulary; Google's has 0.3
@@ -166,13 +164,13 @@ def run(settings: VocabSettings) -> None:
             return
         size = sum(part.size for part in parts)
         is_packed = any(part.compression or part.format == "parquet" for part in parts)
+        _warn_of_stripping(next(text_blocks(parts[0], reading), ""), normalization)
         times = 3 if base else 2  # that the text is read
         with Progress("vocab", None if is_packed else times * size) as bar:
             texts = partial(_texts, parts, reading, bar)
             pieces, sentences = _train(texts, settings, normalization, wanted)
             if base is not None:
                 pieces = [*own, *_new_pieces(base, pieces, texts, settings)]
-            stripped = fraction_stripped(next(texts())) if normalization.strip_accents else 0.0
         data = "".join(piece + "\n" for piece in pieces).encode()
         folder = output.work_folder(shard) / "out"
         folder.mkdir(parents=True)
@@ -195,11 +193,6 @@ def run(settings: VocabSettings) -> None:
         )
     for note in notes:
         print(f"vocab: {note}")
-    if stripped > MANY_STRIPPED:
-        print(
-            f"vocab: warning: stripping accents changes {stripped:.0%} of the words of this text, where marks may be "
-            "parts of letters; --strip-accents false keeps them"
-        )
     new = len(pieces) - len(own)
     if len(pieces) < wanted:
         print(
@@ -215,25 +208,27 @@ def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normaliz
     """Return that of the settings, or of the vocabulary to extend. ConfigError for settings that contradict it."""
     if base is None:
         return Normalization(settings.cased, settings.strip_accents, settings.split_chinese)
-    theirs = base.normalization
-    for name in sorted({"strip_accents", "split_chinese"} & settings.model_fields_set):
-        given, wanted = getattr(settings, name), getattr(theirs, name)
-        if given is not None and given != wanted:
-            where = f"--{name.replace('_', '-')} ({json.dumps(given)})"
-            problem = f"{settings.extend} has {json.dumps(wanted)}, and an extension splits text as it does"
+    names = {"strip_accents", "split_chinese"} & settings.model_fields_set
+    for name, value in settings.model_dump(include=names, exclude_none=True).items():
+        if replace(base.normalization, **{name: value}) != base.normalization:
+            where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
+            problem = f"{settings.extend} has {json.dumps(not value)}, which holds for an extension"
             raise ConfigError(where, problem, "leave it out")
-    return theirs
+    return base.normalization
 
 
-def fraction_stripped(text: str) -> float:
-    """Return the fraction of words that change when accents are stripped as BERT does: NFD without marks (Mn)."""
-    words = Counter(text.split())
-    changed = 0
-    for word, count in words.items():
-        letters = unicodedata.normalize("NFD", word)
-        stripped = "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
-        changed += count * (stripped != word)
-    return changed / max(1, words.total())
+def _warn_of_stripping(text: str, normalization: Normalization) -> None:
+    """Print a line if the normalization changes many words of a text other than by their case."""
+    from tokenizers.normalizers import BertNormalizer
+
+    words, is_lower = Counter(text.split()), not normalization.cased
+    strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
+    changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
+    if changed > MANY_STRIPPED * words.total():
+        print(
+            f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
+            "marks may be parts of letters; --no-strip-accents keeps them"
+        )
 
 
 def _new_pieces(
@@ -256,7 +251,7 @@ def _new_pieces(
 
 
 def _train(
-    texts: Callable[[], Iterator[str]],
+    texts: Callable[[], Iterable[str]],
     settings: VocabSettings,
     normalization: Normalization,
     size: int,

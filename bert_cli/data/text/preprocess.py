@@ -47,18 +47,14 @@ LANGUAGES = {
 }  # fmt: skip
 NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
-# The languages whose abbreviations sentencex knows. For any other it takes those of a related one or of English.
-WITH_RULES = (
-    "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
-)
+# The languages whose abbreviations sentencex knows; for others it takes those of a related one or of English.
+RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
 # Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
 # Lao have none and end phrases with a space.
 BREAKS = {
     "ja": r"(?<=[。！？])(?=[0-9a-z])",
     "zh": r"(?<=[。！？])(?=[0-9a-z])",
-    "yue": r"(?<=[。！？])(?=[0-9a-z])",
     "bo": r"(?<=[།༎]) (?![།༎])",
-    "dz": r"(?<=[།༎]) (?![།༎])",
     "km": r"(?<=[។៕])",
     "lo": r"(?<=[\u0e81-\u0ec4\u0ec8-\u0edf]) (?=[\u0e81-\u0ec4])",  # not at the mark of repetition
     "th": r"(?<=[\u0e01-\u0e45\u0e47-\u0e5b]) (?=[\u0e01-\u0e45])",
@@ -111,7 +107,7 @@ def run(settings: PreprocessSettings) -> None:
 def _describe_splitter(splitter: str, language: str, parameters: str) -> str:
     if splitter == "punkt":
         return f"Punkt with {parameters} parameters, language {language}"
-    if language_code(language).partition("-")[0] in (*WITH_RULES.split(), *BREAKS):
+    if language_code(language).partition("-")[0] in (*RULES.split(), *BREAKS):
         return f"sentencex, language {language}"
     return (
         f"sentencex, which has no rules for {language} itself: it splits at the sentence marks of every script and "

@@ -166,7 +166,7 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
         if is_warned:
             mean = counts["tokens"] / counts["records"]
             assert f"a pair has {mean:.0f} tokens before it is truncated" in printed
-            assert "the lines are long; if they hold several sentences, split them with" in printed
+            assert "as lines are long; if they have several sentences, split" in printed
 
 
 def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
