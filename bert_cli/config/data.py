@@ -156,9 +156,8 @@ class SplittingSettings(DataSettings):
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
     sentence_splitter: Splitter = "auto"
-    """`punkt` (NLTK; learned from the text where NLTK has no data), `sentencex` (many languages, many times faster),
-    `lines` for text with one sentence on each line, or `auto`: Punkt if NLTK's data for the language are installed,
-    else sentencex; an output folder that was begun keeps its splitter."""
+    """`punkt` (NLTK; learned from the text if it has no data), `sentencex` (faster, more languages), `lines` for text
+    with one sentence on each line, or `auto`: Punkt if its data for the language are installed, else sentencex."""
     deduplicate: bool = False
     """Drop documents that equal an earlier one except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
@@ -267,10 +266,9 @@ class VocabSettings(TextSettings):
     cased: bool = False
     """Preserve case and accents."""
     strip_accents: bool | None = None
-    """Strip accents and other marks, which are parts of letters in many scripts (Japanese, Korean, Hindi, ...); by
-    default only of lower-cased text, as in BERT."""
+    """Strip accents and marks, which are parts of letters in many scripts; by default only of lower-cased text."""
     split_chinese: bool = True
-    """Make each Chinese character, also in Japanese and Korean text, a word of its own, as in BERT."""
+    """Make each Chinese character a word of its own, also in Japanese and Korean text, as BERT does."""
     min_frequency: int = Field(2, ge=1)
     """Minimum count of a WordPiece."""
 

@@ -47,8 +47,11 @@ LANGUAGES = {
 }  # fmt: skip
 NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
-# The languages whose abbreviations sentencex knows; for others it takes those of a related one or of English.
+# The languages whose abbreviations sentencex knows.
 RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
+WITHOUT_RULES = (
+    "it splits at the marks of every script, with a related language's or English abbreviations"
+)
 # Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
 # Lao have none and end phrases with a space.
 BREAKS = {
@@ -79,9 +82,12 @@ def run(settings: PreprocessSettings) -> None:
         notes += [note] if note else []
     else:
         load_splitter(splitter, language, None)  # fails early for a language that is no code
-    if splitter != "lines":
-        described = _describe_splitter(splitter, language, parameters)
-        print(f"preprocess: the sentences are split by {described}", flush=True)
+        known = (*RULES.split(), *BREAKS)
+        if splitter == "sentencex" and language_code(language).partition("-")[0] not in known:
+            notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
+    print(
+        f"preprocess: {splitter} splits sentences, language {language} ({parameters})", flush=True
+    )
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
@@ -101,17 +107,6 @@ def run(settings: PreprocessSettings) -> None:
         partial(split_shard, reading=reading, splitter=(splitter, language, learned)),
         workers,
         notes=[*dropped, *notes],
-    )
-
-
-def _describe_splitter(splitter: str, language: str, parameters: str) -> str:
-    if splitter == "punkt":
-        return f"Punkt with {parameters} parameters, language {language}"
-    if language_code(language).partition("-")[0] in (*RULES.split(), *BREAKS):
-        return f"sentencex, language {language}"
-    return (
-        f"sentencex, which has no rules for {language} itself: it splits at the sentence marks of every script and "
-        "knows the abbreviations of a related language or of English"
     )
 
 
