@@ -85,9 +85,9 @@ def run(settings: PreprocessSettings) -> None:
         known = (*RULES.split(), *BREAKS)
         if splitter == "sentencex" and language_code(language).partition("-")[0] not in known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
-    print(
-        f"preprocess: {splitter} splits sentences, language {language} ({parameters})", flush=True
-    )
+    if splitter != "lines":
+        origin = f" ({parameters} parameters)" if splitter == "punkt" else ""
+        print(f"preprocess: {splitter}{origin} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
