@@ -160,8 +160,7 @@ def run(settings: TokenizeSettings) -> None:
 
 def _cause(folder: Path) -> str:
     """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
-    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else {}
-    split = manifest.get("settings", {})
+    split = read_manifest(folder).get("settings", {}) if (folder / MANIFEST).exists() else {}
     if (splitter := split.get("splitter", "lines")) == "lines":
         return "lines are long; if they have several sentences, split them with `bert preprocess`"
     other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""

@@ -84,14 +84,6 @@ class Normalization:
         cased = cased if lower is None else not lower
         return cls(cased, config.get("strip_accents"), chinese is not False)
 
-    def config(self) -> dict[str, bool | None]:
-        """Return the entries of a tokenizer_config.json."""
-        return {
-            "do_lower_case": not self.cased,
-            "strip_accents": self.strip_accents,
-            "tokenize_chinese_chars": self.split_chinese,
-        }
-
     def changes(self) -> dict[str, bool]:
         """Return the fields that BERT's models of this case have otherwise."""
         bert = vars(Normalization(self.cased))
@@ -167,7 +159,9 @@ def tokenizer_config(normalization: Normalization) -> dict[str, Any]:
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
         "tokenizer_class": "BertTokenizer",
-        **normalization.config(),
+        "do_lower_case": not normalization.cased,
+        "strip_accents": normalization.strip_accents,
+        "tokenize_chinese_chars": normalization.split_chinese,
         **dict(zip(names, SPECIAL_TOKENS, strict=True)),
     }
 

@@ -218,8 +218,8 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     ours_is, theirs_is = normalization_of(corpus), normalization_of(model)
     if ours_is and theirs_is and ours_is != theirs_is:
         cased = "--cased" if theirs_is.cased else "--no-cased"
-        here, there = (json.dumps(one.config()) for one in (ours_is, theirs_is))
-        problem = f"was made with a tokenizer that has {here}, and that of the model in {model} has {there}"
+        here, there = (json.dumps(vars(one)) for one in (ours_is, theirs_is))
+        problem = f"was made with {here}, and the model in {model} with {there}"
         raise ConfigError(
             where, problem, f"make the records with --vocab {model} {cased}, or {remedy}"
         )

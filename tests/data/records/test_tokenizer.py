@@ -15,6 +15,7 @@ from bert_cli.data.records.tokenizer import (
     model_max_length,
     normalization_of,
     read_tokenizer,
+    tokenizer_config,
     write_vocabulary,
 )
 from bert_cli.errors import DataError
@@ -129,11 +130,11 @@ def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(
 def test_a_normalization_as_in_bert_is_written_as_bert_does():
     bert = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
     for strip in (None, True):
-        assert Normalization(strip_accents=strip).config() == bert
+        assert bert.items() <= tokenizer_config(Normalization(strip_accents=strip)).items()
         assert Normalization(strip_accents=strip).changes() == {}
     cased = Normalization(cased=True, strip_accents=True, split_chinese=False)
     names = {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}
-    assert cased.config() == names
+    assert names.items() <= tokenizer_config(cased).items()
     assert cased.changes() == {"strip_accents": True, "split_chinese": False}
     assert Normalization.of(names, cased=False) == cased
 

@@ -132,7 +132,7 @@ def test_records_of_another_normalization_than_the_models_are_refused(home, tmp_
     words = arguments(home, tmp_path / "run", "--dataset-dir", home / "one")
     words[words.index(str(home / "model"))] = str(model)
     made = "make the records with --vocab .*model "
-    cased = f'"do_lower_case": true.*the model .*"do_lower_case": false.*; {made}--cased'
+    cased = f'"cased": false.*the model .*"cased": true.*; {made}--cased'
     for tokenizer, message in (
         ({"do_lower_case": False}, cased),
         (
@@ -141,7 +141,7 @@ def test_records_of_another_normalization_than_the_models_are_refused(home, tmp_
         ),
         (
             {"do_lower_case": True, "tokenize_chinese_chars": False},
-            '"tokenize_chinese_chars": false',
+            '"split_chinese": false',
         ),
     ):
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
