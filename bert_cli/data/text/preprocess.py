@@ -230,7 +230,8 @@ def choose_splitter(wanted: str, language: str, begun: Mapping[str, Any]) -> tup
         language = begun["language"]
     if wanted != "auto":
         return wanted, language
-    return begun.get("splitter") or ("punkt" if _is_installed(language) else "sentencex"), language
+    installed = language_code(language) in NLTK_NAMES and _is_installed(language)
+    return begun.get("splitter") or ("punkt" if installed else "sentencex"), language
 
 
 @lru_cache(maxsize=2)
