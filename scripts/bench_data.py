@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 ENCODE = """
 import sys
-from bert_cli.data.records.tokenizer import read_vocabulary
+from bert_cli.data.records.tokenizer import Normalization, read_vocabulary
 from bert_cli.data.records.tokenizer import library_tokenizer
 from pathlib import Path
-tokenizer = library_tokenizer(read_vocabulary(Path(sys.argv[1])).ids, cased=False)
+tokenizer = library_tokenizer(read_vocabulary(Path(sys.argv[1])).ids, Normalization())
 tokens, lines = 0, []
 for line in open(sys.argv[2], encoding="utf-8"):
     lines.append(line)

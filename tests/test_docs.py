@@ -144,6 +144,27 @@ def test_the_commands_for_an_own_field_run_unchanged(tmp_path):
     assert (runs / "decayed/step_00000080/model.safetensors").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_for_an_own_language_run_unchanged(tmp_path):
+    printed = run_page("own-language.md", tmp_path)
+    language, page = tmp_path / "language", (ROOT / "docs/own-language.md").read_text("utf-8")
+    assert "preprocess: sentencex splits the sentences, language ja" in printed
+    # The warning that the page quotes is printed once, for the vocabulary without marks.
+    (quoted,) = re.findall(r"^vocab: warning: .*$", page, re.MULTILINE)
+    assert printed.count(quoted) == printed.count("stripping accents") == 1
+    vocabularies = [
+        (language / name / "vocab.txt").read_text("utf-8") for name in ("vocab", "stripped")
+    ]
+    assert ["が" in text.split("\n") for text in vocabularies] == [True, False]
+    first, *_, last = map(json.loads, (language / "run/metrics.jsonl").read_text().splitlines())
+    assert last["step"] == 100 and last["mlm_loss"] < first["mlm_loss"] - 0.2
+    config = json.loads((language / "run/step_00000100/tokenizer_config.json").read_text())
+    assert config["strip_accents"] is False
+    answer = json.loads(next(line for line in printed.splitlines() if line.startswith('{"text"')))
+    assert "[MASK]" in answer["text"] and len(answer["masks"][0]) == 5
+
+
 def lines_of(block: str) -> Iterator[list[str]]:
     """Yield the words of each command of a shell block; without here-documents."""
     block = re.sub(r"<<\s*'?(\w+)'?([^\n]*)\n.*?^\1$", r"\2", block, flags=re.DOTALL | re.MULTILINE)

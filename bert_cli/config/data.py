@@ -17,7 +17,7 @@ from bert_cli.config.settings import Positional, SettingError, Settings, is_remo
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
-Splitter = Literal["punkt", "sentencex", "lines"]
+Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
 
 
@@ -151,13 +151,13 @@ class ExtractSettings(ExecutorSettings):
 class SplittingSettings(DataSettings):
     """How text is split into sentences, and which documents are dropped."""
 
-    NEEDS: ClassVar = {"language": ("sentence_splitter", "punkt", "sentencex")}
+    NEEDS: ClassVar = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
 
     language: str = "english"
-    """Language of the sentence splitter, by NLTK's name (english, german, ...)."""
-    sentence_splitter: Splitter = "punkt"
-    """`punkt` (NLTK), `sentencex` (Rust, many times faster; needs the extra of that name), or `lines` for
-    text with one sentence on each line."""
+    """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
+    sentence_splitter: Splitter = "auto"
+    """`punkt` (NLTK; learned from the text if it has no data), `sentencex` (faster, more languages), `lines` for text
+    with one sentence on each line, or `auto`: Punkt if its data for the language are installed, else sentencex."""
     deduplicate: bool = False
     """Drop documents that equal an earlier one except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
@@ -250,7 +250,7 @@ class VocabSettings(TextSettings):
     """Train a WordPiece vocabulary on your own sentences.
 
     Example: bert vocab data/sentences data/vocab --size 30522
-    Example: bert vocab 'books/*.txt.gz' data/vocab --size 28996 --cased
+    Example: bert vocab data/sentences data/vocab --size 32000 --no-strip-accents
     Example: bert vocab data/sentences data/vocab --extend bert-base-uncased --size +2000
     """
 
@@ -265,6 +265,10 @@ class VocabSettings(TextSettings):
     new ones follow: the most frequent in this text."""
     cased: bool = False
     """Preserve case and accents."""
+    strip_accents: bool | None = None
+    """Strip accents and marks, which are parts of letters in many scripts; by default only of lower-cased text."""
+    split_chinese: bool = True
+    """Make each Chinese character a word of its own, also in Japanese and Korean text, as BERT does."""
     min_frequency: int = Field(2, ge=1)
     """Minimum count of a WordPiece."""
 

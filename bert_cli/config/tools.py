@@ -353,7 +353,7 @@ class BenchDataSettings(DataSettings):
     """Megabytes (10^6 bytes) of synthetic text."""
     vocab: str | None = None
     """A vocab.txt, a folder with one, or a model name; by default the benchmark trains and measures one."""
-    sentence_splitter: Splitter = "punkt"
+    sentence_splitter: Splitter = "auto"
     """The sentence splitter, as for `bert preprocess`."""
     sequence_length: int = Field(128, ge=8, le=65535)
     """Sequence length S of an example."""

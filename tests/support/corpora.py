@@ -12,7 +12,12 @@ from bert_cli.data.records.formats import Batch, DynamicRecords, dynamic_payload
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import (
+    Normalization,
+    SpecialIds,
+    read_vocabulary,
+    write_vocabulary,
+)
 from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 
@@ -69,7 +74,7 @@ def write_folder(
     for number, payloads in enumerate(shards):
         with RecordWriter(folder / f"wiki_{number:03}.tfrecord") as writer:
             writer.write_all(payloads)
-    write_vocabulary(folder, "\n".join(pieces).encode() + b"\n", cased=False)
+    write_vocabulary(folder, "\n".join(pieces).encode() + b"\n", Normalization())
     defaults = {
         "format": kind,
         "sequence_length": S,

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from bert_cli.cli import main
 from bert_cli.config.settings import BertConfig
-from bert_cli.data.records.tokenizer import write_vocabulary
+from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
 
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
 OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]
@@ -75,7 +75,7 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: 
         (folder / name).write_bytes(content)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
-    write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization())
     return folder
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from support.model_inputs import make_examples
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.records.tokenizer import Encoder, write_vocabulary
+from bert_cli.data.records.tokenizer import Encoder, Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
@@ -186,7 +186,9 @@ def test_transformers_tokenizes_as_our_records(cased, tmp_path):
     numbers = {piece: number for number, piece in enumerate(pieces)}
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    write_vocabulary(corpus, "".join(f"{piece}\n" for piece in pieces).encode(), cased=cased)
+    write_vocabulary(
+        corpus, "".join(f"{piece}\n" for piece in pieces).encode(), Normalization(cased=cased)
+    )
     shape = {**SHAPE, "vocab_size": len(pieces)}
     corpora = {"generated_dataset": False, "dataset_dir": str(corpus), "bert_config": shape}
     path = save(tmp_path / "run", *build(settings_of(**corpora))[1:])
@@ -194,7 +196,7 @@ def test_transformers_tokenizes_as_our_records(cased, tmp_path):
     # A BertTokenizer that is made wrongly has five pieces, and every word is unknown.
     assert theirs.get_vocab() == numbers
     ids = theirs(text, add_special_tokens=False)["input_ids"]
-    assert ids == Encoder(numbers, cased=cased).encode(text).tokens.tolist()
+    assert ids == Encoder(numbers, Normalization(cased=cased)).encode(text).tokens.tolist()
     assert len(set(ids)) > 20
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     return corpus
 
 
-def describe(vocabulary: Vocabulary, *, cased: bool, **values: Any) -> dict[str, Any]:
+def describe(vocabulary: Vocabulary, **values: Any) -> dict[str, Any]:
     """Return the description of records: what follows from their vocabulary, and `values`."""
     return {
         "masked_lm_prob": None,  # unknown
@@ -217,7 +218,7 @@ def describe(vocabulary: Vocabulary, *, cased: bool, **values: Any) -> dict[str,
         "vocab_sha256": vocabulary.sha256,
         "token_bytes": token_bytes(len(vocabulary.pieces)),
         "special_ids": vars(vocabulary.special),
-        "tokenizer": tokenizer_config(cased=cased),
+        "tokenizer": tokenizer_config(vocabulary.normalization),
         **values,
     }
 
@@ -228,7 +229,7 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     if not (folder / CORPUS).exists():
         return _describe_foreign(folder, vocab)
     corpus = read_corpus(folder)
-    if vocab is not None and _find_vocabulary(vocab)[0].sha256 != corpus["vocab_sha256"]:
+    if vocab is not None and _find_vocabulary(vocab).sha256 != corpus["vocab_sha256"]:
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
     if (folder / VOCAB_FILE).exists():
@@ -253,7 +254,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     if missing := [name for name, values in features.items() if not values]:
         problem = f"is no tf.train.Example with {', '.join(missing)}"
         raise DataError(where, problem, "give records of masked examples")
-    vocabulary, cased = _find_vocabulary(vocab)
+    vocabulary = _find_vocabulary(vocab)
     lists = [features["input_ids"], features["masked_lm_positions"]]
     length, predictions = parse_varints(lists)[1].tolist()
     ids = parse_static([payload], length, predictions)["input_ids"][0]
@@ -265,16 +266,17 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
             f"while [CLS] is {cls} of {count}",
             "give the vocabulary that the records were made with",
         )
-    write_vocabulary(folder, vocabulary.path.read_bytes(), cased=cased)
+    write_vocabulary(folder, vocabulary.path.read_bytes(), vocabulary.normalization)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
-    return describe(vocabulary, cased=cased, format="static", **sizes)
+    return describe(vocabulary, format="static", **sizes)
 
 
-def _find_vocabulary(name: str) -> tuple[Vocabulary, bool]:
-    """Return the vocabulary that --vocab names, and whether it is cased."""
+def _find_vocabulary(name: str) -> Vocabulary:
+    """Return the vocabulary that --vocab names, cased or not."""
     try:
         vocabulary = find_vocabulary(name, cased=False)
     except ConfigError:  # its files or pieces are those of a cased one
-        return find_vocabulary(name, cased=True), True
+        return find_vocabulary(name, cased=True)
     ordinary = (piece for piece in vocabulary.pieces if not piece.startswith("["))
-    return vocabulary, any(piece != piece.lower() for piece in ordinary)
+    cased = any(piece != piece.lower() for piece in ordinary)
+    return replace(vocabulary, normalization=replace(vocabulary.normalization, cased=cased))

@@ -47,7 +47,7 @@ CHECKS = {
     "pieces_per_word": (
         (0.0, 2.5, "tokens", 1000),
         "words are split into {:.2f} pieces on average",
-        "the vocabulary is not this text's: train one with `bert vocab`, or take one of its language",
+        "where spaces separate words, the vocabulary is not this text's: train one with `bert vocab`, or take another",
     ),
     "unknown_share_of_tokens": (
         (0.0, 0.01, "tokens", 1000),

@@ -34,9 +34,15 @@ from bert_cli.data.records.sentence_pairs import (
     truncate_pairs,
 )
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import Encoder, Vocabulary, read_vocabulary, write_vocabulary
+from bert_cli.data.records.tokenizer import (
+    Encoder,
+    Normalization,
+    Vocabulary,
+    read_vocabulary,
+    write_vocabulary,
+)
 from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.shards.manifest import Stats, Step, read_manifest
+from bert_cli.data.shards.manifest import MANIFEST, Stats, Step, read_manifest
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import (
@@ -76,6 +82,7 @@ class Recipe:
     settings: TokenizeSettings
     vocab: Path
     vocab_sha256: str
+    normalization: Normalization
 
     @property
     def masks(self) -> Masking | None:
@@ -105,7 +112,8 @@ class Recipe:
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
     vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
-    recipe = Recipe(settings, vocabulary.path.absolute(), vocabulary.sha256)
+    path, normalization = vocabulary.path.absolute(), vocabulary.normalization
+    recipe = Recipe(settings, path, vocabulary.sha256, normalization)
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
     groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
     parts = [part for _, group in groups for part in group]
@@ -117,7 +125,7 @@ def run(settings: TokenizeSettings) -> None:
         Step(
             "tokenize",
             settings.out,
-            settings=_recorded_settings(settings) | recorded,
+            settings=_recorded_settings(settings) | recorded | normalization.changes(),
             packages=("numpy", "tokenizers", "google-crc32c"),
             counted="records",
             expected_bytes=bytes_written(text, documents, recipe, vocab_size),
@@ -127,11 +135,10 @@ def run(settings: TokenizeSettings) -> None:
         Workers(settings.processes, settings.scheduler),
         notes=notes,
     )
-    write_vocabulary(settings.out, vocabulary.path.read_bytes(), cased=settings.cased)
+    write_vocabulary(settings.out, vocabulary.path.read_bytes(), normalization)
     masks = recipe.masks
     description = describe(
         vocabulary,
-        cased=settings.cased,
         format=settings.masking,
         sequence_length=settings.sequence_length,
         mask_tokens=settings.mask_tokens,
@@ -145,9 +152,22 @@ def run(settings: TokenizeSettings) -> None:
     if truncated > MUCH_TRUNCATED:
         print(
             f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are in no record; split sentences first, with "
-            "`bert preprocess`, or give --no-nsp, which uses every token"
+            f"{settings.sequence_length} positions and are in no record; a pair has "
+            f"{counts['tokens'] / counts['records']:.0f} tokens before it is truncated, as {_cause(settings.input)}; "
+            "or give --no-nsp, which uses every token"
         )
+
+
+def _cause(folder: Path) -> str:
+    """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
+    split = read_manifest(folder).get("settings", {}) if (folder / MANIFEST).exists() else {}
+    if (splitter := split.get("splitter", "lines")) == "lines":
+        return "lines are long; if they have several sentences, split them with `bert preprocess`"
+    other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
+    return (
+        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
+        f"another folder with {other}the --language of the text"
+    )
 
 
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
@@ -215,7 +235,7 @@ def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) ->
     """Return the number of documents of each file, where the manifest or the settings say it."""
     if reading.documents == "files":
         return {part.path: 1 for part in parts if part.format == "plain"}
-    if not (folder / "manifest.json").exists():
+    if not (folder / MANIFEST).exists():
         return {}
     shards = read_manifest(folder).get("shards", [])
     return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
@@ -311,7 +331,7 @@ def convert(
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.settings.cased)
+        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.normalization)
         limit, least = HELD_BYTES * len(parts), 2 if pairs_needed else 1
         groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
@@ -335,10 +355,10 @@ def convert(
 
 
 @lru_cache(maxsize=1)
-def _encoder(vocab: Path, sha256: str, cased: bool) -> tuple[Encoder, Vocabulary]:
+def _encoder(vocab: Path, sha256: str, normalization: Normalization) -> tuple[Encoder, Vocabulary]:
     """Return a worker's encoder, which remembers the words of earlier groups."""
     vocabulary = read_vocabulary(vocab, sha256)
-    return Encoder(vocabulary.ids, cased=cased), vocabulary
+    return Encoder(vocabulary.ids, normalization), vocabulary
 
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:

@@ -1,7 +1,7 @@
 """Vocabularies and tokenizers of BERT: read from a folder, written into one, and text to token ids.
 
-A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says
-whether text is lower-cased; newer models on the hub have a tokenizer.json. There are no added tokens, so text cannot
+A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
+text is normalized; newer models on the hub have a tokenizer.json. There are no added tokens, so text cannot
 make special ids: a literal "[SEP]" is three tokens.
 
 The texts of a task are encoded by the `tokenizers` library, with the character offsets of each piece. `Encoder` encodes
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -66,12 +66,38 @@ class SpecialIds:
 
 
 @dataclass(frozen=True)
+class Normalization:
+    """How text is normalized before it is split into pieces; by default as for BERT's uncased models."""
+
+    cased: bool = False
+    strip_accents: bool | None = None  # None: as in BERT, where text is lower-cased
+    split_chinese: bool = True  # into characters, each a word of its own
+
+    def __post_init__(self) -> None:
+        if self.strip_accents == (not self.cased):
+            object.__setattr__(self, "strip_accents", None)  # so that equal ones compare equal
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
+        """Return that of a tokenizer_config.json, with `cased` where it does not say the case."""
+        lower, chinese = config.get("do_lower_case"), config.get("tokenize_chinese_chars")
+        cased = cased if lower is None else not lower
+        return cls(cased, config.get("strip_accents"), chinese is not False)
+
+    def changes(self) -> dict[str, bool]:
+        """Return the fields that BERT's models of this case have otherwise."""
+        bert = vars(Normalization(self.cased))
+        return {name: value for name, value in vars(self).items() if value != bert[name]}
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The pieces of a vocab.txt in the order of their ids."""
 
     path: Path
     pieces: tuple[str, ...]
     sha256: str  # of the file's bytes
+    normalization: Normalization = Normalization()
 
     @property
     def ids(self) -> dict[str, int]:
@@ -128,24 +154,24 @@ def _check_special(where: str, pieces: Iterable[str]) -> None:
         raise DataError(where, f"{' '.join(missing)} missing", "give a model's BERT vocabulary")
 
 
-def tokenizer_config(*, cased: bool) -> dict[str, Any]:
+def tokenizer_config(normalization: Normalization) -> dict[str, Any]:
     """Return what Hugging Face's tokenizer needs besides the vocabulary."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": not cased,
-        "strip_accents": None,
-        "tokenize_chinese_chars": True,
+        "do_lower_case": not normalization.cased,
+        "strip_accents": normalization.strip_accents,
+        "tokenize_chinese_chars": normalization.split_chinese,
         **dict(zip(names, SPECIAL_TOKENS, strict=True)),
     }
 
 
-def write_vocabulary(folder: Path, data: bytes, *, cased: bool) -> None:
+def write_vocabulary(folder: Path, data: bytes, normalization: Normalization) -> None:
     """Write vocab.txt and tokenizer_config.json into a folder, each complete or not at all."""
     write_atomically(folder / VOCAB_FILE, data)
     # A vocabulary has no model yet; the folder of a model has the number of the model's positions.
     longest = {"model_max_length": BertConfig().max_position_embeddings}
-    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(cased=cased) | longest)
+    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(normalization) | longest)
 
 
 # --- the tokenizer of a model's folder
@@ -175,8 +201,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     elif (folder / VOCAB_FILE).is_file():
         vocabulary = read_vocabulary(folder / VOCAB_FILE)
         # Google's first models have no config; all of those with "uncased" vocabularies lower-case.
-        lower = _read_config(folder).get("do_lower_case", True)
-        library = library_tokenizer(vocabulary.ids, cased=not lower)
+        normalization = Normalization.of(_read_config(folder), cased=False)
+        library = library_tokenizer(vocabulary.ids, normalization)
     else:
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
         raise DataError(str(folder), problem, "copy there the tokenizer files of the model")
@@ -239,18 +265,15 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 
-def case_of(folder: Path) -> dict[str, bool]:
-    """Return `do_lower_case` and `strip_accents` of a folder's tokenizer, nothing where its files do not say."""
+def normalization_of(folder: Path) -> Normalization | None:
+    """Return how a folder's tokenizer normalizes text, None where its files do not say the case."""
     config = _read_config(folder)
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
-        normalizer = _read_json(folder / TOKENIZER_FILE).get("normalizer") or {}
-        if normalizer.get("type") == "BertNormalizer":
-            config = {**normalizer, "do_lower_case": normalizer.get("lowercase")}
-    lower, strip = config.get("do_lower_case"), config.get("strip_accents")
-    if lower is None:
-        return {}
-    # As in Google's code, lower-casing strips accents unless the config says otherwise.
-    return {"do_lower_case": bool(lower), "strip_accents": bool(lower if strip is None else strip)}
+        config = _read_json(folder / TOKENIZER_FILE).get("normalizer") or {}
+        config["do_lower_case"] = config.get("lowercase")  # None of another kind of normalizer
+        config["tokenize_chinese_chars"] = config.get("handle_chinese_chars")
+    unknown = config.get("do_lower_case") is None
+    return None if unknown else Normalization.of(config, cased=False)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -265,7 +288,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 # --- text to ids
 
 
-def library_tokenizer(vocabulary: dict[str, int], *, cased: bool) -> "Tokenizer":
+def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":
     """Return a tokenizer of the library with BERT's normalizer, pre-tokenizer and WordPiece."""
     # Worker processes use every core already.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -274,7 +297,11 @@ def library_tokenizer(vocabulary: dict[str, int], *, cased: bool) -> "Tokenizer"
     tokenizer = Tokenizer(
         models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
     )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=not normalization.cased,
+        strip_accents=normalization.strip_accents,
+        handle_chinese_chars=normalization.split_chinese,
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
@@ -290,11 +317,11 @@ class Sentences(NamedTuple):
 class Encoder:
     """Encodes lines of text and caches their words; the vocabulary must hold [UNK]."""
 
-    def __init__(self, vocabulary: dict[str, int], *, cased: bool) -> None:
+    def __init__(self, vocabulary: dict[str, int], normalization: Normalization) -> None:
         self._vocabulary = vocabulary
         self._longest_piece = max(map(len, vocabulary))
-        self._cased = cased
-        self._library = library_tokenizer(vocabulary, cased=cased)
+        self._cased = normalization.cased
+        self._library = library_tokenizer(vocabulary, normalization)
         self._clear()
 
     def _clear(self) -> None:

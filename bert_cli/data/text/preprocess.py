@@ -1,18 +1,19 @@
 """Split text into sentences: one per line, a blank line between documents.
 
-Each line is split alone. Of WikiExtractor's articles the titles are dropped; headings stay. Punkt (Kiss and
-Strunk, 2006) needs parameters for the language: NLTK's installed data, else a download, else Punkt learns them
-from the first 2 MB of the corpus. On English articles the learned ones find boundaries with an F1 of 93.1, the
-installed ones 93.2.
+Each line is split alone. Of WikiExtractor's articles the titles are dropped; headings stay. The splitter is Punkt
+(Kiss and Strunk, 2006) where NLTK's data for the language are installed, else sentencex. Punkt by name downloads its
+parameters, or learns them from the first 2 MB of the corpus. On English articles the learned ones find boundaries
+with an F1 of 93.1, the installed ones 93.2 and sentencex 95.1; Punkt never splits after the full stop of Japanese.
 """
 
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +23,7 @@ from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import Kind, marked_lines
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
-from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically
 
 Split = Callable[[str], list[str]]
@@ -37,13 +38,30 @@ NO_WORD = re.compile(r"[\W_]*")
 PARAMETERS = "punkt.json"
 TRAINING_CHARACTERS = 2_000_000  # 3 s of work; four times as much gains 0.1 of F1
 DOWNLOAD_SECONDS = 30.0
-# NLTK's name of each language in its Punkt data, and the code of sentencex.
+# NLTK's name of each language in its Punkt data, and its ISO 639 code, which sentencex takes.
 LANGUAGES = {
     "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
     "finnish": "fi", "french": "fr", "german": "de", "greek": "el", "italian": "it",
     "malayalam": "ml", "norwegian": "no", "polish": "pl", "portuguese": "pt", "russian": "ru",
     "slovene": "sl", "spanish": "es", "swedish": "sv", "turkish": "tr",
 }  # fmt: skip
+NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
+CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
+# The languages whose abbreviations sentencex knows.
+RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
+WITHOUT_RULES = (
+    "it splits at the marks of every script, with a related language's or English abbreviations"
+)
+# Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
+# Lao have none and end phrases with a space.
+BREAKS = {
+    "ja": r"(?<=[。！？])(?=[0-9a-z])",
+    "zh": r"(?<=[。！？])(?=[0-9a-z])",
+    "bo": r"(?<=[།༎]) (?![།༎])",
+    "km": r"(?<=[។៕])",
+    "lo": r"(?<=[\u0e81-\u0ec4\u0ec8-\u0edf]) (?=[\u0e81-\u0ec4])",  # not at the mark of repetition
+    "th": r"(?<=[\u0e01-\u0e45\u0e47-\u0e5b]) (?=[\u0e01-\u0e45])",
+}
 
 
 def run(settings: PreprocessSettings) -> None:
@@ -55,15 +73,21 @@ def run(settings: PreprocessSettings) -> None:
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
     outputs = plan_outputs(settings.input, parts, reading)
-    splitter, language = settings.sentence_splitter, settings.language
+    begun = recorded_settings(settings.out, "preprocess") or {}
+    splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
     parameters: str = splitter
     if splitter == "punkt":
-        begun_with = (recorded_settings(settings.out, "preprocess") or {}).get("parameters")
         texts = (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
-        parameters, note = choose_punkt(language, settings.out, begun_with, texts)
+        parameters, note = choose_punkt(language, settings.out, begun.get("parameters"), texts)
         notes += [note] if note else []
     else:
-        load_splitter(splitter, language, None)  # fails early where sentencex is not installed
+        load_splitter(splitter, language, None)  # fails early for a language that is no code
+        known = (*RULES.split(), *BREAKS)
+        if splitter == "sentencex" and language_code(language).partition("-")[0] not in known:
+            notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
+    if splitter != "lines":
+        origin = f" ({parameters} parameters)" if splitter == "punkt" else ""
+        print(f"preprocess: {splitter}{origin} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
@@ -195,6 +219,21 @@ def _all_lines(
             yield part.path, kind, line
 
 
+def language_code(language: str) -> str:
+    """Return the ISO 639 code of a language that is named by it or by NLTK's name, or else the name."""
+    return LANGUAGES.get(language, language.lower().replace("_", "-"))
+
+
+def choose_splitter(wanted: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the splitter, also for `auto`, and the language's name, as an output folder that was begun has them."""
+    if begun and language_code(begun["language"]) == language_code(language):
+        language = begun["language"]
+    if wanted != "auto":
+        return wanted, language
+    installed = language_code(language) in NLTK_NAMES and _is_installed(language)
+    return begun.get("splitter") or ("punkt" if installed else "sentencex"), language
+
+
 @lru_cache(maxsize=2)
 def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing.
@@ -205,12 +244,18 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
         return _load_punkt(language, parameters)
     if name == "lines":
         return lambda text: [text]
-    sentencex = import_extra("sentencex", "sentencex", "sentence_splitter (sentencex)")
-    code = LANGUAGES.get(language, language)
-    if not 2 <= len(code) <= 3:
+    import sentencex
+
+    code = language_code(language)
+    if not CODE.fullmatch(code):
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
-    return lambda text: list(sentencex.segment(code, text))
+    segment: Split = partial(sentencex.segment, code)
+    pattern = BREAKS.get(code.partition("-")[0])
+    if pattern is None:
+        return segment
+    breaks = re.compile(pattern)
+    return lambda text: [part for sentence in segment(text) for part in breaks.split(sentence)]
 
 
 class _Parameters(BaseModel):
@@ -224,7 +269,7 @@ def _load_punkt(language: str, parameters: Path | None) -> Split:
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
 
     if parameters is None:
-        tokenizer = PunktTokenizer(language)
+        tokenizer = PunktTokenizer(NLTK_NAMES.get(language, language))
     else:
         remedy = "remove it; it is then learned again"
         learned = read_json(parameters, _Parameters, DataError, remedy)
@@ -250,7 +295,7 @@ def choose_punkt(
     if (out / PARAMETERS).exists():
         return "learned", note
     reason = f"NLTK has no Punkt data for {language!r}"
-    if language in LANGUAGES:
+    if language_code(language) in NLTK_NAMES:
         if _is_installed(language):
             return "installed", ""
         print(

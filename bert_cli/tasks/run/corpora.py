@@ -3,6 +3,7 @@
 Records that do not fit the run, or the model it starts from, are refused before anything is built.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import zip_longest
@@ -17,7 +18,7 @@ from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
 from bert_cli.data.records.repeats import N, repeats
-from bert_cli.data.records.tokenizer import case_of, has_tokenizer, read_tokenizer
+from bert_cli.data.records.tokenizer import has_tokenizer, normalization_of, read_tokenizer
 from bert_cli.data.stream.reader import (
     Batching,
     ExampleStream,
@@ -214,12 +215,11 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
                 problem,
                 f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
             )
-    ours_is, theirs_is = case_of(corpus), case_of(model)
-    different = [name for name in ours_is if theirs_is.get(name, ours_is[name]) != ours_is[name]]
-    if different:
-        name = different[0]
-        cases = f"{name} {ours_is[name]}, and the model in {model} with {name} {theirs_is[name]}"
-        if theirs_is["do_lower_case"] == theirs_is["strip_accents"]:
-            cased = "--no-cased" if theirs_is["do_lower_case"] else "--cased"
-            remedy = f"make the records with {cased}, or {remedy}"
-        raise ConfigError(where, f"was made with {cases}", remedy)
+    ours_is, theirs_is = normalization_of(corpus), normalization_of(model)
+    if ours_is and theirs_is and ours_is != theirs_is:
+        cased = "--cased" if theirs_is.cased else "--no-cased"
+        here, there = (json.dumps(vars(one)) for one in (ours_is, theirs_is))
+        problem = f"was made with {here}, and the model in {model} with {there}"
+        raise ConfigError(
+            where, problem, f"make the records with --vocab {model} {cased}, or {remedy}"
+        )

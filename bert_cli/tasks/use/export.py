@@ -355,12 +355,16 @@ def _without_log_noise() -> Iterator[None]:
 def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     """Return the tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
 
+    ConfigError for a tokenizer that leaves words of Chinese characters whole.
     A second text without tokens adds no [SEP], and special tokens in a text are plain.
     """
     import tensorflow_text as text
 
     normalizer = json.loads(tokenizer.library.to_str()).get("normalizer") or {}
     lowers, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
+    if not normalizer.get("handle_chinese_chars", True):
+        problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"
+        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
     pieces = text.FastBertTokenizer(
         vocab=list(tokenizer.pieces),
         suffix_indicator="##",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import features
-from bert_cli.data.records.tokenizer import read_tokenizer, write_vocabulary
+from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import DataError
 
@@ -16,7 +16,7 @@ CLS, SEP = 2, 3
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    write_vocabulary(tmp_path, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    write_vocabulary(tmp_path, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization())
     return read_tokenizer(tmp_path)
 
 

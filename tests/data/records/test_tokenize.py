@@ -19,7 +19,13 @@ from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
 from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.records.tokenize import encode_groups, plan_groups
-from bert_cli.data.records.tokenizer import Encoder, read_vocabulary
+from bert_cli.data.records.tokenizer import (
+    Encoder,
+    Normalization,
+    read_vocabulary,
+    tokenizer_config,
+    write_vocabulary,
+)
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.files import Part, Reading, recognise
 from bert_cli.errors import DataError
@@ -155,7 +161,7 @@ def write(path, texts, packed=False):
 
 def grouped(parts, limit, least=2):
     """Return the documents of each group as lines of words."""
-    encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, cased=False)
+    encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, Normalization())
     groups = []
     for group in encode_groups(parts, encoder, Reading(), limit=limit, least=least):
         ends = group.sentences.tolist()
@@ -254,6 +260,34 @@ def test_cased_text_is_not_lower_cased(home, tmp_path):
         assert (unmasked(columns_of(out)) == len(PIECES)).any() == cased
         config = json.loads((out / "tokenizer_config.json").read_text())
         assert config["do_lower_case"] is not cased
+
+
+def test_the_vocabularys_folder_decides_about_accents_and_chinese_characters(home, tmp_path):
+    import transformers
+
+    words = ["über", "uber", "日本", "日", "本", "b", "##b"]
+    data = "".join(f"{piece}\n" for piece in [*PIECES, *words]).encode()
+    text = ["Über 日本 bb", "uber 日本 b", "ÜBER b"]
+    (tmp_path / "a").write_text("\n".join(text) + "\n\n" + "\n".join(text) + "\n")
+    for number, more in enumerate(({}, {"strip_accents": False}, {"split_chinese": False})):
+        vocab, out = tmp_path / f"vocab{number}", tmp_path / f"out{number}"
+        vocab.mkdir()
+        write_vocabulary(vocab, data, Normalization(**more))
+        make(home, out, input=tmp_path / "a", vocab=str(vocab), nsp=False, masking="dynamic")
+        theirs = transformers.AutoTokenizer.from_pretrained(out)
+        expected = {number for line in text for number in theirs(line)["input_ids"]}
+        records = parse_dynamic(payloads(out), read_corpus(out)["token_bytes"])
+        assert set(records.tokens.tolist()) == expected
+        assert read_corpus(out)["tokenizer"] == tokenizer_config(Normalization(**more))
+        settings = read_manifest(out)["settings"]
+        assert {name: settings.get(name) for name in ("strip_accents", "split_chinese")} == {
+            "strip_accents": None,
+            "split_chinese": None,
+            **more,
+        }
+    write_vocabulary(vocab, data, Normalization())
+    with pytest.raises(DataError, match="split_chinese was False, now the default"):
+        make(home, out, input=tmp_path / "a", vocab=str(vocab), nsp=False, masking="dynamic")
 
 
 def test_a_vocabulary_of_more_than_65536_pieces_takes_four_bytes(home, tmp_path):

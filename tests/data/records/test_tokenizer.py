@@ -10,10 +10,12 @@ from tokenizers import BertWordPieceTokenizer
 from bert_cli.data.records import tokenizer as module
 from bert_cli.data.records.tokenizer import (
     Encoder,
-    case_of,
+    Normalization,
     files_for_model,
     model_max_length,
+    normalization_of,
     read_tokenizer,
+    tokenizer_config,
     write_vocabulary,
 )
 from bert_cli.errors import DataError
@@ -24,7 +26,7 @@ PIECES += ["se", "##p", "mask", "é", "e", "."]
 
 @pytest.fixture
 def folder(tmp_path):
-    write_vocabulary(tmp_path, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=False)
+    write_vocabulary(tmp_path, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization())
     return tmp_path
 
 
@@ -42,7 +44,7 @@ def test_text_is_split_into_pieces_with_their_offsets_and_special_tokens_are_pla
     assert tokenizer.special.sep == PIECES.index("[SEP]")
     assert tokenizer.pieces == tuple(PIECES)
     words = {piece: number for number, piece in enumerate(PIECES)}
-    ours = Encoder(words, cased=False).encode("[SEP] the [MASK] [CLS] [PAD]").tokens
+    ours = Encoder(words, Normalization()).encode("[SEP] the [MASK] [CLS] [PAD]").tokens
     assert ours.tolist() == ids(tokenizer, "[SEP] the [MASK] [CLS] [PAD]")
 
 
@@ -61,7 +63,9 @@ def test_a_tokenizer_saved_by_transformers_splits_text_equally(folder, tmp_path)
 def test_a_cased_vocabulary_keeps_capitals_and_has_another_fingerprint(folder):
     before = read_tokenizer(folder).fingerprint
     assert read_tokenizer(folder).fingerprint == before
-    write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), cased=True)
+    write_vocabulary(
+        folder, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization(cased=True)
+    )
     assert ids(read_tokenizer(folder), "Cat cat é") == [9, 6, 15]
     assert read_tokenizer(folder).fingerprint != before
 
@@ -97,14 +101,20 @@ def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_pa
             model_max_length(tmp_path)
 
 
-def test_the_case_of_a_tokenizer_is_known_where_its_files_say_it(tmp_path):
+def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(tmp_path):
     upper = {"type": "BertNormalizer", "lowercase": False}
     cases = [
         (None, None, None),
-        ({"do_lower_case": True}, None, (True, True)),
-        ({"do_lower_case": False, "strip_accents": None}, None, (False, False)),
-        ({"model_max_length": 512}, upper | {"strip_accents": True}, (False, True)),
-        ({"do_lower_case": True}, upper, (True, True)),
+        ({"do_lower_case": True}, None, Normalization(False, True, True)),
+        ({"do_lower_case": False, "strip_accents": None}, None, Normalization(True, False)),
+        ({"model_max_length": 9}, upper | {"strip_accents": True}, Normalization(True, True)),
+        ({"do_lower_case": True, "strip_accents": False}, upper, Normalization(False, False)),
+        (None, upper | {"handle_chinese_chars": False}, Normalization(True, False, False)),
+        (
+            {"do_lower_case": True, "tokenize_chinese_chars": False},
+            None,
+            Normalization(False, True, False),
+        ),
         (None, {"type": "NFC"}, None),
     ]
     for number, (config, normalizer, expected) in enumerate(cases):
@@ -114,8 +124,19 @@ def test_the_case_of_a_tokenizer_is_known_where_its_files_say_it(tmp_path):
             (folder / "tokenizer_config.json").write_text(json.dumps(config))
         if normalizer is not None:
             (folder / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-        names = ("do_lower_case", "strip_accents")
-        assert case_of(folder) == (dict(zip(names, expected, strict=True)) if expected else {})
+        assert normalization_of(folder) == expected
+
+
+def test_a_normalization_as_in_bert_is_written_as_bert_does():
+    bert = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+    for strip in (None, True):
+        assert bert.items() <= tokenizer_config(Normalization(strip_accents=strip)).items()
+        assert Normalization(strip_accents=strip).changes() == {}
+    cased = Normalization(cased=True, strip_accents=True, split_chinese=False)
+    names = {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}
+    assert names.items() <= tokenizer_config(cased).items()
+    assert cased.changes() == {"strip_accents": True, "split_chinese": False}
+    assert Normalization.of(names, cased=False) == cased
 
 
 # --- the encoder, judged by the library
@@ -163,12 +184,17 @@ def vocabularies():
     return made
 
 
-def check(vocabulary, cased, lines, encoder=None):
+def check(vocabulary, normalization, lines, encoder=None):
     """Every line's tokens, and which lines are blank, against the library."""
-    encoder = encoder or Encoder(vocabulary, cased=cased)
+    encoder = encoder or Encoder(vocabulary, normalization)
     lines = [line.replace("\n", " ") for line in lines]
     got = encoder.encode("\n".join(lines))
-    library = BertWordPieceTokenizer(vocabulary, lowercase=not cased)
+    library = BertWordPieceTokenizer(
+        vocabulary,
+        lowercase=not normalization.cased,
+        strip_accents=normalization.strip_accents,
+        handle_chinese_chars=normalization.split_chinese,
+    )
     expected = [library.encode(line, add_special_tokens=False).ids for line in lines]
     ends = np.cumsum(got.lengths)
     for line, end, length, numbers in zip(lines, ends, got.lengths, expected, strict=True):
@@ -181,9 +207,9 @@ def check(vocabulary, cased, lines, encoder=None):
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_hard_lines_and_random_characters_are_encoded_as_the_library_does(vocabularies, cased):
-    check(vocabularies[cased], cased, HARD)
-    check(vocabularies[cased], cased, [""])
-    check(vocabularies[cased], cased, [" \t ", "\x1f", "\u200b"])
+    check(vocabularies[cased], Normalization(cased=cased), HARD)
+    check(vocabularies[cased], Normalization(cased=cased), [""])
+    check(vocabularies[cased], Normalization(cased=cased), [" \t ", "\x1f", "\u200b"])
     draw = random.Random(7)
     pool = "".join(HARD)
     kinds = [
@@ -196,7 +222,35 @@ def test_hard_lines_and_random_characters_are_encoded_as_the_library_does(vocabu
         lambda: " ",
     ]
     lines = ["".join(draw.choice(kinds)() for _ in range(draw.randrange(60))) for _ in range(2000)]
-    check(vocabularies[cased], cased, lines)
+    check(vocabularies[cased], Normalization(cased=cased), lines)
+
+
+NORMALIZATIONS = [
+    Normalization(strip_accents=False),
+    Normalization(split_chinese=False),
+    Normalization(strip_accents=False, split_chinese=False),
+    Normalization(cased=True, strip_accents=True),
+    Normalization(cased=True, split_chinese=False),
+]
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS, ids=lambda one: str(one.changes()))
+def test_every_normalization_is_that_of_transformers_in_the_same_folder(
+    vocabularies, tmp_path, normalization
+):
+    import transformers
+
+    vocabulary = vocabularies[True] | {"[MASK]": len(vocabularies[True])}
+    vocabulary = dict(zip(dict.fromkeys(vocabulary), range(len(vocabulary)), strict=True))
+    check(vocabulary, normalization, HARD)
+    data = "".join(f"{piece}\n" for piece in vocabulary).encode()
+    write_vocabulary(tmp_path, data, normalization)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    encoder, tokenizer = Encoder(vocabulary, normalization), read_tokenizer(tmp_path)
+    for line in HARD:
+        line = line.replace("\r", " ")
+        expected = theirs(line, add_special_tokens=False)["input_ids"]
+        assert encoder.encode(line).tokens.tolist() == expected == ids(tokenizer, line), repr(line)
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -204,19 +258,19 @@ def test_every_character_alone_and_between_letters(vocabularies, cased):
     points = [point for point in range(0x30000) if not 0xD800 <= point < 0xE000 and point != 10]
     step = 17  # all of them take six seconds
     lines = [f"{chr(p)} a{chr(p)}b {chr(p)}{chr(p)}" for p in points[:0x800] + points[0x800::step]]
-    check(vocabularies[cased], cased, lines)
+    check(vocabularies[cased], Normalization(cased=cased), lines)
 
 
 def test_cached_words_and_words_after_clearing_the_cache_are_encoded_equally(
     vocabularies, monkeypatch
 ):
-    encoder = check(vocabularies[False], False, HARD)
-    check(vocabularies[False], False, HARD[::-1], encoder)
+    encoder = check(vocabularies[False], Normalization(), HARD)
+    check(vocabularies[False], Normalization(), HARD[::-1], encoder)
     assert encoder._words.known > 100
     monkeypatch.setattr(module, "KNOWN_WORDS", 100)
-    check(vocabularies[False], False, ["some new words", *HARD], encoder)
+    check(vocabularies[False], Normalization(), ["some new words", *HARD], encoder)
     monkeypatch.setattr(module, "KNOWN_WORDS", 10**6)
-    check(vocabularies[False], False, [*HARD, "more"], encoder)
+    check(vocabularies[False], Normalization(), [*HARD, "more"], encoder)
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -225,4 +279,4 @@ def test_real_text_with_the_published_vocabularies(shared_data, cased):
     pieces = (shared_data / "vocab" / name).read_text(encoding="utf-8").rstrip("\n").split("\n")
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     text = (shared_data / "text/extracted/AA/wiki_07").read_text(encoding="utf-8")[:300_000]
-    check(vocabulary, cased, text.split("\n") + HARD)
+    check(vocabulary, Normalization(cased=cased), text.split("\n") + HARD)

@@ -15,6 +15,7 @@ from bert_cli.config.data import VocabSettings
 from bert_cli.data.records.tokenizer import (
     SPECIAL_TOKENS,
     Encoder,
+    Normalization,
     read_vocabulary,
     tokenizer_config,
 )
@@ -84,17 +85,22 @@ def test_a_file_and_its_folder_are_the_same_vocabulary(tmp_path, monkeypatch):
             find_vocabulary(name, cased=False)
 
 
-def test_a_tokenizer_config_must_agree_with_the_case_and_with_bert(tmp_path):
+def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_path):
     for cased, remedy in ((True, "leave out --cased"), (False, "give --cased")):
-        write_vocab(tmp_path, config=tokenizer_config(cased=not cased))
+        write_vocab(tmp_path, config=tokenizer_config(Normalization(cased=not cased)))
         find_vocabulary(str(tmp_path), cased=not cased)
         with pytest.raises(ConfigError, match=remedy):
             find_vocabulary(str(tmp_path), cased=cased)
-    others = [(False, {"strip_accents": False}), (True, {"strip_accents": True})]
-    for cased, config in [*others, (False, {"tokenize_chinese_chars": False})]:
-        write_vocab(tmp_path, config=config)
-        with pytest.raises(ConfigError, match="not how BERT splits text"):
-            find_vocabulary(str(tmp_path), cased=cased)
+    for cased, config, expected in (
+        (False, {"do_lower_case": True, "strip_accents": False}, Normalization(False, False)),
+        (True, {"strip_accents": True}, Normalization(True, True)),
+        (False, {"tokenize_chinese_chars": False}, Normalization(split_chinese=False)),
+        (False, None, Normalization()),
+        (True, {"do_lower_case": False}, Normalization(cased=True)),
+    ):
+        write_vocab(tmp_path / "other", PIECES[3:], config)  # pieces that do not show the case
+        assert find_vocabulary(str(tmp_path / "other"), cased=cased).normalization == expected
+        (tmp_path / "other/tokenizer_config.json").unlink(missing_ok=True)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="Invalid JSON"):
         find_vocabulary(str(tmp_path), cased=False)
@@ -166,7 +172,9 @@ class Hub(http.server.SimpleHTTPRequestHandler):
 def hub(tmp_path):
     """The address of a hub with the repositories someone/model and someone/bare."""
     files = "resolve/main"
-    write_vocab(tmp_path / "someone/model" / files, config=tokenizer_config(cased=True))
+    write_vocab(
+        tmp_path / "someone/model" / files, config=tokenizer_config(Normalization(cased=True))
+    )
     write_vocab(tmp_path / "someone/bare" / files)
     handler = partial(Hub, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -230,11 +238,11 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert vocabulary.pieces[:5] == SPECIAL_TOKENS and "quick" in vocabulary.pieces
     assert len(set(vocabulary.pieces)) == number < 150
     assert not any(piece.lower() != piece or "ï" in piece for piece in vocabulary.pieces[5:])
-    encoder = Encoder(vocabulary.ids, cased=False)
+    encoder = Encoder(vocabulary.ids, Normalization())
     assert special.unk not in encoder.encode("\n".join(SENTENCES)).tokens
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert (counts["pieces"], counts["sentences"]) == (number, 80)
-    few, line = capsys.readouterr().out.splitlines()
+    *_, few, line = capsys.readouterr().out.splitlines()
     assert (
         few
         == f"vocab: {number} pieces are all that occur 2 times or more in this text, not the 150 of --size"
@@ -283,3 +291,81 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
     with pytest.raises(DataError, match=r"has changed since; remove .*vocab or choose another"):
         train(tmp_path)
     assert (out / "vocab.txt").read_bytes() == before
+
+
+JAPANESE = ["がんこなパンダがゴミを見た。", "ハングルは한글と書く。", "日本語の辞書。"] * 30
+
+
+def test_the_accents_of_a_lower_cased_vocabulary_are_stripped_or_preserved(tmp_path, capsys):
+    import transformers
+
+    sentences(tmp_path, ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30)
+    stripped, preserved = train(tmp_path), train(tmp_path, "keep", strip_accents=False)
+    assert "warning: stripping accents changes 50% of the words" in capsys.readouterr().out
+    for out, strip, word in ((stripped, None, "uber"), (preserved, False, "über")):
+        config = json.loads((out / "tokenizer_config.json").read_text())
+        assert (config["do_lower_case"], config["strip_accents"]) == (True, strip)
+        pieces = find_vocabulary(str(out), cased=False).pieces
+        assert word in pieces and ({"über", "uber"} - {word}).isdisjoint(pieces)
+        assert transformers.AutoTokenizer.from_pretrained(out).tokenize("ÜBER") == [word]
+    assert "strip_accents" not in json.loads((stripped / "manifest.json").read_text())["settings"]
+    with pytest.raises(DataError, match="strip_accents was False, now the default"):
+        train(tmp_path, "keep")
+
+
+def test_a_warning_counts_the_words_that_stripping_changes_and_english_has_few(tmp_path, capsys):
+    sentences(tmp_path, ["Das Café dort, dort 한국 가 e\u0301 x й"] * 30)
+    train(tmp_path, "counted")
+    assert "stripping accents changes 56% of the words" in capsys.readouterr().out
+    sentences(tmp_path, JAPANESE)
+    train(tmp_path, strip_accents=False)
+    train(tmp_path, "cased", cased=True)
+    sentences(tmp_path, [*["plain words of English text"] * 60, "naïve"])
+    train(tmp_path, "english")
+    assert "stripping" not in capsys.readouterr().out
+
+
+def test_chinese_characters_are_words_of_their_own_or_parts_of_words(tmp_path):
+    import transformers
+
+    sentences(tmp_path, JAPANESE)
+    for name, more, expected in (
+        ("bert", {}, ["日", "本", "語", "の", "辞", "書", "。"]),
+        ("whole", {"split_chinese": False}, ["日本語の辞書", "。"]),
+    ):
+        out = train(tmp_path, name, size=300, strip_accents=False, **more)
+        assert (
+            transformers.AutoTokenizer.from_pretrained(out).tokenize("日本語の辞書。") == expected
+        )
+        vocabulary = find_vocabulary(str(out), cased=False)
+        numbers = Encoder(vocabulary.ids, vocabulary.normalization).encode("日本語の辞書。").tokens
+        assert [vocabulary.pieces[number] for number in numbers] == expected
+        assert "が" in "".join(vocabulary.pieces) and "한" in "".join(vocabulary.pieces)
+
+
+def test_an_extension_normalizes_text_as_the_vocabulary_that_it_extends(tmp_path):
+    sentences(tmp_path, ["Über Äpfel", "über Gärten"] * 30)
+    base = str(train(tmp_path, "base", strip_accents=False, split_chinese=False))
+    sentences(tmp_path, ["Öfen und Höfe", "höfe über Öfen"] * 30)
+    out = train(tmp_path, "extended", "+20", extend=base)
+    vocabulary = find_vocabulary(str(out), cased=False)
+    assert vocabulary.normalization == Normalization(False, False, False)
+    assert {"öfen", "höfe"} <= set(
+        vocabulary.pieces[len(read_vocabulary(Path(base) / "vocab.txt").pieces) :]
+    )
+    same = train(tmp_path, "same", "+20", extend=base, strip_accents=False, split_chinese=False)
+    assert (same / "vocab.txt").read_bytes() == (out / "vocab.txt").read_bytes()
+    for name in ("strip_accents", "split_chinese"):
+        flag = f"--{name.replace('_', '-')}"
+        with pytest.raises(
+            ConfigError, match=rf"{flag} \(true\): .*base has false, .*leave it out"
+        ):
+            train(tmp_path, "other", "+20", extend=base, **{name: True})
+
+
+def test_a_script_of_many_characters_gets_as_many_as_cover_its_text(tmp_path):
+    kanji = [chr(0x4E00 + number) for number in range(1600)]
+    sentences(tmp_path, ["".join(kanji[start : start + 40]) for start in range(0, 1600, 40)] * 4)
+    for size, expected in ((8000, 1600), (4800, 1200), (1200, 1000)):
+        pieces = read_vocabulary(train(tmp_path, f"v{size}", size) / "vocab.txt").pieces
+        assert sum(piece in pieces for piece in kanji) == expected, size

@@ -160,8 +160,35 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
         counts = read_manifest(tmp_path / name)["counts"]
         fraction = counts["tokens_cut"] / counts["tokens"]
         assert least <= fraction <= most
-        is_warned = f"warning: {fraction:.0%} of the tokens" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        is_warned = f"warning: {fraction:.0%} of the tokens" in printed
         assert is_warned == (name == "lines")
+        if is_warned:
+            mean = counts["tokens"] / counts["records"]
+            assert f"a pair has {mean:.0f} tokens before it is truncated" in printed
+            assert "as lines are long; if they have several sentences, split" in printed
+
+
+def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
+    tmp_path, pieces, capsys, monkeypatch
+):
+    monkeypatch.setattr(preprocess, "_download", lambda: False)
+    text = [
+        ["。".join(" ".join(document).rstrip(".").split(". ")) + "。"] for document in documents()
+    ]
+    source = write(tmp_path / "text.txt", text)
+    remedy = "into another folder with {}the --language of the text; or give --no-nsp"
+    for splitter, more in (("punkt", "--sentence-splitter sentencex and "), ("sentencex", "")):
+        found, out = tmp_path / splitter, tmp_path / f"{splitter}_records"
+        split(source, found, sentence_splitter=splitter, language="ja")
+        make(found, out, pieces, sequence_length=64, mask_tokens=9)
+        printed = capsys.readouterr().out
+        assert ("tokens of the pairs did not fit" in printed) == (splitter == "punkt")
+        manifest = {"step": "preprocess", "settings": {"splitter": splitter, "language": "ja"}}
+        (found / "manifest.json").write_text(json.dumps(manifest))
+        cause = tokenize._cause(found)
+        assert cause.startswith(f"{splitter}, for language ja, found few ends of sentences; run")
+        assert f"{cause}; or give --no-nsp".endswith(remedy.format(more))
 
 
 def test_a_setting_without_effect_is_rejected(tmp_path, pieces):
@@ -180,7 +207,6 @@ def estimates(monkeypatch):
 
 
 def test_the_estimate_of_bytes_is_near_what_is_written(shared_data, tmp_path, estimates):
-    pytest.importorskip("sentencex")
     source = shared_data / "text/extracted/AA/wiki_03"
     split(source, tmp_path / "sentences", sentence_splitter="sentencex")
     (wrote,) = (path.stat().st_size for path in (tmp_path / "sentences").glob("*.txt"))

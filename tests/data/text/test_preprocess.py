@@ -154,7 +154,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
 
 def test_without_data_punkt_learns_from_the_corpus_once(bare, capsys, monkeypatch):
     source = corpus(bare / "in", wiki_00=doc("A", prose(200_000)), wiki_01=doc("B", prose(9000, 1)))
-    manifest = run(source, bare / "out")
+    manifest = run(source, bare / "out", sentence_splitter="punkt")
     note = "Punkt data are not installed and could not be downloaded: learned from the first 0.2"
     assert f"\npreprocess: {note}" in capsys.readouterr().out
     assert manifest["settings"]["parameters"] == "learned"
@@ -170,7 +170,7 @@ def test_without_data_punkt_learns_from_the_corpus_once(bare, capsys, monkeypatc
     assert (bare / "out/AA/wiki_01.txt").read_text() == text
     assert (bare / "out/punkt.json").read_bytes() == learned
     monkeypatch.setattr(preprocess, "_download", None)  # not asked for a language that NLTK lacks
-    run(source, bare / "other", language="bulgarian")
+    run(source, bare / "other", language="bulgarian", sentence_splitter="punkt")
     assert "NLTK has no Punkt data for 'bulgarian': learned" in capsys.readouterr().out
 
 
@@ -190,7 +190,6 @@ def test_a_download_that_hangs_or_fails_is_abandoned(monkeypatch, tmp_path):
 
 
 def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
-    pytest.importorskip("sentencex")
     (tmp_path / "in.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
     manifest = run(tmp_path / "in.txt", tmp_path / "out", sentence_splitter="sentencex")
     text = (tmp_path / "out/text_00000.txt").read_text()
@@ -198,6 +197,81 @@ def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
     assert "sentencex" in manifest["versions"]
     with pytest.raises(ConfigError, match="give the ISO 639 code"):
         run(tmp_path / "in.txt", tmp_path / "b", sentence_splitter="sentencex", language="klingon")
+
+
+def test_the_splitter_is_punkt_where_its_data_are_installed_else_sentencex(
+    bare, capsys, monkeypatch
+):
+    (bare / "in.txt").write_text("Herr Dr. Maier kam. Er ging.\n\nDas war es.\n")
+    monkeypatch.setattr(preprocess, "_download", None)  # is not asked
+    manifest = run(bare / "in.txt", bare / "out", language="german")
+    recorded = {"language": "german", "splitter": "sentencex", "parameters": "sentencex"}
+    assert manifest["settings"] == recorded
+    line = "preprocess: sentencex splits the sentences, language german\n"
+    assert line in capsys.readouterr().out
+    assert (bare / "out/text_00000.txt").read_text().startswith("Herr Dr. Maier kam.\nEr ging.\n")
+    seen = []
+    monkeypatch.setattr(preprocess, "_is_installed", lambda language: seen.append(language) or True)
+    monkeypatch.setattr(preprocess, "_load_punkt", lambda *_: lambda text: text.split(" Er "))
+    manifest = run(bare / "in.txt", bare / "de", language="de")
+    assert manifest["settings"] == {
+        **recorded,
+        "language": "de",
+        "splitter": "punkt",
+        "parameters": "installed",
+    }
+    assert (
+        "punkt (installed parameters) splits the sentences, language de\n"
+        in capsys.readouterr().out
+    )
+    assert set(seen) == {"de"}
+    # A folder that was begun keeps its splitter, also under another name of its language.
+    assert run(bare / "in.txt", bare / "out", language="de")["settings"] == recorded
+    with pytest.raises(DataError, match="splitter was 'sentencex', now 'punkt'"):
+        run(bare / "in.txt", bare / "out", language="de", sentence_splitter="punkt")
+
+
+def test_nltk_finds_its_data_by_the_code_of_a_language_too(bare, shared_data, monkeypatch):
+    monkeypatch.setattr("nltk.data.path", [str(shared_data / "nltk_data")])
+    (bare / "in.txt").write_text("Dr. Smith came. He left.\n\nHere.\n")
+    assert run(bare / "in.txt", bare / "out", language="en")["settings"]["splitter"] == "punkt"
+    assert (bare / "out/text_00000.txt").read_text() == "Dr. Smith came.\nHe left.\n\nHere.\n"
+
+
+def test_a_folder_of_an_earlier_version_goes_on_with_its_splitter(bare):
+    source = corpus(bare / "in", wiki_00=doc("A", prose(9000)), wiki_01=doc("B", prose(9000, 1)))
+    before = run(source, bare / "out", sentence_splitter="punkt")
+    (bare / "out/AA/wiki_01.txt").unlink()
+    (bare / "out/manifest.json").unlink()
+    after = run(source, bare / "out")
+    assert after["settings"] == before["settings"] and before["settings"]["splitter"] == "punkt"
+
+
+SENTENCES = {
+    "ja": "日本は島国である。|人口は約1.2億人（2020年）である！|1868年から首都は東京だ。|「行こう」と彼は言った。",
+    "zh": "北京是中国的首都。|1949年成立。|它有很长的历史！|你知道吗？|他说：“我来了。”|然后走了。",
+    "ko": "서울은 한국의 수도이다. |인구는 천만 명이다. |한강이 흐른다.",
+    "ar": "القاهرة عاصمة مصر. |هل هي كبيرة؟ |نعم، وهي قديمة.",
+    "fa": "تهران پایتخت است. |شهر بزرگی است؟ |بله.",
+    "hi": "दिल्ली भारत की राजधानी है। |यह पुराना शहर है। |क्या आप जानते हैं?",
+    "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย |มีประชากรมากกว่า 10 ล้านคน |มีตลาดต่าง ๆ มากมาย",
+    "lo": "ວຽງຈັນແມ່ນນະຄອນຫຼວງ |ຕັ້ງຢູ່ແຄມແມ່ນ້ຳຂອງ",
+    "km": "ភ្នំពេញជារាជធានី។ |វាជាទីក្រុងធំ។",
+    "bo": "ལྷ་ས་ནི་བོད་ཀྱི་རྒྱལ་ས་ཡིན། |དེ་ནི་གྲོང་ཁྱེར་ཆེན་པོ་ཞིག་རེད།",
+    "my": "ရန်ကုန်သည် မြို့ကြီးဖြစ်သည်။ |လူဦးရေ များသည်။",
+    "vi": "Hà Nội là thủ đô. |Thành phố có 8,5 triệu dân. |Đó là thành phố lớn.",
+}
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_sentences_of_many_scripts_end_at_their_own_marks(tmp_path, language, capsys):
+    sentences = SENTENCES[language].split("|")
+    (tmp_path / "in.txt").write_text("".join(sentences) + "\n")
+    run(tmp_path / "in.txt", tmp_path / "out", sentence_splitter="sentencex", language=language)
+    lines = (tmp_path / "out/text_00000.txt").read_text().splitlines()
+    assert lines == [sentence.strip() for sentence in sentences]
+    has_rules = language in {"ja", "zh", "ar", "hi", "th", "lo", "km", "bo", "my"}
+    assert ("sentencex has no rules for" in capsys.readouterr().out) != has_rules
 
 
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):

@@ -127,14 +127,22 @@ def test_records_of_another_vocabulary_are_refused(home, adapted, tmp_path, caps
     assert sorted(adapted.iterdir()) == before
 
 
-def test_records_of_another_case_than_the_models_are_refused(home, tmp_path, capsys):
+def test_records_of_another_normalization_than_the_models_are_refused(home, tmp_path, capsys):
     model = copytree(home / "model", tmp_path / "model")
     words = arguments(home, tmp_path / "run", "--dataset-dir", home / "one")
     words[words.index(str(home / "model"))] = str(model)
-    cased = "do_lower_case True.* do_lower_case False; make the records with --cased"
+    made = "make the records with --vocab .*model "
+    cased = f'"cased": false.*the model .*"cased": true.*; {made}--cased'
     for tokenizer, message in (
         ({"do_lower_case": False}, cased),
-        ({"do_lower_case": True, "strip_accents": False}, "strip_accents False; train new weights"),
+        (
+            {"do_lower_case": True, "strip_accents": False},
+            f'"strip_accents": false.*{made}--no-cased',
+        ),
+        (
+            {"do_lower_case": True, "tokenize_chinese_chars": False},
+            '"split_chinese": false',
+        ),
     ):
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
         assert main(words) == 2

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,12 @@ from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, n
 from bert_cli.config.finetune import ExportSettings
 from bert_cli.config.load import load
 from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.records.tokenizer import (
+    SPECIAL_TOKENS,
+    Normalization,
+    read_tokenizer,
+    write_vocabulary,
+)
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model.hf import MODELING
 from bert_cli.tasks.use import export
@@ -181,6 +187,21 @@ def test_an_encoder_of_other_pieces_is_refused(models):
     export.compare_encoders(tokenizer, encoder, 40)
     with pytest.raises(CheckpointError, match=r"texts \(\"The cat sat.*becomes other pieces"):
         export.compare_encoders(tokenizer, lambda *texts: encoder(*[t + " cat" for t in texts]), 40)
+
+
+def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_refused(tmp_path):
+    need("tensorflow_text")
+    text = "".join(export.COMPARED)
+    letters = sorted(c for c in {*text, *text.lower()} if unicodedata.category(c)[0] in "LM")
+    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
+    data = "".join(f"{piece}\n" for piece in pieces).encode()
+    for cased, strip in ((False, False), (False, True), (True, True)):
+        write_vocabulary(tmp_path, data, Normalization(cased, strip))
+        tokenizer = read_tokenizer(tmp_path)
+        export.compare_encoders(tokenizer, export.text_encoder(tokenizer, 40), 40)
+    write_vocabulary(tmp_path, data, Normalization(split_chinese=False))
+    with pytest.raises(ConfigError, match="tensorflow-text splits Chinese characters"):
+        export.text_encoder(read_tokenizer(tmp_path), 40)
 
 
 # --- the folder
