@@ -134,20 +134,14 @@ class DownloadSettings(DataSettings):
 class ExtractorSettings(DataSettings):
     """How wikitext becomes text."""
 
+    NEEDS: ClassVar = {"with_program": ("expand_templates", False)}
+
     expand_templates: bool = False
     """Run WikiExtractor, which expands templates as far as it can (needs the extra of that name); reads the dump twice,
     is many times slower and drops list items."""
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, as "wikrs --format jsonl --input". Its last argument is a
     dump of some pages, and it writes <doc> blocks or JSON lines with title and text to standard output."""
-
-    @model_validator(mode="after")
-    def _one_program(self) -> Self:
-        if self.expand_templates and self.with_program:
-            raise without_effect(
-                self, "with_program", "with expand_templates, which runs WikiExtractor"
-            )
-        return self
 
 
 class ExtractSettings(ExtractorSettings, ExecutorSettings):

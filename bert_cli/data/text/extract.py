@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,14 +37,10 @@ from bert_cli.processes import kill_program, start_program
 SECONDS_BETWEEN_CHECKS = 1.0
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
-SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = (
-    300.0,
-    60.0,
-)  # WikiExtractor: 8 MB/s is usual, 2 with templates
+SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
 PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages
 
-PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
 DOC = re.compile(rb'<doc id="(\d*)" ')
 WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o", "-"]
 WIKIEXTRACTOR += ["--processes", "1", "--quiet"]
@@ -68,7 +63,9 @@ def run(settings: ExtractSettings) -> None:
         Step(
             "extract",
             settings.out,
-            settings=recorded | {"extractor": settings.with_program or "bert"},
+            settings=recorded
+            if templates
+            else recorded | {"extractor": settings.with_program or "bert"},
             packages=["wikiextractor"] if settings.expand_templates else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
@@ -88,8 +85,7 @@ def _command(settings: ExtractSettings) -> list[str]:
         return list(WIKIEXTRACTOR)
     command = shlex.split(settings.with_program or "")
     if command and shutil.which(command[0]) is None:
-        problem, remedy = "no such program", "install it, or give its path"
-        raise ConfigError(f"with ({command[0]})", problem, remedy)
+        raise ConfigError(f"with ({command[0]})", "no such program", "install it or give its path")
     return command
 
 
@@ -116,16 +112,13 @@ def _shards(dump: Dump, size: int, templates: Path | None) -> Iterator[Shard]:
     if templates is not None:
         count = _collect_templates(dump.path, templates)
         dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
-    if streams := dump.streams(round(size / PACKED_EXPANSION)):
-        for number, (start, stop) in enumerate(streams):
-            output = output_name(number)
-            values: dict[str, object] = {"name": output.as_posix(), "source": (start, stop)}
-            yield Shard((dump.path,), output, values, stop - start)
-        return
-    for number, chunk in enumerate(dump.chunks(size)):
-        output, prepare = output_name(number), partial(_write_pages, pages=chunk.pages)
-        values = {"name": output.as_posix(), "source": replace(chunk, pages=[])}
-        yield Shard((dump.path,), output, values, chunk.raw_bytes, prepare)
+    for number, chunk in enumerate(
+        dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
+    ):
+        output = output_name(number)
+        arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
+        prepare = partial(_write_pages, pages=chunk.pages) if chunk.pages else None
+        yield Shard((dump.path,), output, arguments, chunk.raw_bytes, prepare)
 
 
 def _write_pages(folder: Path, pages: list[bytes]) -> tuple[Path, ...]:
@@ -151,30 +144,30 @@ def extract_chunk(
     output: Path,
     *,
     name: str,
-    source: Chunk | tuple[int, int],
+    chunk: Chunk,
     header: bytes,
     command: Sequence[str] = (),
 ) -> Stats:
     """Write the text of a chunk, and compare its pages with those of the result.
 
-    `source` is the chunk, whose pages are in the input, or a range of streams of the dump. `command` is a program, by
-    default our converter.
+    The input has the pages, or is the dump, of which the chunk is a range. `command` is a program, by default our
+    converter.
     """
     (path,) = inputs
     notes: list[str] = []
-    if isinstance(source, Chunk):
-        chunk = replace(source, pages=PAGE.findall(path.read_bytes()))
-    else:
-        dump = Dump(path, source)
+    if chunk.streams:
+        dump = Dump(path, chunk.streams)
         (chunk,), notes = dump.chunks(sys.maxsize), dump.notes
-    pages, titles = chunk.pages, list(map(_id_and_title, chunk.pages))
-    site, failures = site_of(header), list[str]()
+    else:
+        chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
+    pages = chunk.pages
+    titles, site = list(map(_id_and_title, pages)), site_of(header)
     with open(output, "wb") as file:
         if command:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
                 dump_path = Path(folder).absolute() / "chunk.xml"
                 program = partial(_run_program, command=command, header=header, path=dump_path)
-                file.writelines(_halves(pages, program, failures))
+                file.writelines(_halves(pages, program, notes))
         else:
             file.writelines(document(page, site) for page in pages)
     documents, empty = _count_documents(output)
@@ -191,7 +184,7 @@ def extract_chunk(
         documents=documents.total(),
         bytes_in=chunk.xml_bytes,
         extra=counts,
-        notes=tuple(f"{name}: {note}" for note in failures + notes),
+        notes=tuple(f"{name}: {note}" for note in notes),
     )
 
 
@@ -239,36 +232,25 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, path: Path) -> bytes:
     """Run a program on a dump of some pages and return its text as <doc> blocks.
 
-    When one of WikiExtractor's processes dies the others wait forever. Text and messages come through pipes, because a
-    full disk would lose them. Raises OSError for a full disk, ToolFailedError for anything else.
+    When one of WikiExtractor's processes dies the others wait forever. Raises OSError for a full disk, ToolFailedError
+    for anything else.
     """
     path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
-    program = start_program([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert program.stdout is not None and program.stderr is not None
-    text: list[bytes] = []
-    messages: list[bytes] = []
-    readers = [
-        threading.Thread(target=lines.extend, args=(pipe,))
-        for lines, pipe in ((text, program.stdout), (messages, program.stderr))
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        problem = _watch(program, messages, limit)
-    finally:
-        kill_program(program)
-        for reader in readers:
-            reader.join()
-        program.stdout.close()
-        program.stderr.close()
-    message = b"".join(messages).decode(errors="replace").strip()
+    text, messages = path.with_name("text"), path.with_name("messages")
+    with text.open("wb") as out, messages.open("wb") as err:
+        program = start_program([*command, str(path)], stdout=out, stderr=err)
+        try:
+            problem = _watch(program, messages, limit)
+        finally:
+            kill_program(program)
+    message = messages.read_text(errors="replace").strip()
     if (reason := os.strerror(errno.ENOSPC)) in message:
         raise OSError(errno.ENOSPC, reason, str(path))
     if problem or "Traceback" in message:
         reason = message.splitlines()[-1] if message else "no message"
         raise ToolFailedError(f"{problem or 'a crash'} ({reason})")
-    return _doc_blocks(b"".join(text), pages, site_of(header).url)
+    return _doc_blocks(text.read_bytes(), pages, site_of(header).url)
 
 
 def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
@@ -290,16 +272,13 @@ def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
     return b"".join(blocks)
 
 
-def _watch(program: "subprocess.Popen[bytes]", lines: list[bytes], limit: float) -> str:
+def _watch(program: "subprocess.Popen[bytes]", messages: Path, limit: float) -> str:
     """Wait for the end of a program, or for a problem, and return the problem."""
-    started, has_crashed = time.monotonic(), False
-    while True:
+    end, has_crashed = time.monotonic() + limit, False
+    while not has_crashed and time.monotonic() < end:
         try:
             status = program.wait(SECONDS_BETWEEN_CHECKS)
             return f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
-            if has_crashed:
-                return "a crash"
-            has_crashed = any(b"Traceback" in line for line in lines)  # its end follows at once
-            if time.monotonic() - started > limit:
-                return f"no end after {limit:.0f} s"
+            has_crashed = b"Traceback" in messages.read_bytes()
+    return "a crash" if has_crashed else f"no end after {limit:.0f} s"

@@ -1,6 +1,5 @@
 """Read a MediaWiki dump in one pass, packed or not, and split it between pages into chunks of articles."""
 
-import bz2
 import codecs
 import itertools
 import mmap
@@ -26,10 +25,8 @@ LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 def find_dump(path: Path) -> Path:
     """Return the dump: `path`, or the only dump in a folder."""
     if path.is_dir():
-        suffixes = (".xml", *SUFFIXES)
-        dumps = [
-            p for p in sorted(path.iterdir()) if p.suffix in suffixes and not IGNORED.search(p.name)
-        ]
+        files = [file for file in sorted(path.iterdir()) if not IGNORED.search(file.name)]
+        dumps = [file for file in files if file.suffix in (".xml", *SUFFIXES)]
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4]) or "none"
             problem = f"holds {len(dumps)} dumps ({names})"
@@ -50,6 +47,7 @@ class Chunk:
     raw_bytes: int = 0  # read of the (compressed) file
     redirects: int = 0
     other_namespaces: int = 0
+    streams: tuple[int, int] | None = None  # where it is in the file, instead of its pages
 
 
 class Dump:
@@ -93,7 +91,7 @@ class Dump:
         if chunk.pages or not self.header:
             yield chunk
 
-    def streams(self, size: int) -> list[tuple[int, int]]:
+    def streams(self, size: int) -> list[Chunk]:
         """Return ranges of about `size` bytes that can be unpacked alone, none where the file has no such.
 
         Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. The streams show where they begin, so
@@ -101,20 +99,19 @@ class Dump:
         """
         if compression_of(self.path) != "bzip2" or self.is_utf16:
             return []
-        with (
-            open(self.path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            second = STREAM.search(data, 1, FIRST_STREAMS)
-            if second is None:
-                return []
-            block = data[second.start() : second.start() + FIRST_STREAMS]
-            if not bz2.BZ2Decompressor().decompress(block, 4096).lstrip().startswith(b"<page>"):
-                return []  # as pbzip2 writes them, which may begin within a page
-            starts = [0]
-            while match := STREAM.search(data, starts[-1] + size):
-                starts.append(match.start())
-        return list(itertools.pairwise([*starts, self._stop]))
+        with open(self.path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        second = STREAM.search(data, 1, FIRST_STREAMS)
+        if second is None:
+            return []
+        block = next(Dump(self.path, (second.start(), self._stop))._blocks, b"")
+        if not block.lstrip().startswith(b"<page>"):
+            return []  # as pbzip2 writes them, which may begin within a page
+        starts = [0]
+        while match := STREAM.search(data, starts[-1] + size):
+            starts.append(match.start())
+        ranges = itertools.pairwise([*starts, self._stop])
+        return [Chunk(raw_bytes=stop - start, streams=(start, stop)) for start, stop in ranges]
 
     def pages(self) -> Iterator[bytes]:
         """Yield every `<page>...</page>` of the file."""
@@ -170,9 +167,9 @@ class Dump:
                     self._raw_bytes = file.tell()
                     yield block
         except DamagedError as error:
-            is_all = self._stop == self.path.stat().st_size
-            rest = "the pages after that" if is_all else f"pages up to byte {self._stop:,}"
-            problem = f"is damaged or cut off ({error}): {rest} are missing"
+            problem = (
+                f"is damaged or cut off ({error}): pages up to byte {self._stop:,} are missing"
+            )
             self.notes.append(f"{self.path.name} {problem}")
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:

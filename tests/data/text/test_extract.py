@@ -344,7 +344,8 @@ def test_the_streams_of_a_dump_are_unpacked_side_by_side_to_the_same_text(tmp_pa
         source, end = multistream(tmp_path, count)
         assert find_dump(source.parent) == source  # and not its index
         ranges = Dump(source).streams(20_000)
-        assert (ranges[0][0], ranges[-1][1]) == (0, source.stat().st_size) and end < ranges[-1][1]
+        size = source.stat().st_size
+        assert (ranges[0].streams[0], ranges[-1].streams[1]) == (0, size) and end < size
         out = tmp_path / f"out_{count}"
         manifest = run(source.parent, out, 2)
         assert len(tree(out)) == len(ranges) and (count == 100 or len(ranges) > 3)
