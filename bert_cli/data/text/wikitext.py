@@ -40,7 +40,7 @@ UNITS = {
 }  # fmt: skip
 # Of convert: numbers and the words between them, the unit, and 2 in of 6 ft 2 in.
 QUANTITY = re.compile(
-    r"(?:[^|]*\d[^|]*\|(?:to|and|or|by|x|-|–|\+/-|\*)\|)*[^|]*\d[^|]*\|[^|\d][^|]*"
+    r"(?:[^|\d]*\d[^|]*\|(?:to|and|or|by|x|-|–|\+/-|\*)\|)*[^|\d]*\d[^|]*\|[^|\d][^|]*"
     r"(?:\|\d[^|]*\|(?:in|oz|lb|ft|yd)(?=\||$))?"
 )
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -68,7 +68,7 @@ BRACES = re.compile(r"\{\{+|\}\}+")
 BRACKETS = re.compile(r"\[\[+|\]\]+")
 EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*\s*([^\[\]\n]*)\]")
 # A link to a file in any language, by its extension, and one to the same page in another language.
-MEDIA_LINK = r"(?i:[^\[\]|{}:]*:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
+MEDIA_LINK = r"(?i:[^\[\]|{}:]+:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
 LANGUAGE_LINK = r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):[^\[\]|{}]*\]"
 # Three apostrophes are one and the begin of italics in l'''Iliade''.
 ELISION = re.compile(r"'''(?<=\W[^\W\d_]''')(?=[^'\n]+''(?!'))")
@@ -82,7 +82,7 @@ HEADING = re.compile(r"(={1,6})\s*(.+?)\s*\1\s*$")
 EMPTY_BRACKETS = re.compile(r"\([\s,;:]*\)|\[\s*\]")
 BRACKET_BEGIN = re.compile(r"\([\s,;]+")
 BRACKET_END = re.compile(r"[,;][,;\s]{0,9}\)")
-SPACE_BEFORE_STOP = re.compile(r" ([,.;)])(?=\s|$)")
+SPACE_BEFORE_STOP = re.compile(r" {1,9}([,.;)])(?=[\s,.;:)]|$)")
 
 TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
 PAGE_ID = re.compile(rb"<id>(\d+)</id>")
