@@ -4,12 +4,14 @@ r"""Print the words, the leftovers and the speed of `bert extract` and of three 
 The reference is the plain text of the paragraphs and list items of a page in wikitextparser's tree: what is left when
 templates, tables, references, galleries, formulas, comments, links to files and categories, and headings are taken
 out. "Words kept" is the fraction of its words that an output has, counted page by page as multisets. "Leftovers" are
-matches of the patterns in LEFTOVERS, for a million words of output, after `bert preprocess` would have cleaned the
-line. Speeds are MB (10^6 bytes) of XML for a second of processor time, of complete processes on the same uncompressed
-dump, whose runs alternate; the ratios are those of the medians.
+matches of the patterns in LEFTOVERS for a million words of output as `bert preprocess` reads it; wikitextparser leaves
+the marks of lists and headings on purpose, so the next column is without these. Speeds are MB (10^6 bytes) of XML for a
+second of processor time, of complete processes on the same uncompressed dump, whose runs alternate; the ratios to
+WikiExtractor are those of the medians. Of a dump of less than 2 MB they show the start of Python. --packed
+measures on the packed files, in MB of these.
 
     pip install mwparserfromhell wikitextparser
-    scripts/bench_extract.py data/dumps --rounds 5
+    scripts/bench_extract.py dumps/ --rounds 3
 """
 
 import argparse
@@ -249,17 +251,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dumps", type=Path, help="folder of MediaWiki dumps, or one of them")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--packed", action="store_true", help="read the dumps as they are")
     parser.add_argument("--kinds", action="store_true", help="list the leftovers by kind")
     args = parser.parse_args()
     files = sorted(args.dumps.iterdir()) if args.dumps.is_dir() else [args.dumps]
-    print(
-        "| dump | extractor | words | words kept | leftovers per million words | MB/s | speed, ratio |"
-    )
-    print("|---|---|---:|---:|---:|---:|---:|")
+    print("| dump | extractor | words | words kept | leftovers | without marks | MB/s | ratio |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
     for file in files:
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder)
-            dump = uncompressed(file, home)
+            dump = file if args.packed else uncompressed(file, home)
             hidden = hidden_names(Dump(dump).header)
             truth = {number: reference(text, hidden) for number, text in wikitexts(dump)}
             seconds: dict[str, list[float]] = {}
@@ -272,13 +273,14 @@ def main() -> None:
             for name, (_, out) in commands(dump, home).items():
                 count, kept, leftovers = judge(read_output(out), truth)
                 median = statistics.median(seconds[name])
-                rate = 1e6 * leftovers.total() / max(1, count)
-                speeds = f"{size / median:.2f} | {baseline / median:.2f}"
+                marks = leftovers["=="] + leftovers["list marks"]
+                rates = [
+                    1e6 * n / max(1, count) for n in (leftovers.total(), leftovers.total() - marks)
+                ]
+                numbers = [f"{count:,}", f"{kept:.2%}", *(f"{rate:,.0f}" for rate in rates)]
+                numbers += [f"{size / median:.2f}", f"{baseline / median:.2f}"]
                 label = file.name.partition("-latest")[0].partition(".")[0]
-                print(
-                    f"| {label} | {name} | {count:,} | {kept:.2%} | {rate:,.0f} | {speeds} |",
-                    flush=True,
-                )
+                print("|", " | ".join([label, name, *numbers]), "|", flush=True)
                 if args.kinds:
                     print("  ", dict(leftovers.most_common()))
 

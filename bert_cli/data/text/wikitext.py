@@ -132,7 +132,8 @@ def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
 
 def to_lines(wikitext: str, site: Site) -> list[str]:
     """Return the paragraphs, list items and headings of a page; a heading without text below is left out."""
-    text = EXTERNAL.sub(GROUP, _without_elements(SIMPLE_REF.sub("", wikitext)))
+    text = _without_elements(SIMPLE_REF.sub("", wikitext.replace("&nbsp;", " ")))
+    text = EXTERNAL.sub(GROUP, text)
     text = site.link.sub(GROUP, text)  # before the templates, whose arguments bars separate
     text = _replace_nested(text, BRACES, _template)
     text = HTML_TABLE.sub(lambda tag: "\n|}\n" if tag[1] else "\n{|\n", text)

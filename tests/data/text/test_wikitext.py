@@ -96,7 +96,7 @@ def test_a_template_that_stands_in_sentences_is_filled_and_others_are_dropped(wi
 def test_what_a_dropped_template_leaves_is_tidied():
     text = "'''Algiers''' ({{IPA|a}}; {{lang-ar|الجزائر}} {{respell|a}} , ), {{fact}} is ({{IPA|x}}) here {{x}}."
     assert lines(text) == ["Algiers (الجزائر), is here."]
-    assert lines("a {{x}}, b .NET (.5)") == ["a, b .NET (.5)"]
+    assert lines("a {{x}}, b&nbsp;{{x}}, c .NET (.5)") == ["a, b, c .NET (.5)"]
 
 
 def test_list_items_are_lines_and_the_lines_of_a_paragraph_are_one():
