@@ -131,19 +131,30 @@ class DownloadSettings(DataSettings):
     """Copy the small sample that ships with the tool instead of downloading."""
 
 
-class ExtractSettings(ExecutorSettings):
-    """Extract the text of a dump with WikiExtractor into folders AA, AB, ... of <doc> blocks.
+class ExtractorSettings(DataSettings):
+    """How wikitext becomes text."""
+
+    NEEDS: ClassVar = {"with_program": ("expand_templates", False)}
+
+    expand_templates: bool = False
+    """Run WikiExtractor, which expands templates as far as it can (needs the extra of that name); reads the dump twice,
+    is many times slower and drops list items."""
+    with_program: str | None = Field(None, alias="with", min_length=1)
+    """Run this program instead of the built-in converter, as "wikrs --format jsonl --input". Its last argument is a
+    dump of some pages, and it writes <doc> blocks or JSON lines with title and text to standard output."""
+
+
+class ExtractSettings(ExtractorSettings, ExecutorSettings):
+    """Extract the text of a dump into folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
-    Example: bert extract simplewiki.xml.bz2 data/extracted --processes 8
+    Example: bert extract simplewiki.xml.bz2 data/extracted --with "wicket -o - --quiet"
     """
 
     dump: Positional[Path]
     """A MediaWiki dump: .xml, or packed as .bz2, .xz, .gz or .zst; or a folder with exactly one."""
     out: Positional[Path]
     """Folder of the text."""
-    expand_templates: bool = False
-    """Expand templates as far as WikiExtractor can; reads the dump twice and is several times slower."""
     chunk_megabytes: int = Field(16, ge=1)
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
@@ -298,7 +309,7 @@ class IndexSettings(DataSettings):
     """Local processes."""
 
 
-class DataChainSettings(SplittingSettings, RecipeSettings, ExecutorSettings):
+class DataChainSettings(ExtractorSettings, SplittingSettings, RecipeSettings, ExecutorSettings):
     """Run extract, preprocess, tokenize and index in one restartable call.
 
     Example: bert data dump.xml.bz2 data/wikipedia --vocab vocab.txt --sequence-length 128 --mask-tokens 20
@@ -310,8 +321,6 @@ class DataChainSettings(SplittingSettings, RecipeSettings, ExecutorSettings):
     """A MediaWiki dump, as for `bert extract`."""
     out: Positional[Path]
     """Folder of extracted/, sentences/ and one folder of records per sequence length."""
-    expand_templates: bool = False
-    """Expand templates, as for `bert extract`."""
 
 
 class PackSettings(ExecutorSettings):

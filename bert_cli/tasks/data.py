@@ -37,5 +37,6 @@ def step_settings(
     kind: type[DataSettings], settings: DataChainSettings, **paths: object
 ) -> DataSettings:
     """Return the settings of a step: its paths, and the settings of the chain that it has too."""
-    shared = settings.model_dump(include=settings.model_fields_set & set(kind.model_fields))
+    names = settings.model_fields_set & set(kind.model_fields)
+    shared = settings.model_dump(include=names, by_alias=True)
     return kind.model_validate({**shared, **paths})

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 from bert_cli.cli import main
+from bert_cli.config.data import DataChainSettings, ExtractSettings
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text.download import sample_dump
+from bert_cli.tasks.data import step_settings
 
 
 def chain(out: Path, vocab: Path, *more: str) -> int:
@@ -33,3 +35,10 @@ def test_the_chain_rejects_an_absent_vocabulary_before_its_first_step(tmp_path, 
     assert chain(tmp_path / "out", Path("nowhere.txt")) == 3
     assert "nowhere.txt" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_chain_extracts_with_the_program_that_it_is_given(tmp_path):
+    given = {"dump": tmp_path, "out": tmp_path, "vocab": "v", "with": "wicket -o -"}
+    settings = DataChainSettings.model_validate(given)
+    step = step_settings(ExtractSettings, settings, dump=tmp_path, out=tmp_path)
+    assert isinstance(step, ExtractSettings) and step.with_program == "wicket -o -"

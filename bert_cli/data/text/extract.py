@@ -1,75 +1,92 @@
-"""Turn a MediaWiki dump into text: this process reads and splits it, WikiExtractor works on the chunks.
+"""Turn a MediaWiki dump into text: our converter works on its chunks, or any program that `--with` names.
 
-WikiExtractor has one reader, cannot continue after a stop and loses pages silently. So it runs here on small
-dumps of some articles each, as a program (it is AGPL: called, never imported). Every page of a chunk is searched
-for in the result; a chunk on which it fails is halved until the page at fault is alone.
+A dump of many bzip2 streams is unpacked by the processes that convert it; any other is unpacked and split by this
+one. A program gets small dumps of some articles each. Every page of a chunk is searched for in its output; a chunk on
+which it fails is halved until the page at fault is alone. WikiExtractor, which expands templates, runs as such a
+program (it is AGPL: called, never imported).
 """
 
 import errno
-import math
+import html
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-
-import psutil
+from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.files import compression_of
-from bert_cli.data.text.wikipedia import NAMESPACE, Dump, find_dump
-from bert_cli.errors import DataError
+from bert_cli.data.text.wikipedia import NAMESPACE, Chunk, Dump, find_dump
+from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
+from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import atomic_file
 from bert_cli.processes import kill_program, start_program
 
-SECONDS_BETWEEN_CHECKS = 1.0  # a check reads all of /proc
-SECONDS_ASLEEP = 5.0  # after which WikiExtractor waits for a process that has died
+SECONDS_BETWEEN_CHECKS = 1.0
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
-TEXT_PER_BYTE = 0.21  # bytes of text for a byte of XML, as in docs/wikipedia.md
-SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # 8 MB/s is usual, 2 with templates
+TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
+SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
 PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages
 
-PAGE = re.compile(rb"<page>.*?</page>", re.DOTALL)
-PAGE_ID = re.compile(rb"<id>(\d+)</id>")
-TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
-DOC = re.compile(rb'<doc id="(\d+)" ')
-TEMPLATE_NAMESPACE = re.compile(rb'<namespace key="10"[^>]*>([^<]*)</namespace>')
+DOC = re.compile(rb'<doc id="(\d*)" ')
+WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o", "-"]
+WIKIEXTRACTOR += ["--processes", "1", "--quiet"]
 
 
 class ToolFailedError(Exception):
-    """WikiExtractor stopped, crashed or hung; the text says how."""
+    """A program stopped, crashed or hung, or its output is not text; the message says how."""
 
 
 def run(settings: ExtractSettings) -> None:
     """Extract the text of a dump. Raises DataError if it is no dump or has no page with text."""
     path = find_dump(settings.dump)
+    command = _command(settings)
     dump = Dump(path)
     templates = settings.out / ".done" / "templates.xml" if settings.expand_templates else None
-    header = dump.header if templates else _header_without_templates(dump.header)
+    if templates:
+        command += ["--templates", str(templates.absolute())]
+    recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
     run_shards(
         Step(
             "extract",
             settings.out,
-            settings=settings.model_dump(include={"expand_templates", "chunk_megabytes"}),
-            packages=["wikiextractor"],
+            settings=recorded
+            if templates
+            else recorded | {"extractor": settings.with_program or "bert"},
+            packages=["wikiextractor"] if settings.expand_templates else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
-        _shards(dump, header, settings.chunk_megabytes * 1_000_000, templates),
-        partial(extract_chunk, templates=templates),
+        _shards(dump, settings.chunk_megabytes * 1_000_000, templates),
+        partial(extract_chunk, header=dump.header, command=command),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
         notes=dump.notes,
     )
+
+
+def _command(settings: ExtractSettings) -> list[str]:
+    """Return the command of the program, empty for our converter. Raises ConfigError where it is missing."""
+    if settings.expand_templates:
+        if find_spec("wikiextractor") is None:
+            raise ConfigError("expand_templates", needs_extra("wikiextractor"))
+        return list(WIKIEXTRACTOR)
+    command = shlex.split(settings.with_program or "")
+    if command and shutil.which(command[0]) is None:
+        raise ConfigError(f"with ({command[0]})", "no such program", "install it or give its path")
+    return command
 
 
 def bytes_written(path: Path, processes: int, chunk_megabytes: int) -> int:
@@ -91,32 +108,22 @@ def output_name(number: int) -> Path:
     return Path(letters) / f"wiki_{file:02}"
 
 
-def _header_without_templates(header: bytes) -> bytes:
-    """Return the header with a colon after the name of the template namespace.
-
-    WikiExtractor drops every title that begins with that name ("Template matching", "Modèle réduit").
-    With the colon it drops only pages of the namespace, which are not in the chunk anyway.
-    """
-    with_colon = rb'\g<0>\n      <namespace key="10">\1:</namespace>'
-    return TEMPLATE_NAMESPACE.sub(with_colon, header, count=1)
-
-
-def _shards(dump: Dump, header: bytes, size: int, templates: Path | None) -> Iterator[Shard]:
+def _shards(dump: Dump, size: int, templates: Path | None) -> Iterator[Shard]:
     if templates is not None:
         count = _collect_templates(dump.path, templates)
         dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
-    for number, chunk in enumerate(dump.chunks(size)):
+    for number, chunk in enumerate(
+        dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
+    ):
         output = output_name(number)
-        other = chunk.other_namespaces
-        skipped = {"redirects": chunk.redirects, "pages_of_other_namespaces": other}
-        arguments = {"name": output.as_posix(), "xml_bytes": chunk.xml_bytes, "skipped": skipped}
-        prepare = partial(_write_chunk, header=header, pages=chunk.pages)
+        arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
+        prepare = partial(_write_pages, pages=chunk.pages) if chunk.pages else None
         yield Shard((dump.path,), output, arguments, chunk.raw_bytes, prepare)
 
 
-def _write_chunk(folder: Path, header: bytes, pages: list[bytes]) -> tuple[Path, ...]:
-    path = folder / "chunk.xml"
-    path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
+def _write_pages(folder: Path, pages: list[bytes]) -> tuple[Path, ...]:
+    path = folder / "pages.xml"
+    path.write_bytes(b"\n".join(pages))
     return (path,)
 
 
@@ -137,35 +144,46 @@ def extract_chunk(
     output: Path,
     *,
     name: str,
-    xml_bytes: int,
-    skipped: Mapping[str, int],
-    templates: Path | None = None,
+    chunk: Chunk,
+    header: bytes,
+    command: Sequence[str] = (),
 ) -> Stats:
-    """Run WikiExtractor on a chunk, and compare its pages with those of the result."""
-    (dump,) = inputs
-    xml = dump.read_bytes()
-    begin = xml.find(b"<page>")
-    header, pages = xml[:begin], PAGE.findall(xml, begin)
-    del xml
-    titles = list(map(_id_and_title, pages))
+    """Write the text of a chunk, and compare its pages with those of the result.
+
+    The input has the pages, or is the dump, of which the chunk is a range. `command` is a program, by default our
+    converter.
+    """
+    (path,) = inputs
     notes: list[str] = []
-    extract = partial(_run_wikiextractor, header=header, folder=dump.parent, templates=templates)
+    if chunk.streams:
+        dump = Dump(path, chunk.streams)
+        (chunk,), notes = dump.chunks(sys.maxsize), dump.notes
+    else:
+        chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
+    pages = chunk.pages
+    titles, site = list(map(_id_and_title, pages)), site_of(header)
     with open(output, "wb") as file:
-        file.writelines(_halves(pages, extract, notes))
+        if command:
+            with TemporaryDirectory(dir=output.parents[1]) as folder:
+                dump_path = Path(folder).absolute() / "chunk.xml"
+                program = partial(_run_program, command=command, header=header, path=dump_path)
+                file.writelines(_halves(pages, program, notes))
+        else:
+            file.writelines(document(page, site) for page in pages)
     documents, empty = _count_documents(output)
     lost = Counter(page for page, _ in titles) - documents
     if lost:
         names = [f"{page} {title!r}" for page, title in titles if page in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
         notes.append(
-            f"{lost.total()} of {len(titles)} pages did not come back from WikiExtractor "
-            f"({', '.join(names)}{more})"
+            f"{lost.total()} of {len(titles)} pages did not come back ({', '.join(names)}{more})"
         )
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
+    counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
     return Stats(
         documents=documents.total(),
-        bytes_in=xml_bytes,
-        extra={**counts, **skipped},
+        bytes_in=chunk.xml_bytes,
+        extra=counts,
         notes=tuple(f"{name}: {note}" for note in notes),
     )
 
@@ -173,9 +191,9 @@ def extract_chunk(
 def _halves(
     pages: list[bytes], extract: Callable[[list[bytes]], bytes], notes: list[str]
 ) -> Iterator[bytes]:
-    """Yield the text of `pages`, and of halves and halves of halves where WikiExtractor fails."""
+    """Yield the text of `pages`, and of halves and halves of halves where the program fails."""
     try:
-        yield extract(pages)
+        yield extract(pages) if pages else b""
     except ToolFailedError as error:
         if len(pages) > 1:
             middle = len(pages) // 2
@@ -183,11 +201,11 @@ def _halves(
             yield from _halves(pages[middle:], extract, notes)
             return
         if len(notes) == PAGES_FAILED:
-            problem = f"WikiExtractor fails on page after page ({error})"
-            remedy = "check that the disk is not full and that the installation works"
+            problem = f"the program fails on page after page ({error})"
+            remedy = "check that it works, and that it takes a dump as its last argument and writes to standard output"
             raise DataError("extract", problem, remedy) from None
         page, title = _id_and_title(pages[0])
-        notes.append(f"WikiExtractor fails on page {page} {title!r}, left out: {error}")
+        notes.append(f"the program fails on page {page} {title!r}, left out: {error}")
 
 
 def _id_and_title(page: bytes) -> tuple[int, str]:
@@ -202,7 +220,7 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
     with open(output, "rb") as file:
         for line in file:
             if match := DOC.match(line):
-                documents[int(match[1])] += 1
+                documents[int(match[1] or -1)] += 1
                 lines = 0
             elif line.startswith(b"</doc>"):
                 empty += lines < 2
@@ -211,72 +229,56 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
     return documents, empty
 
 
-def _run_wikiextractor(
-    pages: list[bytes], header: bytes, folder: Path, templates: Path | None
-) -> bytes:
-    """Run WikiExtractor on some pages and return all of its text.
+def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, path: Path) -> bytes:
+    """Run a program on a dump of some pages and return its text as <doc> blocks.
 
-    When one of its processes dies the others wait forever. The messages come through a pipe, because a full disk
-    would lose them. Raises OSError for a full disk, ToolFailedError for anything else.
+    When one of WikiExtractor's processes dies the others wait forever. Raises OSError for a full disk, ToolFailedError
+    for anything else.
     """
-    (dump,) = _write_chunk(folder, header, pages)
-    texts = folder / "text"
-    shutil.rmtree(texts, ignore_errors=True)
-    command = [sys.executable, "-m", "wikiextractor.WikiExtractor", str(dump.absolute())]
-    command += ["-o", str(texts.absolute()), "--bytes", "1000G", "--processes", "1", "--quiet"]
-    command += ["--templates", str(templates.absolute())] if templates else ["--no-templates"]
-    limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * dump.stat().st_size / 1e6
-    program = start_program(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert program.stdout is not None
-    lines: list[bytes] = []
-    reader = threading.Thread(target=lines.extend, args=(program.stdout,))
-    reader.start()
+    path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
+    limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
+    text, messages = path.with_name("text"), path.with_name("messages")
+    with text.open("wb") as out, messages.open("wb") as err:
+        program = start_program([*command, str(path)], stdout=out, stderr=err)
+        try:
+            problem = _watch(program, messages, limit)
+        finally:
+            kill_program(program)
+    message = messages.read_text(errors="replace").strip()
+    if (reason := os.strerror(errno.ENOSPC)) in message:
+        raise OSError(errno.ENOSPC, reason, str(path))
+    if problem or "Traceback" in message:
+        reason = message.splitlines()[-1] if message else "no message"
+        raise ToolFailedError(f"{problem or 'a crash'} ({reason})")
+    return _doc_blocks(text.read_bytes(), pages, site_of(header).url)
+
+
+def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
+    """Return <doc> blocks as they are, and JSON lines as such blocks, with the page's id if theirs is missing."""
+    if not text.lstrip().startswith(b"{") and DOC.search(text):
+        return text
+    ids = {html.unescape(title): number for number, title in map(_id_and_title, pages)}
+    blocks = []
     try:
-        problem = _watch(program, lines, limit)
-    finally:
-        kill_program(program)
-        reader.join()
-        program.stdout.close()
-    text = b"".join(lines).decode(errors="replace").strip()
-    result = texts / "AA" / "wiki_00"
-    if (reason := os.strerror(errno.ENOSPC)) in text:
-        raise OSError(errno.ENOSPC, reason, str(result))
-    if problem or "Traceback" in text or not result.exists():
-        reason = text.splitlines()[-1] if text else "no output"
-        raise ToolFailedError(f"{problem or 'no text'} ({reason})")
-    return result.read_bytes()
+        for row in map(json.loads, text.splitlines()):
+            title = str(row["title"])
+            number = str(row.get("id") or ids.get(title, ""))
+            blocks.append(doc_block(number.encode(), html.escape(title).encode(), row["text"], url))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"it writes neither <doc> blocks nor JSON lines with title and text ({error})"
+        raise ToolFailedError(problem) from None
+    if not blocks:
+        raise ToolFailedError("no text")
+    return b"".join(blocks)
 
 
-def _watch(program: "subprocess.Popen[bytes]", lines: list[bytes], limit: float) -> str:
+def _watch(program: "subprocess.Popen[bytes]", messages: Path, limit: float) -> str:
     """Wait for the end of a program, or for a problem, and return the problem."""
-    last = math.nan
-    started = worked = time.monotonic()
-    has_crashed = False
-    while True:
+    end, has_crashed = time.monotonic() + limit, False
+    while not has_crashed and time.monotonic() < end:
         try:
             status = program.wait(SECONDS_BETWEEN_CHECKS)
             return f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
-            now, used = time.monotonic(), _seconds_asleep(program.pid)
-        if used != last:
-            last, worked = used, now
-        if has_crashed:
-            return "a crash"
-        has_crashed = any(b"Traceback" in line for line in lines)  # its end follows at once
-        if now - started > limit:
-            return f"no end after {limit:.0f} s"
-        if now - worked >= SECONDS_ASLEEP:
-            return f"stuck, all its processes asleep for {SECONDS_ASLEEP:.0f} s"
-
-
-def _seconds_asleep(pid: int) -> float:
-    """Return the processor seconds that a process and its children have used if all sleep, else NaN.
-
-    A process that waits for a processor or a disk does not sleep. NaN equals nothing, not even itself.
-    """
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        if all(one.status() in ("sleeping", "zombie") for one in family):
-            return sum(sum(one.cpu_times()[:2]) for one in family)
-    return math.nan
+            has_crashed = b"Traceback" in messages.read_bytes()
+    return "a crash" if has_crashed else f"no end after {limit:.0f} s"

@@ -9,6 +9,7 @@ import io
 import lzma
 import re
 import shutil
+import sys
 import tempfile
 import zlib
 from collections import Counter
@@ -205,13 +206,13 @@ def open_part(part: Part) -> IO[bytes]:
     return cast(IO[bytes], io.BufferedReader(unpacked, 1 << 17))
 
 
-def unpack(file: IO[bytes], compression: str) -> Iterator[bytes]:
-    """Yield the content of a file, of all streams or frames of a compressed one.
+def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
+    """Yield the content of a file up to byte `stop` of it, of all streams or frames of a compressed one.
 
     Raises DamagedError, also for a file that is cut off, which not all libraries report.
     """
     decoder = _decoder(compression, file.name) if compression else None
-    while packed := file.read(PACKED_BYTES):
+    while packed := file.read(min(PACKED_BYTES, stop - file.tell())):
         if decoder is None:
             yield packed
             continue

@@ -2,6 +2,7 @@
 
 import codecs
 import itertools
+import mmap
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from bert_cli.errors import DataError
 
 LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
+FIRST_STREAMS = 1 << 24  # bytes with the second stream of a file of many: its first has a header
 
+STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # begins a stream of bzip2; by chance, once in 10^22 bytes
+
+IGNORED = re.compile(r"^\.|-index\.txt")  # hidden files, and the index of a multistream dump
 NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 
@@ -20,8 +25,8 @@ LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 def find_dump(path: Path) -> Path:
     """Return the dump: `path`, or the only dump in a folder."""
     if path.is_dir():
-        suffixes = (".xml", *SUFFIXES)
-        dumps = [p for p in sorted(path.iterdir()) if p.suffix in suffixes and p.name[0] != "."]
+        files = [file for file in sorted(path.iterdir()) if not IGNORED.search(file.name)]
+        dumps = [file for file in files if file.suffix in (".xml", *SUFFIXES)]
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4]) or "none"
             problem = f"holds {len(dumps)} dumps ({names})"
@@ -42,20 +47,24 @@ class Chunk:
     raw_bytes: int = 0  # read of the (compressed) file
     redirects: int = 0
     other_namespaces: int = 0
+    streams: tuple[int, int] | None = None  # where it is in the file, instead of its pages
 
 
 class Dump:
     """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass; `notes` describes its faults.
 
-    A file that ends in the middle of a page loses that page alone.
+    A file that ends in the middle of a page loses that page alone. With `streams`, only that range of bytes is read,
+    one of those that `streams()` returns.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, streams: tuple[int, int] | None = None) -> None:
         self.path = path
         self.notes: list[str] = []
+        self.is_utf16 = False
         self._raw_bytes = 0
+        self._start, self._stop = streams or (0, path.stat().st_size)
         self._blocks = self._utf8(self._unpacked())
-        self.header, self._rest = self._read_header()
+        self.header, self._rest = (b"", b"") if streams else self._read_header()
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
@@ -79,8 +88,30 @@ class Dump:
             else:
                 chunk.other_namespaces += 1
         chunk.raw_bytes = self._raw_bytes - raw
-        if chunk.pages:
+        if chunk.pages or not self.header:
             yield chunk
+
+    def streams(self, size: int) -> list[Chunk]:
+        """Return ranges of about `size` bytes that can be unpacked alone, none where the file has no such.
+
+        Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. The streams show where they begin, so
+        the index beside such a dump is not needed, and may be missing, cut off or of another dump.
+        """
+        if compression_of(self.path) != "bzip2" or self.is_utf16:
+            return []
+        with open(self.path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        second = STREAM.search(data, 1, FIRST_STREAMS)
+        if second is None:
+            return []
+        block = next(Dump(self.path, (second.start(), self._stop))._blocks, b"")
+        if not block.lstrip().startswith(b"<page>"):
+            return []  # as pbzip2 writes them, which may begin within a page
+        starts = [0]
+        while match := STREAM.search(data, starts[-1] + size):
+            starts.append(match.start())
+        ranges = itertools.pairwise([*starts, self._stop])
+        return [Chunk(raw_bytes=stop - start, streams=(start, stop)) for start, stop in ranges]
 
     def pages(self) -> Iterator[bytes]:
         """Yield every `<page>...</page>` of the file."""
@@ -99,7 +130,7 @@ class Dump:
                 problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
                 remedy = "it is no MediaWiki dump, or a damaged one; get it again"
                 raise DataError(f"dump ({self.path})", problem, remedy)
-        if b"</mediawiki>" not in rest:
+        if b"</mediawiki>" not in rest and self._stop == self.path.stat().st_size:
             problem = f"ends after {count:,} pages without </mediawiki>: pages may be missing"
             self.notes.append(f"{self.path.name} {problem}")
 
@@ -131,11 +162,14 @@ class Dump:
     def _unpacked(self) -> Iterator[bytes]:
         try:
             with open(self.path, "rb") as file:
-                for block in unpack(file, compression_of(self.path)):
+                file.seek(self._start)
+                for block in unpack(file, compression_of(self.path), self._stop):
                     self._raw_bytes = file.tell()
                     yield block
         except DamagedError as error:
-            problem = f"is damaged or cut off ({error}): only the data before are read"
+            problem = (
+                f"is damaged or cut off ({error}): pages up to byte {self._stop:,} are missing"
+            )
             self.notes.append(f"{self.path.name} {problem}")
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -143,6 +177,7 @@ class Dump:
         while len(first) < 3 and (block := next(blocks, None)) is not None:
             first += block
         if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            self.is_utf16 = True
             decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
             for block in itertools.chain([first], blocks):
                 yield decoder.decode(block).encode("utf-8", errors="replace")

@@ -6,6 +6,7 @@ import lzma
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 from support.processes import alive, kill_after_a_shard, wait_for
@@ -13,8 +14,9 @@ from support.processes import alive, kill_after_a_shard, wait_for
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
+from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikipedia import Dump, find_dump
-from bert_cli.errors import DataError
+from bert_cli.errors import ConfigError, DataError
 
 HEADER = """<mediawiki xml:lang="fr">
   <siteinfo>
@@ -31,13 +33,14 @@ DUMPS = {
     "enwiki-table-markup.xml.bz2": (5, 0, 0, "has no <siteinfo>: taken as en.wikipedia.org"),
     "viwiki-truncated-100k.xml.xz": (274, 86, 610, "ends after 970 pages without </mediawiki>"),
 }
-# Stands in for WikiExtractor, in the folder it is started from.
-FAKE = """import os, subprocess, sys, time
-from pathlib import Path
-out = Path(sys.argv[sys.argv.index("-o") + 1], "AA", "wiki_00")
-out.parent.mkdir(parents=True)
+# A program for --with: it gets a dump as its last argument.
+PROGRAM = """import json, os, re, subprocess, sys, time
+pages = re.findall(r"<title>(.*?)</title>.*?<id>(.*?)</id>", open(sys.argv[-1], encoding="utf-8").read(), re.DOTALL)
+def block(title, number):
+    print(f'<doc id="{{number}}" url="" title="{{title}}">\\n{{title}}\\n\\nText\\n\\n</doc>\\n')
 {}
 """
+WIKIEXTRACTOR = f"{sys.executable} -m wikiextractor.WikiExtractor -o - --no-templates --quiet"
 
 
 def page(number, title, text, namespace=0, redirect=""):
@@ -59,10 +62,9 @@ def dump(path, pages, header=HEADER, end="</mediawiki>\n"):
     return path
 
 
-def run(source, out, processes=1, *, templates=False, megabytes=1):
-    settings = {"dump": source, "out": out, "processes": processes}
-    settings |= {"expand_templates": templates, "chunk_megabytes": megabytes}
-    extract.run(ExtractSettings(**settings))
+def run(source, out, processes=1, *, megabytes=1, **options):
+    settings = {"dump": source, "out": out, "processes": processes, "chunk_megabytes": megabytes}
+    extract.run(ExtractSettings(**settings | options))
     return read_manifest(out)
 
 
@@ -75,17 +77,17 @@ def titles(out):
     return re.findall(r'^<doc .*title="(.*)">$', "".join(tree(out).values()), re.MULTILINE)
 
 
-def convert(tmp_path, pages, fake=""):
-    source, output = tmp_path / "in" / "chunk.xml", tmp_path / "out" / "wiki_00"
-    for path in (source, output):
-        path.parent.mkdir()
+def program(tmp_path, body):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(body))
+    return f"{sys.executable} {path}"
+
+
+def extract_with(tmp_path, pages, body):
+    source = tmp_path / "dump.xml"
     source.write_bytes((HEADER + pages + "</mediawiki>\n").encode("utf-8", "surrogateescape"))
-    if fake:
-        (tmp_path / "in/wikiextractor").mkdir()
-        (tmp_path / "in/wikiextractor/__init__.py").touch()
-        (tmp_path / "in/wikiextractor/WikiExtractor.py").write_text(FAKE.format(fake))
-    stats = extract.extract_chunk((source,), output, name="AA/wiki_00", xml_bytes=1, skipped={})
-    return stats, output.read_text(encoding="utf-8")
+    manifest = run(source, tmp_path / "out", **{"with": program(tmp_path, body)})
+    return manifest, "".join(tree(tmp_path / "out").values())
 
 
 @pytest.mark.parametrize("name", DUMPS)
@@ -97,7 +99,6 @@ def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
     assert counts["redirects"] == redirects
     assert counts["pages_of_other_namespaces"] == others
     assert len(manifest["notes"]) == bool(note) and note in "".join(manifest["notes"])
-    assert manifest["versions"]["wikiextractor"] == "3.1.0"
     assert len(titles(tmp_path / "out")) == documents
     if name.startswith("bgwiki"):  # in UTF-16
         text = tree(tmp_path / "out")["AA/wiki_00"]
@@ -199,70 +200,186 @@ def test_templates_are_expanded_when_asked_for_and_articles_named_like_them_are_
     counts = run(source, tmp_path / "plain")["counts"]
     assert counts["pages_of_other_namespaces"] == 1
     assert titles(tmp_path / "plain") == ["Lune", "Modèle réduit"]
-    assert "Elle est km plus loin." in tree(tmp_path / "plain")["AA/wiki_00"].replace("  ", " ")
-    manifest = run(source, tmp_path / "expanded", templates=True)
+    assert "Elle est km plus loin." in tree(tmp_path / "plain")["AA/wiki_00"]
+    manifest = run(source, tmp_path / "expanded", expand_templates=True)
+    assert manifest["versions"]["wikiextractor"] == "3.1.0"
     assert "Elle est à 384 000 km plus loin." in tree(tmp_path / "expanded")["AA/wiki_00"]
     assert manifest["notes"][0] == "1 template pages found, for WikiExtractor to expand"
 
 
-def test_a_page_that_crashes_the_tool_is_left_out_by_name(tmp_path):
-    bad = page(99, "Broken bytes", "not UTF-8: \udcff\udcfe")  # the tool fails on it
-    stats, text = convert(tmp_path, articles(3) + bad + articles(1).replace("Article", "Other"))
-    assert stats.documents == 4
-    assert stats.extra["pages_lost"] == 1
-    start = "AA/wiki_00: WikiExtractor fails on page 99 'Broken bytes', left out: "
-    assert stats.notes[0].startswith(start) and "UnicodeDecodeError" in stats.notes[0]
-    assert text.index("Article 3") < text.index("Other 1")
+def test_a_missing_wikiextractor_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "find_spec", lambda _: None)
+    source = dump(tmp_path / "dump.xml", articles(1))
+    with pytest.raises(ConfigError, match="expand_templates: needs the extra 'wikiextractor'; pip"):
+        run(source, tmp_path / "out", expand_templates=True)
 
 
-def test_a_tool_that_fails_on_every_page_ends_the_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "PAGES_FAILED", 2)
-    with pytest.raises(DataError, match=r"page after page .*no space left on device"):
-        convert(tmp_path, articles(4), "sys.exit('no space left on device')")
+def test_a_program_writes_doc_blocks_or_json_lines_with_or_without_ids(tmp_path):
+    source = dump(tmp_path / "dump.xml", articles(2) + page(7, "A &amp; B", "x"))
+    expected = [(str(n), f"Article {n}") for n in (1, 2)] + [("7", "A &amp; B")]
+    rows = "for title, number in pages: print(json.dumps({'title': title.replace('&amp;', '&'), 'text': '1 < 2'ID}))"
+    for number, body in enumerate((
+        "for page in pages: block(*page)",
+        rows.replace("ID", ", 'id': number"),
+        rows.replace("ID", ""),
+    )):  # fmt: skip
+        out = tmp_path / f"out_{number}"
+        manifest = run(source, out, 2, **{"with": program(tmp_path, body)})
+        text = tree(out)["AA/wiki_00"]
+        assert re.findall(r'^<doc id="(\d+)" .*title="(.*)">$', text, re.MULTILINE) == expected
+        assert number == 0 or "\n\n1 &lt; 2\n\n</doc>" in text
+        assert (manifest["counts"]["pages_lost"], manifest["notes"]) == (0, [])
+    with pytest.raises(DataError, match=r"extractor was .*program.py', now 'bert'"):
+        run(source, out)
 
 
-def test_lost_pages_are_counted_and_named(tmp_path):
-    fake = """out.write_text('<doc id="2" url="" title="Article 2">\\nArticle 2\\n\\n</doc>\\n')"""
-    stats, _ = convert(tmp_path, articles(3), fake)
-    assert stats.documents == 1
-    assert stats.extra["pages_lost"] == 2 and stats.extra["pages_without_text"] == 1
-    assert stats.notes == (
-        "AA/wiki_00: 2 of 3 pages did not come back from WikiExtractor "
-        "(1 'Article 1', 3 'Article 3')",
+def test_wikiextractor_runs_as_such_a_program_and_loses_the_list_items(tmp_path):
+    source = dump(tmp_path / "dump.xml", page(1, "Lune", "Un '''texte'''.\n* un élément\n"))
+    run(source, tmp_path / "out", **{"with": WIKIEXTRACTOR})
+    text = '<doc id="1" url="https://fr.wikipedia.org/wiki?curid=1" title="Lune">\nLune\n\nUn texte.\n\n</doc>\n'
+    assert tree(tmp_path / "out")["AA/wiki_00"].strip("\n") + "\n" == text
+    run(source, tmp_path / "own")
+    assert tree(tmp_path / "own")["AA/wiki_00"].strip("\n") + "\n" == text.replace(
+        "texte.", "texte.\nun élément"
     )
 
 
+def test_a_page_that_crashes_wikiextractor_is_left_out_by_name(tmp_path):
+    bad = page(99, "Broken bytes", "not UTF-8: \udcff\udcfe")
+    pages = articles(3) + bad + articles(1).replace("Article", "Other")
+    source = tmp_path / "dump.xml"
+    source.write_bytes((HEADER + pages + "</mediawiki>\n").encode("utf-8", "surrogateescape"))
+    manifest = run(source, tmp_path / "out", **{"with": WIKIEXTRACTOR})
+    assert (manifest["counts"]["documents"], manifest["counts"]["pages_lost"]) == (4, 1)
+    start = "AA/wiki_00: the program fails on page 99 'Broken bytes', left out: "
+    assert manifest["notes"][0].startswith(start) and "UnicodeDecodeError" in manifest["notes"][0]
+    assert titles(tmp_path / "out")[2:] == ["Article 3", "Other 1"]
+    run(source, tmp_path / "own")
+    assert "not UTF-8: \ufffd\ufffd" in tree(tmp_path / "own")["AA/wiki_00"]
+
+
 @pytest.mark.parametrize(
-    ("end", "problem", "limits"),
+    ("body", "problem"),
     [
-        ("while True: pass", "no end after 1 s", (1.0, 60.0)),
-        ("print('Traceback', flush=True); time.sleep(60)", "a crash", (60.0, 60.0)),
-        ("if not os.fork(): os._exit(1)\ntime.sleep(60)", "stuck, all its", (60.0, 1.0)),
+        ("sys.exit('no license')", r"page after page \(exit status 1 \(no license\)\)"),
+        ("print('just text')", "writes neither <doc> blocks nor JSON lines"),
+        ('print(\'{"title": "A"}\')', "nor JSON lines with title and text \\('text'\\)"),
+        ("", r"page after page \(no text\)"),
     ],
 )
-def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, end, problem, limits):
-    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", limits[0])
-    monkeypatch.setattr(extract, "SECONDS_ASLEEP", limits[1])
-    child = 'child = subprocess.Popen(["sleep", "60"])\n'
-    fake = f"{child}Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
-    stats, text = convert(tmp_path, articles(1), fake + end)
-    assert (stats.documents, text) == (0, "")
-    assert f"fails on page 1 'Article 1', left out: {problem}" in stats.notes[0]
+def test_a_program_that_fails_on_every_page_ends_the_step(tmp_path, monkeypatch, body, problem):
+    monkeypatch.setattr(extract, "PAGES_FAILED", 2)
+    with pytest.raises(DataError, match=problem):
+        extract_with(tmp_path, articles(4), body)
+
+
+def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
+    source = dump(tmp_path / "dump.xml", articles(1))
+    with pytest.raises(ConfigError, match=r"with \(no-such-program\): no such program; install it"):
+        run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
+    with pytest.raises(ValueError, match=r"with.*has no effect with expand_templates"):
+        ExtractSettings(dump=source, out=tmp_path, expand_templates=True, **{"with": "wicket"})
+
+
+def test_lost_pages_are_counted_and_named(tmp_path):
+    manifest, _ = extract_with(tmp_path, articles(3), "block('Article 2', 2)")
+    counts = manifest["counts"]
+    assert (counts["documents"], counts["pages_lost"]) == (1, 2)
+    note = "AA/wiki_00: 2 of 3 pages did not come back (1 'Article 1', 3 'Article 3')"
+    assert manifest["notes"] == [note]
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        ("while True: pass", "no end after 1 s"),
+        ("print('Traceback', file=sys.stderr, flush=True); time.sleep(60)", "a crash"),
+    ],
+)
+def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, end, problem):
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0 if "1 s" in problem else 60.0)
+    monkeypatch.setattr(extract, "SECONDS_PER_MEGABYTE", 0.0)
+    body = f"""if "Article 1<" in open(sys.argv[-1]).read():
+    child = subprocess.Popen(["sleep", "60"])
+    open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+    {end}
+for page in pages: block(*page)"""
+    manifest, _ = extract_with(tmp_path, articles(2), body)
+    assert titles(tmp_path / "out") == ["Article 2"]
+    assert f"fails on page 1 'Article 1', left out: {problem}" in manifest["notes"][0]
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not alive(pid), 5.0)
 
 
-def test_a_tool_that_works_is_not_stuck(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "SECONDS_BETWEEN_CHECKS", 0.2)
-    monkeypatch.setattr(extract, "SECONDS_ASLEEP", 0.4)
-    fake = """if not os.fork():
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end: pass
-    os._exit(0)
-os.wait()
-out.write_text('<doc id="1" url="" title="Article 1">\\nArticle 1\\n\\n</doc>\\n')"""
-    stats, _ = convert(tmp_path, articles(1), fake)
-    assert (stats.documents, stats.notes) == (1, ())
+def multistream(tmp_path, count=1, damage=None):
+    """Write the shipped sample as Wikipedia writes its dumps, with some pages in each stream, and its index."""
+    reader = Dump(sample_dump())
+    pages = list(reader.pages())
+    parts = [
+        b"".join(page + b"\n" for page in pages[n : n + count]) for n in range(0, len(pages), count)
+    ]
+    streams = list(map(bz2.compress, [reader.header, *parts, b"</mediawiki>\n"]))
+    if damage is not None:
+        streams[damage] = streams[damage][:40] + bytes(20) + streams[damage][60:]
+    folder = tmp_path / f"by_{count}_{damage}"
+    folder.mkdir()
+    source = folder / "samplewiki-20240101-pages-articles-multistream.xml.bz2"
+    source.write_bytes(b"".join(streams))
+    offset, lines = len(streams[0]), []
+    for number, stream in enumerate(streams[1:-1]):
+        lines += [f"{offset}:{number}:Page\n" for _ in range(count)]
+        offset += len(stream)
+    (folder / f"{source.name.removesuffix('.xml.bz2')}-index.txt.bz2").write_bytes(
+        bz2.compress("".join(lines).encode())
+    )
+    return source, offset
+
+
+def test_the_streams_of_a_dump_are_unpacked_side_by_side_to_the_same_text(tmp_path, monkeypatch):
+    run(sample_dump(), tmp_path / "expected")
+    expected = "".join(tree(tmp_path / "expected").values())
+    assert Dump(sample_dump()).streams(1000)  # the shipped sample has several itself
+    monkeypatch.setattr(extract, "PACKED_EXPANSION", 50.0)  # ranges of 20 kB
+    for count in (1, 7, 100):
+        source, end = multistream(tmp_path, count)
+        assert find_dump(source.parent) == source  # and not its index
+        ranges = Dump(source).streams(20_000)
+        size = source.stat().st_size
+        assert (ranges[0].streams[0], ranges[-1].streams[1]) == (0, size) and end < size
+        out = tmp_path / f"out_{count}"
+        manifest = run(source.parent, out, 2)
+        assert len(tree(out)) == len(ranges) and (count == 100 or len(ranges) > 3)
+        assert "".join(tree(out).values()) == expected
+        counts = manifest["counts"]
+        assert (counts["documents"], counts["redirects"]) == (75, 10)
+        assert (counts["pages_of_other_namespaces"], manifest["notes"]) == (3, [])
+        one = tmp_path / f"one_{count}"
+        run(source, one, 1)
+        assert tree(one) == tree(out)
+
+
+def test_streams_that_begin_within_a_page_are_read_in_one_pass(tmp_path):
+    data = bz2.decompress(sample_dump().read_bytes())
+    source = tmp_path / "dump.xml.bz2"  # as pbzip2 writes it
+    source.write_bytes(
+        b"".join(bz2.compress(data[n : n + 9000]) for n in range(0, len(data), 9000))
+    )
+    assert Dump(source).streams(1000) == []
+    assert run(source, tmp_path / "out")["counts"]["documents"] == 75
+
+
+def test_a_damaged_stream_loses_its_range_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "PACKED_EXPANSION", 1000.0)  # a range for every stream
+    source, _ = multistream(tmp_path, 10, damage=4)
+    manifest = run(source, tmp_path / "out", 2)
+    assert 60 <= manifest["counts"]["documents"] < 75
+    (note,) = manifest["notes"]
+    assert re.match(r"AA/wiki_0\d: samplewiki.* is damaged or cut off .*: pages up to byte", note)
+    data = source.read_bytes()
+    source.write_bytes(data[: len(data) // 2])
+    manifest = run(source, tmp_path / "cut", 2)
+    assert "is damaged or cut off" in manifest["notes"][-2] + manifest["notes"][-1]
+    assert "without </mediawiki>: pages may be missing" in manifest["notes"][-1]
 
 
 @pytest.mark.parametrize("size", [200_000, 2_600_000])

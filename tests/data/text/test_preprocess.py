@@ -280,3 +280,24 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     for name, out in (("file.txt", "one"), ("*.txt", "two")):
         run(f"~/{name}", f"~/{out}", sentence_splitter="lines")
         assert (tmp_path / out / "file.txt.txt").read_text() == "Text.\n"
+
+
+def test_the_parquet_of_the_ready_made_wikipedias_is_read_as_it_is(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = ["Albedo is a measure. It has no unit.\n\nHistory\n\nLambert named it in 1760.", "One."]
+    rows = {"id": ["39", "40"], "url": ["https://x.example/Albedo", ""], "title": ["Albedo", "One"]}
+    wikimedia = tmp_path / "20231101.en" / "train-00000-of-00001.parquet"
+    fine = tmp_path / "data" / "enwiki" / "000_00000.parquet"
+    more = {"wikiname": ["enwiki"] * 2, "page_id": [39, 40], "wikitext": ["'''Albedo'''"] * 2}
+    more |= {"infoboxes": ["[]"] * 2, "has_math": [False] * 2}
+    for path, columns in ((wikimedia, {}), (fine, more)):
+        path.parent.mkdir(parents=True)
+        parquet.write_table(pyarrow.table({"text": texts, **rows, **columns}), path)
+        out = tmp_path / f"out_{path.stem}"
+        counts = run(path.parent, out, sentence_splitter="lines")["counts"]
+        assert (counts["documents"], counts["sentences"]) == (2, 4)
+        (written,) = out.glob("*.txt")
+        lines = [line for line in texts[0].split("\n") if line]
+        assert written.read_text() == "\n".join([*lines, "", "One.", ""])

@@ -1,0 +1,213 @@
+"""Wikitext becomes lines of text: paragraphs, list items and headings, and nothing else."""
+
+import random
+import time
+
+import pytest
+
+from bert_cli.data.text.documents import clean
+from bert_cli.data.text.wikitext import document, site_of, to_lines
+
+HEADER = """<mediawiki><siteinfo><base>https://fr.wikipedia.org/wiki/Accueil</base><namespaces>
+<namespace key="-2" case="first-letter">Média</namespace>
+<namespace key="6" case="first-letter">Fichier</namespace>
+<namespace key="14" case="first-letter">Catégorie d'aide</namespace>
+</namespaces></siteinfo>""".encode()
+SITE = site_of(HEADER)
+
+
+def lines(wikitext):
+    return to_lines(wikitext, SITE)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("A [[cat]] and [[Dog (animal)|dogs]], [[b]]s.", "A cat and dogs, bs."),
+        ("[[:File:A.jpg]] and [[:Category:B|B]]", "File:A.jpg and B"),
+        ("[[a|b|c]] [[d|]] [[e#f|''g'']]", "c g"),
+        ("Seen.[[de:Katze]][[zh-min-nan:Niau]] [[wikt:cat]]", "Seen. wikt:cat"),
+        ("[https://a.example/b?c=1 A label] and [http://x.example]", "A label and"),
+        ("[//a.example l] [mailto:a@b.example Mail]", "l Mail"),
+        ("[[''Nature'' (journal)|''Nature'']] [sic] [1]", "Nature [sic] [1]"),
+        ("see https://a.example/b.", "see https://a.example/b."),
+    ],
+)
+def test_a_link_is_its_label(wikitext, expected):
+    assert lines(wikitext) == [expected]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "[[File:A b.jpg|thumb|300px|A [[cat]] of {{lang|fr|chat}} and [http://x y]<ref>z</ref>]]",
+        "[[file:A.jpg|thumb|A [[cat|''cat'']] and [[File:B.png|20px]] [sic]\nin lines]]",
+        "[[Fichier:A.pdf|vignette]]",
+        "[[Image:A.png]]",
+        "[[Média:A.ogg|écouter]]",
+        "[[Hình:A.JPG|nhỏ|phải|250px|Một con mèo]]",
+        "[[Category:Cats| ]]",
+        "[[catégorie d'aide:Chats]]",
+        "[[Catégorie_d'aide:Chats|*]]",
+        "<gallery>\nA.jpg|[[x]]\nB.jpg\n</gallery>",
+    ],
+)
+def test_links_to_files_and_categories_show_nothing_in_any_language(link):
+    assert lines(f"Before {link} after.") == ["Before after."]
+    assert lines(f"{link}\n\n'''A''' is.") == ["A is."]
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("{{convert|1300|mi|km}}", "1300 mi"),
+        ("{{Convert|52,419|sqmi|km2|abbr=out|sp=us}}", "52,419 sq mi"),
+        ("{{convert|5|to|7|km|mi|0}}", "5 to 7 km"),
+        ("{{convert|5|-|7|C}}", "5–7 °C"),
+        ("{{cvt|6|ft|2|in|m|2}}", "6 ft 2 in"),
+        ("{{convert|100|m|0}}", "100 m"),
+        ("{{convert}}", ""),
+        ("{{lang|grc|ἀναρχία}}", "ἀναρχία"),
+        ("{{lang-fr|États-Unis}}", "États-Unis"),
+        ("{{langx|de|Deutschland|lit=x}}", "Deutschland"),
+        ("{{transl|ar|ALA|''Allāh''}}", "Allāh"),
+        ("{{nowrap|[[Pope Clement IV|Clement]]}}", "Clement"),
+        ("{{small|a {{nowrap|b {{lang|fr|c}}}}}}", "a b c"),
+        ("{{nowrap|1=a = b}}", "a = b"),
+        ("{{abbr|PM|Prime Minister}}", "PM"),
+        ("{{ill|Jean|fr|Jean (x)|lt=John}}", "John"),
+        ("{{Nihongo|headquarters|本部道場|honbu dōjō}}", "headquarters (本部道場, honbu dōjō)"),
+        ("{{as of|2014|lc=y}}", "as of 2014"),
+        ("{{As of|2019|03|1}}", "As of 1 March 2019"),
+        ("{{Tính đến|2019|October|21}}", "Tính đến 21 October 2019"),
+        ("{{frac|3}} {{frac|1|2}} {{frac|2|1|2}}", "1/3 1/2 2 1/2"),
+        ("1{{snd}}2{{nbsp}}3{{mdash}}4{{'s}}", "1 – 2 3—4's"),
+        ("{{chem|C|2|H|6|O}}", "C2H6O"),
+        ("{{USS|Hornet|CV-12|6}}", "USS Hornet"),
+        ("{{circa|1500}} 3{{e|24}}", "c. 1500 3×10^24"),
+        ("{{quote|text=A ''quote''.|author=B}}", "A quote."),
+        ("{{lang_|x}}{{#if:a|b}}{{{1|c}}}{{PAGENAME}}{{sfn|A|2000|p=1}}", ""),
+    ],
+)
+def test_a_template_that_stands_in_sentences_is_filled_and_others_are_dropped(wikitext, expected):
+    assert lines(f"It is {wikitext} there.") == [" ".join(f"It is {expected} there.".split())]
+
+
+def test_what_a_dropped_template_leaves_is_tidied():
+    text = "'''Algiers''' ({{IPA|a}}; {{lang-ar|الجزائر}} {{respell|a}} , ), {{fact}} is ({{IPA|x}}) here {{x}}."
+    assert lines(text) == ["Algiers (الجزائر), is here."]
+    assert lines("a {{x}}, b&nbsp;{{x}}, c .NET (.5)") == ["a, b, c .NET (.5)"]
+
+
+def test_list_items_are_lines_and_the_lines_of_a_paragraph_are_one():
+    text = """A paragraph
+in two lines.
+* one [[a|link]]
+** two
+#three
+:; term : definition
+<ul><li>four</li><LI class="x">five<br />more</li></ul>
+* {{x}}
+ preformatted
+----
+End<br>of it"""
+    assert lines(text) == [
+        "A paragraph in two lines.", "one link", "two", "three", "term : definition", "four", "five more",
+        "preformatted", "End of it",
+    ]  # fmt: skip
+
+
+def test_a_heading_ends_in_a_stop_and_is_left_out_without_text():
+    text = "Lead.\n==Empty==\n\n== ''History'' ==\n=== Why? ===\n{{main|x}}\nText.\n== See also ==\n[[Category:A]]"
+    assert lines(text) == ["Lead.", "History.", "Why?", "Text."]
+    assert lines("== A ==\n=== B ===\n== C & D ==\ntext") == ["C & D.", "text"]
+    assert lines("a\n== not one == x") == ["a == not one == x"]
+
+
+def test_tables_are_dropped_nested_or_not():
+    table = '{| class="wikitable"\n! a !! b\n|-\n| c || {{x|\n|}}\n{|\n| d\n|}\n|}'
+    assert lines(f"Before.\n{table}\nAfter.\n:{table}\nEnd.") == ["Before.", "After.", "End."]
+    html = "<table><tr><td>a<table><td>b</table></td></tr></TABLE>"
+    assert lines(f"Before.\n{html} After.") == ["Before.", "After."]
+    assert lines("a {| b |} c") == ["a {| b |} c"]
+
+
+def test_references_formulas_and_comments_are_dropped_and_nowiki_is_text():
+    text = """A<ref name="a/b">x <b>y</b> {{cite|a}}</ref> b<ref name=c /><REF>z</REF>, <!-- d
+{{ e --> f<math>x^{2}}</math>g <nowiki>[[h]] {{i}} ''j''</nowiki> <nowiki/>H<sub>2</sub>O <code>a < b</code>"""
+    assert lines(text) == ["A b, fg [[h]] {{i}} ''j'' H2O a < b"]
+    assert lines("#include &lt;stdio.h> and <stdio.h>") == ["include <stdio.h> and <stdio.h>"]
+
+
+def test_apostrophes_mark_bold_and_italics_or_stay():
+    text = "'''Bold''' and ''italic'', '''''both''''', l'''Iliade'' and d'''amour'', it''''s, don't 'x'"
+    assert lines(text) == ["Bold and italic, both, l'Iliade and d'amour, it's, don't 'x'"]
+
+
+def test_entities_are_unescaped_once_for_the_xml_and_once_for_the_html():
+    text = "Q&amp;amp;A, a &amp;lt; b, x&amp;nbsp;– y, &amp;eacute; &lt;b&gt;c&lt;/b&gt; &quot;d&quot; &amp;amp;lt;"
+    head = "<page><title>A &amp; B</title><ns>0</ns><id>7</id>"
+    page = f"{head}<revision><id>8</id><text bytes='1'>{text}</text></revision></page>"
+    block = document(page.encode(), SITE).decode()
+    url = "https://fr.wikipedia.org/wiki?curid=7"
+    body = 'Q&amp;A, a &lt; b, x – y, é c "d" &amp;lt;'
+    assert block == (
+        f'<doc id="7" url="{url}" title="A &amp; B">\nA &amp; B\n\n{body}\n\n</doc>\n\n'
+    )
+    assert clean(body) == 'Q&A, a < b, x – y, é c "d" &lt;'
+    for empty in ("<text bytes='0' />", "<text></text>", ""):
+        page = f"<page><title>A</title><id>7</id><revision>{empty}</revision></page>"
+        assert document(page.encode(), SITE).endswith(b">\nA\n\n\n\n</doc>\n\n")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{{Infobox\n| a = b\n| c = [[d]]\n",
+        "{| class=x\n! a\n| b\n",
+        "<ref>{{cite",
+        "<!-- ",
+        "<gallery>",
+        "[[File:a.jpg|thumb|",
+        "}} ]] |}\n",
+        "'''",
+        "<nowiki>",
+        "<table>",
+    ],
+)
+def test_what_has_no_end_does_not_cost_the_rest_of_the_page(broken):
+    text = lines(f"Before it.\n\n{broken}\n\nThe '''rest''' of the [[page|text]].\n* item")
+    assert text[0] == "Before it." and text[-1] == "item"
+    assert "The rest of the text." in text[-2]
+
+
+PIECES = [
+    "{{", "}}", "[[", "]]", "{{{", "}}}", "{|", "\n{|\n", "\n|}\n", "[[File:a.jpg|", "[[a|", "{{small|", "{{convert|1|",
+    "1|to|", "|", "=", "\n= a =", "\n==a", "<ref>", "</ref>", "<ref name=", "<!--", "-->", "<", "<nowiki>", "<table>",
+    "</table>", "<li>",
+    "'''", "''", "l'''a''", "(", "(,", ",)", ", ", " ,", "[http://", "[//a ", "&", "&amp;", "__A", "\n* ",
+    "\n", " ", "a", "é", "1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_the_time_is_linear_in_the_size_of_any_page(piece):
+    text = piece * (200_000 // len(piece))
+    started = time.process_time()
+    for page in (text, f"{{{{small|{text}}}}}", f"[[a|{text}]]", f"{{{{convert|{text}}}}}"):
+        lines(page)
+    assert time.process_time() - started < 4.0  # 0.3 s; what is quadratic takes minutes
+
+
+def test_the_time_is_linear_in_the_depth_of_nesting():
+    started = time.process_time()
+    for begin, end in (("{{small|x ", "}}"), ("[[a|x ", "]]"), ("\n{|\nx", "\n|}\n"), ("{{", "}}")):
+        count = 200_000 // len(begin + end)
+        lines(begin * count + end * count)
+    assert time.process_time() - started < 4.0
+
+
+def test_no_text_raises():
+    rng = random.Random(0)
+    for _ in range(3000):
+        assert all(line == line.strip() != "" for line in lines("".join(rng.choices(PIECES, k=40))))
