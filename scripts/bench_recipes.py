@@ -87,7 +87,7 @@ def make_records(given: argparse.Namespace) -> int:
     """Make the records of all lengths, and return the positions of an epoch of the shortest."""
     dynamic = ["--vocab", given.vocab, "--masking", "dynamic", "--no-nsp"]
     for length in LENGTHS:
-        sizes = ["--sequence-length", length, "--mask-tokens", length * 39 // 128]
+        sizes = ["--sequence-length", length, "--mask-tokens", -(-length * 39 // 128)]
         bert("tokenize", given.sentences, given.out / str(length), *dynamic, *sizes)
     bert("tokenize", given.held_out, given.out / "held_out", *dynamic)
     for folder in [*map(str, LENGTHS), "held_out"]:
@@ -104,7 +104,7 @@ def config_of(case: str, positions: int, out: Path) -> dict[str, Any]:
         {
             "dataset_dir": str(out / str(length)),
             "max_seq_length": length,
-            "max_predictions_per_seq": masked * length // 128,
+            "max_predictions_per_seq": -(-masked * length // 128),
             "micro_batch_size": MICRO_BATCH * 128 // length,
             "total_num_train_samples": round(positions * fraction / length),
         }

@@ -130,7 +130,9 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
         where = f"global_batch ({micro_batches} micro-batches a step)"
         problem = f"cannot be divided among {processes} processes"
         raise ConfigError(where, problem, "change the processes, the replicas or the accumulation")
-    most = settings.bert_config.num_hidden_layers + 1
+    # The decoder of TSDAE, in the last stage, has the weights of all layers.
+    is_one = "denoise_head" in settings.last_blocks
+    most = 1 if is_one else settings.bert_config.num_hidden_layers + 1
     shapes: list[Shape] = []
     for each in [asked] if settings.engine == "jax" else range(1, min(here, most) + 1):
         of_each = (processes * n for n in range(1, here // each + 1))

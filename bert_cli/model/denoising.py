@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 from bert_cli.model.fused import Tensor, shifted_key
-from bert_cli.model.heads import Columns, Head, MaskedLM, Sums
+from bert_cli.model.heads import Columns, MaskedLM, SentenceEmbedding, Sums
 from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer, Output
 
 OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder, of which a model has fewer
@@ -38,7 +38,7 @@ class VectorAttention(ConfiguredLayer):
         return self.project(value_BSD, x_BSD, key)
 
 
-class DenoisingDecoder(Head):
+class DenoisingDecoder(SentenceEmbedding):
     """The decoder and its masked-LM head; `encoder` are the blocks emb, hid_0 ... hid_(L-1) of the model."""
 
     READS = ("target_ids", "target_weights")
@@ -58,10 +58,6 @@ class DenoisingDecoder(Head):
             for layer in range(self.config.num_hidden_layers)
         ]
         self.masked_lm = MaskedLM(name="masked_lm", **shared, word_table=self.word_table)
-
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
-        """[B, S, D] -> the vectors [B, D] in float32."""
-        return ops.cast(hidden[:, 0], "float32")
 
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None

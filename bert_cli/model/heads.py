@@ -226,16 +226,15 @@ class SentenceEmbedding(Head):
     """Block `embed_head`: the vector of a text, in position 0. No weights.
 
     The loss of a batch needs the vectors of all its texts. It is computed between two forward passes
-    (`contrastive.py`); here its gradient with respect to each vector is a column, and the loss the product of both,
-    whose gradients with respect to the weights are those of the complete batch (Gao, Zhang et al. 2021, "Scaling Deep
-    Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
+    (`tasks/finetune/embed.py`). Here its gradient with respect to each vector is a column, and the loss the product of
+    both, whose gradients with respect to the weights are those of the complete batch (Gao, Zhang et al. 2021, "Scaling
+    Deep Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
     """
 
-    READS = ("vector_gradients", "losses", "is_correct", "is_anchor")
-    COUNTS: ClassVar[Mapping[str, str]] = {"anchors": "is_anchor"}
+    READS: ClassVar[tuple[str, ...]] = ("vector_gradients", "losses", "is_correct")
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "loss": ("loss", "anchors"),
-        "accuracy": ("correct", "anchors"),
+        "loss": ("loss", "examples"),
+        "accuracy": ("correct", "examples"),
     }
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:

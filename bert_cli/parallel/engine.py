@@ -236,6 +236,8 @@ class Engine(ABC):
     """Computes steps, evaluations and predictions of one model on the devices of a mesh."""
 
     group: ProcessGroup
+    seed: int
+    """That of the run, for dropout and whatever else is drawn in a step."""
     head: Head
     weights: Mapping[str, Value]
     traced_steps = 0

@@ -28,6 +28,7 @@ from bert_cli.parallel.engine import (
 
 Array = npt.NDArray[Any]
 Hook = Callable[["Info"], None]
+Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING = "saving and stopping; once more stops at once"
@@ -93,7 +94,7 @@ class Step:
     max_gradient_norm: float | None
     max_skipped_steps: int
     stop_requested: Callable[[], bool] = lambda: False
-    prepare: Callable[[Engine, Batch, UpdateRequest], Batch] | None = None
+    prepare: Prepare = lambda engine, batch, request: batch
     """Returns the batch with columns that its task computes for this step; all processes call it."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
@@ -113,8 +114,8 @@ class Step:
             loss_scale=scale.value,
             max_gradient_norm=self.max_gradient_norm,
         )
-        if self.prepare is not None:
-            batch = self.prepare(self.engine, batch, request)
+        self.engine.group.activity = f"step {state.step + 1}"
+        batch = self.prepare(self.engine, batch, request)
         result = self.engine.update(batch, request, self.stop_requested)
         state.loss_scale = scale.after(math.isfinite(result.gradient_norm))
         # A skipped step is complete too, so that the batches that follow stay a function of the step.

@@ -5,6 +5,7 @@ The files that describe it are those of sentence-transformers, which opens the f
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ import numpy.typing as npt
 from bert_cli.data.finetune import tables
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
-from bert_cli.files import read_json
+from bert_cli.files import JSON, Value, read_json
 
 Floats = npt.NDArray[np.float32]
 
 MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 FILES = (MODULES, POOLING, LIMITS)
-BLOCK = 256  # queries whose scores are computed at once
+PACKAGE = "sentence_transformers.models"
+MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG has the first
 
 
@@ -33,6 +36,12 @@ DEPTHS = (10, 100)  # of the recall; nDCG has the first
 def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     """Return the texts of each row of a table, or of each line of a .txt. DataError for an empty one."""
     if tables.file_kind(path) == ".txt":
+        if len(columns) > 1:
+            problem, remedy = (
+                "has a text on each line, not pairs",
+                "give a table, or --objective simcse",
+            )
+            raise DataError(str(path), problem, remedy)
         return [[line] for line in tables.read_lines(path) if line.strip()]
     rows = []
     for where, row in tables.table_rows(path, columns, Counter()):
@@ -55,9 +64,12 @@ def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str
 
 def _number(word: str, where: str) -> float:
     try:
-        return float(word)
+        value = float(word)
     except ValueError:
-        raise DataError(where, f"{word!r} is no number", "fix the score") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(where, f"{word!r} is no number", "fix the score")
+    return value
 
 
 @dataclass(frozen=True)
@@ -139,19 +151,22 @@ def retrieval_scores(
     Documents are ranked by their cosine with the query; of equal ones the earlier is first.
     """
     queries, documents = unit_vectors(queries), unit_vectors(documents)
+    depth, block = min(DEPTHS[-1], len(documents)), max(1, BLOCK_SCORES // len(documents))
     discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
     sums = dict.fromkeys(("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS)), 0.0)
-    for first in range(0, len(queries), BLOCK):
-        scores = queries[first : first + BLOCK] @ documents.T
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : DEPTHS[-1]]
-        for ranked, gains in zip(order.tolist(), relevant[first : first + BLOCK], strict=True):
-            gained = np.array([gains.get(number, 0.0) for number in ranked])
-            best = np.array(sorted(gains.values(), reverse=True)[: DEPTHS[0]])
+    for first in range(0, len(queries), block):
+        scores = queries[first : first + block] @ documents.T
+        best = np.sort(np.argpartition(-scores, depth - 1, axis=1)[:, :depth], axis=1)
+        order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
+        ranked = np.take_along_axis(best, order, 1).tolist()
+        for numbers, gains in zip(ranked, relevant[first : first + block], strict=True):
+            gained = np.array([gains.get(number, 0.0) for number in numbers])
+            ideal = np.array(sorted(gains.values(), reverse=True)[: DEPTHS[0]])
             top = gained[: DEPTHS[0]]
-            ideal = float(best @ discounts[: len(best)])
-            sums["ndcg_10"] += float(top @ discounts[: len(top)]) / ideal
-            for depth in DEPTHS:
-                sums[f"recall_{depth}"] += np.count_nonzero(gained[:depth]) / len(gains)
+            most = float(ideal @ discounts[: len(ideal)])
+            sums["ndcg_10"] += float(top @ discounts[: len(top)]) / most
+            for deep in DEPTHS:
+                sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / len(gains)
     return {name: total / len(queries) for name, total in sums.items()}
 
 
@@ -160,25 +175,22 @@ def retrieval_scores(
 
 def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, bytes]:
     """Return the files that make the folder of a model with vectors of a size one of sentence-transformers, by name."""
-    kinds = ("Transformer", "Pooling", "Normalize")
-    modules = [
+    modules: list[JSON] = [
         {
             "idx": number,
             "name": str(number),
             "path": f"{number}_{kind}" if number else "",
-            "type": f"sentence_transformers.models.{kind}",
+            "type": f"{PACKAGE}.{kind}",
         }
-        for number, kind in enumerate(kinds)
+        for number, kind in enumerate(("Transformer", "Pooling", "Normalize"))
     ]
-    modes = {
-        f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "mean_tokens")
-    }
-    files = {
+    modes = {name: mode == pooling for name, mode in MODES.items()}
+    contents: dict[str, JSON] = {
         MODULES: modules,
         POOLING: {"word_embedding_dimension": size, **modes},
         LIMITS: {"max_seq_length": max_seq_length, "do_lower_case": False},
     }
-    return {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
+    return {name: json.dumps(content, indent=2).encode() for name, content in contents.items()}
 
 
 def read_embedding(folder: Path) -> dict[str, Any]:
@@ -186,25 +198,21 @@ def read_embedding(folder: Path) -> dict[str, Any]:
 
     DataError for a pooling that is neither the mean nor [CLS].
     """
-    remedy, values = "take it from the model again", dict[str, Any]()
-    if (folder / POOLING).is_file():
-        modes = read_json(folder / POOLING, dict[str, Any], DataError, remedy)
-        named = {"cls_token": "cls", "mean_tokens": "mean"}
-        # `include_prompt` is a switch too.
+
+    def read(name: str, kind: type[Value]) -> Value:
+        path, remedy = folder / name, "take it from the model again"
+        return read_json(path, kind, DataError, remedy) if path.is_file() else kind()
+
+    values: dict[str, Any] = {}
+    if pooling := read(POOLING, dict[str, Any]):
         chosen = [
-            n.partition("mode_")[2] for n, value in modes.items() if value is True and "mode_" in n
+            MODES.get(name, "") for name, on in pooling.items() if on is True and "_mode_" in name
         ]
-        values["pooling"] = modes.get("pooling_mode") or (
-            named.get(chosen[0]) if len(chosen) == 1 else ""
-        )
-        if values["pooling"] not in named.values():
+        values["pooling"] = pooling.get("pooling_mode") or (chosen[0] if len(chosen) == 1 else "")
+        if values["pooling"] not in MODES.values():
             raise DataError(str(folder / POOLING), "is neither mean nor cls", "give another model")
-    if (folder / MODULES).is_file():
-        modules = read_json(folder / MODULES, list[dict[str, Any]], DataError, remedy)
+    if modules := read(MODULES, list[dict[str, Any]]):
         values["normalize"] = any(str(one.get("type")).endswith("Normalize") for one in modules)
-    if (folder / LIMITS).is_file():
-        longest = read_json(folder / LIMITS, dict[str, Any], DataError, remedy).get(
-            "max_seq_length"
-        )
-        values |= {"max_seq_length": longest} if isinstance(longest, int) else {}
+    if isinstance(longest := read(LIMITS, dict[str, Any]).get("max_seq_length"), int):
+        values["max_seq_length"] = longest
     return values

@@ -59,13 +59,12 @@ def run(settings: ExtractSettings) -> None:
     if templates:
         command += ["--templates", str(templates.absolute())]
     recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
+    extractor = settings.with_program or ("wikiextractor" if templates else "bert")
     run_shards(
         Step(
             "extract",
             settings.out,
-            settings=recorded
-            if templates
-            else recorded | {"extractor": settings.with_program or "bert"},
+            settings=recorded | {"extractor": extractor},
             packages=["wikiextractor"] if settings.expand_templates else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
@@ -83,9 +82,15 @@ def _command(settings: ExtractSettings) -> list[str]:
         if find_spec("wikiextractor") is None:
             raise ConfigError("expand_templates", needs_extra("wikiextractor"))
         return list(WIKIEXTRACTOR)
-    command = shlex.split(settings.with_program or "")
-    if command and shutil.which(command[0]) is None:
-        raise ConfigError(f"with ({command[0]})", "no such program", "install it or give its path")
+    if settings.with_program is None:
+        return []
+    where = f"with ({settings.with_program})"
+    try:
+        command = shlex.split(settings.with_program)
+    except ValueError as error:
+        raise ConfigError(where, f"is no command line ({error})", "close the quotation") from error
+    if not command or shutil.which(command[0]) is None:
+        raise ConfigError(where, "no such program", "install it or give its path")
     return command
 
 
@@ -176,7 +181,7 @@ def extract_chunk(
         names = [f"{page} {title!r}" for page, title in titles if page in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
         notes.append(
-            f"{lost.total()} of {len(titles)} pages did not come back ({', '.join(names)}{more})"
+            f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more})"
         )
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}

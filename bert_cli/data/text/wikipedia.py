@@ -95,7 +95,7 @@ class Dump:
         """Return ranges of about `size` bytes that can be unpacked alone, none where the file has no such.
 
         Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. The streams show where they begin, so
-        the index beside such a dump is not needed, and may be missing, cut off or of another dump.
+        the index file of such a dump is not needed, and may be missing, cut off or of another dump.
         """
         if compression_of(self.path) != "bzip2" or self.is_utf16:
             return []
@@ -130,8 +130,12 @@ class Dump:
                 problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
                 remedy = "it is no MediaWiki dump, or a damaged one; get it again"
                 raise DataError(f"dump ({self.path})", problem, remedy)
-        if b"</mediawiki>" not in rest and self._stop == self.path.stat().st_size:
-            problem = f"ends after {count:,} pages without </mediawiki>: pages may be missing"
+        is_last = self._stop == self.path.stat().st_size
+        if not is_last and rest.strip():
+            problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
+            raise DataError(f"dump ({self.path})", problem, "unpack it first, with bunzip2")
+        if is_last and b"</mediawiki>" not in rest:
+            problem = f"ends without </mediawiki>: pages may be missing after the last of {count:,}"
             self.notes.append(f"{self.path.name} {problem}")
 
     def _read_header(self) -> tuple[bytes, bytes]:
@@ -167,9 +171,8 @@ class Dump:
                     self._raw_bytes = file.tell()
                     yield block
         except DamagedError as error:
-            problem = (
-                f"is damaged or cut off ({error}): pages up to byte {self._stop:,} are missing"
-            )
+            where = f"between byte {max(self._raw_bytes, self._start):,} and byte {self._stop:,}"
+            problem = f"is damaged or cut off ({error}): pages {where} are missing"
             self.notes.append(f"{self.path.name} {problem}")
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:

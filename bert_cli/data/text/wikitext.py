@@ -1,8 +1,8 @@
 """Convert the wikitext of a page to lines of text: a paragraph, a list item or a heading each.
 
 The text is scanned a fixed number of times, with regular expressions that cannot backtrack far and one scan for
-nested braces and one for nested brackets, so the time is linear in the size of a page, balanced or not. What has
-no end is left as text: a missing brace or tag must not cost the rest of the page.
+nested braces and one for nested brackets, so the time is linear in the size of a page, balanced or not. An
+element without an end remains as text: a missing brace or tag must not cost the rest of the page.
 """
 
 import html
@@ -66,7 +66,8 @@ HTML_TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.IGNORECASE)
 TABLES = re.compile(r"\n[ \t:*#;]*\{\|[^\n]*|\n[ \t]*\|\}")
 BRACES = re.compile(r"\{\{+|\}\}+")
 BRACKETS = re.compile(r"\[\[+|\]\]+")
-EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*\s*([^\[\]\n]*)\]")
+# Possessive quantifiers: what cannot match again is not tried again.
+EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*+\s*+([^\[\]\n]*+)\]")
 # A link to a file in any language, by its extension, and one to the same page in another language.
 MEDIA_LINK = r"(?i:[^\[\]|{}:]+:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
 LANGUAGE_LINK = r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):[^\[\]|{}]*\]"
@@ -77,7 +78,7 @@ MAGIC_WORD = re.compile(r"__[^\Wa-z_]+__")
 ITEM_MARKS = ("*", "#", ":", ";")
 LINE_STARTS = (*ITEM_MARKS, "----", "{|", "|", "! ", "!!")
 """Begins of a line that is no paragraph: an item, or a rule or the rest of an unbalanced table, which are dropped."""
-HEADING = re.compile(r"(={1,6})\s*(.+?)\s*\1\s*$")
+HEADING = re.compile(r"(={1,6})(.+)\1$")
 # What dropped elements leave behind: empty brackets, separators at the ends of others, white space before a stop.
 EMPTY_BRACKETS = re.compile(r"\([\s,;:]*\)|\[\s*\]")
 BRACKET_BEGIN = re.compile(r"\([\s,;]+")
@@ -87,9 +88,7 @@ SPACE_BEFORE_STOP = re.compile(r" {1,9}([,.;)])(?=[\s,.;:)]|$)")
 TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
 PAGE_ID = re.compile(rb"<id>(\d+)</id>")
 BASE = re.compile(rb"<base>([^<]*?/wiki)/[^<]*</base>")
-HIDDEN_NAMESPACE = re.compile(
-    rb'<namespace key="(?:6|-2|14)"[^>]*>([^<]+)<'
-)  # of files, categories
+HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|-2|14)"[^>]*>([^<]+)<')  # files, categories
 
 
 class Site(NamedTuple):
@@ -106,7 +105,7 @@ def site_of(header: bytes) -> Site:
     """Return the address of the wiki and the links without text, from the names of its namespaces."""
     names = b"|".join([b"File|Image|Media|Category", *HIDDEN_NAMESPACE.findall(header)])
     spaces = re.sub(r"[^\w|]", ".", names.decode(errors="replace"))  # a space may be an underscore
-    hidden = rf"\s*(?:(?i:{spaces})\s*:|{MEDIA_LINK}|{LANGUAGE_LINK})"
+    hidden = rf"\s*+(?:(?i:{spaces})\s*+:|{MEDIA_LINK}|{LANGUAGE_LINK})"
     link = rf"\[\[(?!{hidden})(?:[^\[\]{{}}\n]*\|)?:?([^\[\]{{}}|]*)\]\]"
     base = BASE.search(header)
     url = base[1].decode(errors="replace") if base else ""
@@ -174,7 +173,8 @@ def _lines(text: str) -> list[str]:
             while headings and headings[-1][0] >= level:
                 headings.pop()
             title = " ".join(html.unescape(heading[2]).split())
-            headings.append((level, title if title[-1:] in ".!?" else title + "."))
+            if title:
+                headings.append((level, title if title[-1] in ".!?" else title + "."))
         elif line[:1] in ITEM_MARKS:
             add(line.lstrip("*#:; "))
     add(" ".join(paragraph))
@@ -213,7 +213,7 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
         mark, last = match[0], match.end()
         count = 2 if "|" in mark else len(mark)
         if "{" in mark or "[" in mark:
-            opened.append([len(pieces), count])
+            opened.append([len(pieces), min(count, 2 * DEPTH)])
             continue
         while count >= 2 and opened:
             run = opened[-1]
@@ -249,9 +249,9 @@ def _template(inner: str) -> str:
             named[match[1]] = argument[match.end() :].strip()
     if function:
         return function(head.strip(), values, named)
-    given = [named[name] for name in ("text", "quote", "content", "lt") if name in named]
+    texts = [named[name] for name in ("text", "quote", "content", "lt") if name in named]
     fields = {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
-    fields |= {str(number): value for number, value in enumerate(given or values, 1)}
+    fields |= {str(number): value for number, value in enumerate(texts or values, 1)}
     return ARGUMENT.sub(lambda field: fields.get(field[1], ""), rule)
 
 

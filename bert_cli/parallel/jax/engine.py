@@ -156,7 +156,6 @@ class JaxEngine(Engine):
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> UpdateResult:
         """Run the compiled step; a request to stop waits for its end."""
-        self.group.activity = f"step {request.step + 1}"
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         arguments = self._arguments(batch, request, counts)
         program, self._local = self._program(*arguments), None

@@ -207,7 +207,6 @@ class TensorFlowEngine(Engine):
         scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
         here = len(batch["input_ids"])
         first_index = request.first_micro_batch + self.group.rank * here
-        self.group.activity = f"step {request.step + 1}"
         with self.record("forward_backward"):
             sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
         with self.record("reduction"):

@@ -1,9 +1,10 @@
 """`bert embed`: vectors of texts, trained on pairs of similar texts or on texts alone, and scored.
 
 The contrastive loss needs the vectors of the complete batch, so each step begins with a forward pass of all
-micro-batches (`Engine.forward`) and computes the loss and its gradient with respect to the vectors; the update that
-follows has the gradients of the complete batch in the memory of one micro-batch (gradient caching). Before the steps of
-TSDAE, words are deleted from the texts. Both are functions of the seed and the step.
+micro-batches (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the vectors. The
+update that follows has the gradients of the complete batch in the memory of one micro-batch (gradient caching). Before
+the steps of TSDAE, words are deleted from the texts. Both are functions of the seed and the step. Shapes: n rows of G
+texts each, D size of a vector.
 """
 
 import hashlib
@@ -12,18 +13,21 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.tables import TextExamples, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
-from bert_cli.model.contrastive import contrastive_loss
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, start
 from bert_cli.tasks.run.finetune import Logits, Result, Scores, Task
 
+Floats = npt.NDArray[np.float32]
+
+ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 DELETED = 0.6  # fraction of the words; the best of Wang et al. 2021, table 6
 
 
@@ -77,7 +81,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
         return Result(scores)
 
     is_denoising = settings.last_blocks[-1] == "denoise_head"
-    prepare = partial(delete_words, tokenizer, settings.seed)
+    prepare = partial(delete_words, tokenizer)
     return Task(
         labels=settings.bert_config.hidden_size,
         label_names=None,
@@ -92,24 +96,62 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
 def add_gradients(
     settings: EmbedSettings, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
-    """Return the batch with the loss of each anchor and the gradient with respect to each vector."""
-    vectors, group = engine.forward(batch, request), engine.group
-    ids = batch["input_ids"]
+    """Return the batch with the loss of each row and the gradient with respect to each vector."""
+    vectors, group, ids = engine.forward(batch, request), engine.group, batch["input_ids"]
     numbers = np.array([[_text_number(row) for row in rows] for rows in ids])
     # Every process computes the loss of all texts.
     everywhere = np.zeros((group.world_size, *ids.shape[:2], vectors.shape[2] + 1))
     everywhere[group.rank] = np.concatenate([vectors, numbers[:, :, None]], 2)
-    each = everywhere.shape[2:]
-    rows = group.all_reduce(everywhere).reshape(-1, settings.texts_per_example, each[-1])
+    rows = group.all_reduce(everywhere)
+    rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
-    loss = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
-    of_anchors = np.zeros((3, *texts.shape), np.float32)
-    of_anchors[:, :, 0] = loss.losses, loss.is_correct, np.ones_like(loss.losses)
-    shape = (group.world_size, *ids.shape[:2])
-    names = ("losses", "is_correct", "is_anchor")
-    columns = {n: one.reshape(shape)[group.rank] for n, one in zip(names, of_anchors, strict=True)}
-    gradients = loss.gradients.reshape(*shape, -1)[group.rank]
-    return {**batch, **columns, "vector_gradients": gradients}
+    each = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
+    # Each text of a row has its loss, so that the mean over texts is that over rows.
+    losses, is_correct = (np.repeat(one, texts.shape[1]) for one in each[:2])
+    columns = {"losses": losses, "is_correct": is_correct, "vector_gradients": each[2]}
+    own = {
+        name: column.reshape(*everywhere.shape[:3], *column.shape[2:])[group.rank]
+        for name, column in columns.items()
+    }
+    return {**batch, **own}
+
+
+def contrastive_loss(
+    vectors: Floats, texts: npt.NDArray[np.int64], temperature: float
+) -> tuple[Floats, Floats, Floats]:
+    """Return the InfoNCE loss (van den Oord et al. 2018, equation 4) of vectors [n, G, D].
+
+    A row is an anchor, its positive and hard negatives. The scores of an anchor are its cosines, over the temperature,
+    with the positives and hard negatives of all rows; the loss [n] is their cross entropy with its own positive. Also
+    returned are whether that has the highest score [n], and the gradient of the mean loss with respect to the vectors.
+    `texts` [n, G] numbers the texts: a candidate with the text of the positive or of the anchor is no negative.
+    """
+    n, _, size = vectors.shape
+    lengths = np.maximum(np.linalg.norm(vectors, axis=2, keepdims=True), 1e-12)
+    units = vectors / lengths
+    anchors, candidates = units[:, 0], units[:, 1:].reshape(-1, size)
+    candidate_texts = texts[:, 1:].reshape(-1)
+    losses, is_correct = np.empty(n, np.float32), np.empty(n, np.float32)
+    gradients, of_candidates = np.empty_like(units), np.zeros_like(candidates)
+    for first in range(0, n, ROWS):
+        rows = np.arange(first, min(first + ROWS, n))
+        own = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
+        scores = anchors[rows] @ candidates.T / np.float32(temperature)
+        is_equal = candidate_texts == texts[rows, 0, None]
+        is_equal |= candidate_texts == texts[rows, 1, None]
+        is_equal[own] = False
+        scores[is_equal] = -np.inf
+        is_correct[rows] = (scores >= scores[own][:, None]).sum(1) == 1
+        losses[rows] = logsumexp(scores, axis=1) - scores[own]
+        changes = softmax(scores, axis=1)  # the gradient of a row's loss with respect to its scores
+        changes[own] -= 1.0
+        changes /= np.float32(n * temperature)
+        gradients[rows, 0] = changes @ candidates
+        of_candidates += changes.T @ anchors[rows]
+    gradients[:, 1:] = of_candidates.reshape(n, -1, size)
+    # A vector's length does not matter, so its gradient is orthogonal to it.
+    gradients -= (gradients * units).sum(2, keepdims=True) * units
+    return losses, is_correct, gradients / lengths
 
 
 def _text_number(ids: npt.NDArray[np.int32]) -> int:
@@ -118,7 +160,7 @@ def _text_number(ids: npt.NDArray[np.int32]) -> int:
 
 
 def delete_words(
-    tokenizer: TextTokenizer, seed: int, engine: Engine, batch: Batch, request: UpdateRequest
+    tokenizer: TextTokenizer, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
     """Return the batch with words deleted from its texts, and the complete texts as targets."""
     ids, mask = batch["input_ids"], batch["input_mask"]
@@ -129,7 +171,9 @@ def delete_words(
     first = request.first_micro_batch + engine.group.rank * len(ids)
     draws = np.stack(
         [
-            np.random.Generator(np.random.Philox(key=[seed, first + number])).random(ids.shape[1:])
+            np.random.Generator(np.random.Philox(key=[engine.seed, first + number])).random(
+                ids.shape[1:]
+            )
             for number in range(len(ids))
         ]
     )

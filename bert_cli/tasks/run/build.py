@@ -23,11 +23,10 @@ from bert_cli.parallel.engine import Batch, Engine, Mesh, UpdateRequest, count
 from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
-from bert_cli.train.loop import State, Step, means
+from bert_cli.train.loop import Prepare, State, Step, means
 from bert_cli.train.metrics import BITS_PER_BYTE
 
 RandomBits = Callable[[Any, tuple[int, ...], int], Any]
-Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 
 
 class Parts(NamedTuple):
@@ -52,8 +51,7 @@ class RunSpec:
     label_names: Sequence[str] | None = None
     """Names of a classifier's outputs, of which there are `labels`; None where they have none."""
     labels: int = 2
-    prepare: Prepare | None = None
-    """Returns a batch with columns that the task computes for a step."""
+    prepare: Prepare = Step.prepare
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
     """Returns metrics on held-out examples after a step."""
     held_out: str = ""
@@ -79,8 +77,7 @@ class Run:
 
     def compile(self) -> None:
         """Trace and compile everything that a step needs."""
-        sample, prepare = self.spec.sample, self.spec.prepare
-        self.engine.compile(prepare(self.engine, sample, UpdateRequest()) if prepare else sample)
+        self.engine.compile(self.spec.prepare(self.engine, self.spec.sample, UpdateRequest()))
 
     @property
     def saves(self) -> bool:

@@ -31,7 +31,7 @@ from bert_cli.parallel.engine import Batch, Engine, Mesh
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start, train
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
+from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError, StopRequest
 from bert_cli.train.metrics import print_line
 
 Floats = npt.NDArray[np.float32]
@@ -71,8 +71,7 @@ class Task:
     """The score whose highest value decides which checkpoint is the best."""
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
-    prepare: assemble.Prepare | None = None
-    """Returns a batch with columns that the task computes for a step."""
+    prepare: Prepare = Step.prepare
 
 
 def run(

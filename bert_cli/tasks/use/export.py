@@ -325,12 +325,11 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
+    own = [name for name in embeddings.FILES if (source.folder / name).is_file()]
+    files |= {name: (source.folder / name).read_bytes() for name in own}
     for name, content in {**files, **hf.class_files(source.config)}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    for name in embeddings.FILES:
-        if (source.folder / name).is_file():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source.folder / name, folder / name)
 
 
 @contextmanager

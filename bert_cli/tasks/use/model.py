@@ -444,7 +444,5 @@ PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {
     "text-classification": classify,
     "token-classification": label_words,
     "embed": embed,
-    "similarity": rank,
 }
-"""Task -> function that returns the row of each input, for similarity of the best; DeviceError for outputs that are
-not finite."""
+"""Task -> function that returns the row of each input; DeviceError for outputs that are not finite."""

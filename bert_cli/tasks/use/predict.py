@@ -23,6 +23,7 @@ from bert_cli.tasks.use.model import (
     labels_of,
     one_device,
     open_model,
+    rank,
     task_of,
 )
 
@@ -58,7 +59,8 @@ def run(settings: PredictSettings) -> None:
     described = embeddings.read_embedding(source.folder) if task in ("embed", "similarity") else {}
     most = source.config.max_position_embeddings
     _check_settings(settings, task, most)
-    length = settings.max_seq_length or min(most, described.pop("max_seq_length", most))
+    length = min(most, described.pop("max_seq_length", most))
+    length = settings.max_seq_length or length
     own = settings.model_dump(include={"pooling", "normalize"}, exclude_none=True)
     settings = settings.model_copy(update=described | own)
     inputs = list(_read_inputs(settings, task))
@@ -79,19 +81,17 @@ def run(settings: PredictSettings) -> None:
     # Other letters are escaped where standard output may accept ASCII only.
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
-    if task == "similarity":  # all texts are ranked together
-        inputs = [one for one in inputs if not _is_empty(one, task)]
-        at_once = len(inputs)
+    if task == "similarity":
+        for row in rank(predictor, [one for one in inputs if not _is_empty(one, task)]):
+            print(json.dumps(row, ensure_ascii=is_ascii), flush=True)
+        return
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [one for one in group if not _is_empty(one, task)]
-        rows = PREDICTIONS[task](predictor, texts) if texts else []
-        if len(texts) < len(group):
-            rest = iter(rows)
-            rows = [
-                _empty_row(one, model, task) if _is_empty(one, task) else next(rest)
-                for one in group
-            ]
+        answers = iter(PREDICTIONS[task](predictor, texts) if texts else [])
+        rows = [
+            _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
+        ]
         print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
 
 

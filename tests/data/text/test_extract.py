@@ -31,7 +31,12 @@ DUMPS = {
     "bgwiki-latest-pages-articles-shortened.xml.bz2": (1, 0, 2, ""),
     "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (106, 99, 1, ""),
     "enwiki-table-markup.xml.bz2": (5, 0, 0, "has no <siteinfo>: taken as en.wikipedia.org"),
-    "viwiki-truncated-100k.xml.xz": (274, 86, 610, "ends after 970 pages without </mediawiki>"),
+    "viwiki-truncated-100k.xml.xz": (
+        274,
+        86,
+        610,
+        "ends without </mediawiki>: pages may be missing after the last of 970",
+    ),
 }
 # A program for --with: it gets a dump as its last argument.
 PROGRAM = """import json, os, re, subprocess, sys, time
@@ -133,7 +138,7 @@ def test_a_dump_cut_in_a_page_or_without_siteinfo_gives_the_other_pages_and_a_no
     source = tmp_path / "cut.xml"
     source.write_text(text[: text.rindex("</text>") - 9])
     manifest = run(source, tmp_path / "out")
-    note = "cut.xml ends after 4 pages without </mediawiki>: pages may be missing"
+    note = "cut.xml ends without </mediawiki>: pages may be missing after the last of 4"
     assert manifest["notes"] == [note]
     assert titles(tmp_path / "out") == [f"Article {n}" for n in range(1, 5)]
     source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
@@ -275,8 +280,12 @@ def test_a_program_that_fails_on_every_page_ends_the_step(tmp_path, monkeypatch,
 
 def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
     source = dump(tmp_path / "dump.xml", articles(1))
-    with pytest.raises(ConfigError, match=r"with \(no-such-program\): no such program; install it"):
+    with pytest.raises(
+        ConfigError, match=r"with \(no-such-program .*\): no such program; install it"
+    ):
         run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
+    with pytest.raises(ConfigError, match=r"with \(a 'b\): is no command line"):
+        run(source, tmp_path / "out", **{"with": "a 'b"})
     with pytest.raises(ValueError, match=r"with.*has no effect with expand_templates"):
         ExtractSettings(dump=source, out=tmp_path, expand_templates=True, **{"with": "wicket"})
 
@@ -285,7 +294,7 @@ def test_lost_pages_are_counted_and_named(tmp_path):
     manifest, _ = extract_with(tmp_path, articles(3), "block('Article 2', 2)")
     counts = manifest["counts"]
     assert (counts["documents"], counts["pages_lost"]) == (1, 2)
-    note = "AA/wiki_00: 2 of 3 pages did not come back (1 'Article 1', 3 'Article 3')"
+    note = "AA/wiki_00: 2 of 3 pages are missing from the output (1 'Article 1', 3 'Article 3')"
     assert manifest["notes"] == [note]
 
 
@@ -368,13 +377,26 @@ def test_streams_that_begin_within_a_page_are_read_in_one_pass(tmp_path):
     assert run(source, tmp_path / "out")["counts"]["documents"] == 75
 
 
+def test_a_page_in_two_later_streams_is_an_error_and_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "PACKED_EXPANSION", 1e6)
+    reader = Dump(sample_dump())
+    pages = [page + b"\n" for page in reader.pages()]
+    parts = [reader.header, *pages[:9], pages[9][:500], pages[9][500:] + b"".join(pages[10:])]
+    source = tmp_path / "dump.xml.bz2"
+    source.write_bytes(b"".join(map(bz2.compress, [*parts, b"</mediawiki>\n"])))
+    with pytest.raises(DataError, match="a bzip2 stream ends within a page, at byte .*; unpack it"):
+        run(source, tmp_path / "out")
+
+
 def test_a_damaged_stream_loses_its_range_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "PACKED_EXPANSION", 1000.0)  # a range for every stream
     source, _ = multistream(tmp_path, 10, damage=4)
     manifest = run(source, tmp_path / "out", 2)
     assert 60 <= manifest["counts"]["documents"] < 75
     (note,) = manifest["notes"]
-    assert re.match(r"AA/wiki_0\d: samplewiki.* is damaged or cut off .*: pages up to byte", note)
+    assert re.match(
+        r"AA/wiki_0\d: samplewiki.* is damaged or cut off .*: pages between byte [1-9]", note
+    )
     data = source.read_bytes()
     source.write_bytes(data[: len(data) // 2])
     manifest = run(source, tmp_path / "cut", 2)

@@ -199,6 +199,22 @@ def test_the_time_is_linear_in_the_size_of_any_page(piece):
     assert time.process_time() - started < 4.0  # 0.3 s; what is quadratic takes minutes
 
 
+def test_the_time_is_linear_in_the_length_of_what_has_no_end():
+    n, started = 100_000, time.process_time()
+    for text in (
+        "[http://" + "a" * n,
+        "=" + " " * n + "x",
+        "[[" + " " * n,
+        "[" * n + "a" * n + "]" * n,
+    ):
+        lines(text)
+    assert time.process_time() - started < 4.0
+
+
+def test_a_heading_without_letters_is_no_line():
+    assert lines("== ==\ntext") == lines("==&nbsp;==\ntext") == ["text"]
+
+
 def test_the_time_is_linear_in_the_depth_of_nesting():
     started = time.process_time()
     for begin, end in (("{{small|x ", "}}"), ("[[a|x ", "]]"), ("\n{|\nx", "\n|}\n"), ("{{", "}}")):

@@ -16,7 +16,7 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.records.tokenizer import read_tokenizer
-from bert_cli.model import contrastive, hf
+from bert_cli.model import hf
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
@@ -106,9 +106,9 @@ def first_step(home, **changes):
         for stage in engine.replicas[0]
         for name, accumulator in stage.accumulators.items()
     }
-    over = {"loss": counts.get("anchors") or counts["targets"]}
+    over = counts.get("targets") or counts["examples"]
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    return sums["loss"] / over["loss"], hf.to_hf(gradients), hf.to_hf(weights), batch
+    return sums["loss"] / over, hf.to_hf(gradients), hf.to_hf(weights), batch
 
 
 def opened(home, name, pooling):
@@ -195,8 +195,8 @@ def test_most_words_are_deleted_and_one_stays(home):
     row = [pieces.index(p) for p in ("[CLS]", "film", "p", "##l", "##o", "##t", "good", "[SEP]")]
     ids = np.array([[[*row, 0, 0]] * 500, [[special.cls, row[1], special.sep] + [0] * 7] * 500])
     batch = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
-    engine = SimpleNamespace(group=SimpleNamespace(rank=0))
-    noisy = embed.delete_words(tokenizer, 3, engine, batch, UpdateRequest())
+    engine = SimpleNamespace(seed=3, group=SimpleNamespace(rank=0))
+    noisy = embed.delete_words(tokenizer, engine, batch, UpdateRequest())
     assert (noisy["target_ids"] == ids).all()
     texts = [
         " ".join(pieces[n] for n in one[mask > 0])
@@ -210,7 +210,7 @@ def test_most_words_are_deleted_and_one_stays(home):
         assert abs(part - (0.4 + 0.6**3 / 3)) < 5 * (0.25 / 500) ** 0.5
     assert (noisy["input_ids"][1] == ids[1]).all(), "a single word stays"
     shifted = UpdateRequest(first_micro_batch=1)
-    later = embed.delete_words(tokenizer, 3, engine, batch, shifted)
+    later = embed.delete_words(tokenizer, engine, batch, shifted)
     assert (later["input_ids"][0] != noisy["input_ids"][0]).any()
 
 
@@ -218,17 +218,17 @@ def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
     draw = np.random.default_rng(2)
     vectors = draw.standard_normal((6, 2, 8)).astype(np.float32)
     texts = np.arange(12).reshape(6, 2)
-    complete = contrastive.contrastive_loss(vectors, texts, 0.1)
-    monkeypatch.setattr(contrastive, "ROWS", 4)
-    for mine, other in zip(
-        contrastive.contrastive_loss(vectors, texts, 0.1), complete, strict=True
-    ):
+    complete = embed.contrastive_loss(vectors, texts, 0.1)
+    monkeypatch.setattr(embed, "ROWS", 4)
+    for mine, other in zip(embed.contrastive_loss(vectors, texts, 0.1), complete, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
     vectors[5, 1], texts[5, 1] = vectors[0, 1], texts[0, 1]  # the positive of row 0 once more
-    repeated = contrastive.contrastive_loss(vectors, texts, 0.1)
-    without = contrastive.contrastive_loss(vectors[:5], texts[:5], 0.1)
-    assert repeated.losses[0] == pytest.approx(without.losses[0], rel=1e-5)
-    assert repeated.is_correct[0] == without.is_correct[0]
+    repeated = embed.contrastive_loss(vectors, texts, 0.1)
+    without = embed.contrastive_loss(vectors[:5], texts[:5], 0.1)
+    for mine, other in zip(repeated[:2], without[:2], strict=True):
+        assert mine[0] == pytest.approx(other[0], rel=1e-5)
+    same = embed.contrastive_loss(np.ones_like(vectors), np.arange(12).reshape(6, 2), 0.1)
+    assert not same[1].any(), "of equal vectors none finds its own positive"
 
 
 # --- layouts, kills, engines
@@ -236,6 +236,8 @@ def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
 
 LAYOUTS = {
     "2 replicas": ["--global-batch.replicas", "2"],
+    "2 processes": ["--global-batch.replicas", "2"],
+    "mixed_float16": ["--precision", "mixed_float16", "--optimizer-opts.loss-scaling", "1024"],
     "a pipeline, recomputed": [
         "--parallel.pipeline-stages", '[["emb","hid"],["hid","mean_pool","embed_head"]]',
         "--parallel.pipeline-device-mapping", "[0,1]", "--parallel.recompute",
@@ -252,15 +254,19 @@ def trained(home):
     return home / "trained"
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("processes" in n)) for n in LAYOUTS]
+)
 def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_path):
     flags = LAYOUTS[name]
-    accumulation = 2 if "replicas" in name else 4
+    accumulation = 2 if "--global-batch.replicas" in flags else 4
     words = pairs(
         home, tmp_path / "run", "--total-num-train-samples", "64", *flags,
         micro_batch=4, accumulation=accumulation,
     )  # fmt: skip
-    if "jax" in name:
+    if "processes" in name:
+        assert main(["launch", "--processes", "2", "--", *words]) == 0
+    elif "jax" in name:
         devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
         assert (
             subprocess.run([sys.executable, "-m", "bert_cli", *words], env=devices).returncode == 0
@@ -269,8 +275,9 @@ def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_p
         assert main(words) == 0
     for mine, other in zip(metrics_of(tmp_path / "run"), metrics_of(trained), strict=True):
         for metric in ("loss", "gradient_norm", "weight_norm"):
-            assert mine[metric] == pytest.approx(other[metric], rel=1e-5), metric
-        assert mine["accuracy"] == other["accuracy"]
+            within = 0.02 if "16" in name else 1e-5
+            assert mine[metric] == pytest.approx(other[metric], rel=within), metric
+        assert mine["accuracy"] == other["accuracy"] or "16" in name
 
 
 @pytest.mark.parametrize("objective", ["pairs", "tsdae"])
@@ -387,6 +394,7 @@ WRONG = {
     "has no column 'anchor'": ("a,b\n1,2\n", []),
     "has an empty text": ("anchor,positive\ngood,\n", []),
     "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
+    "has a text on each line": ("", ["--train-file", "texts.txt"]),
     "is no number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
     "has nothing to score on": ("", ["--objective", "simcse"]),
     "names 1 columns": ("", ["--text-column", "text"]),
@@ -409,7 +417,8 @@ def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     text, flags = WRONG[message]
     (tmp_path / "train.csv").write_text(text)
-    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,high\n")
+    (tmp_path / "texts.txt").write_text("a\nb\n")
+    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,nan\n")
     for name in ("queries", "corpus"):
         (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
     (tmp_path / "qrels").mkdir()
