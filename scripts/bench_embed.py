@@ -5,8 +5,8 @@
 
 The pairs are the paraphrases of MRPC's training set, in the folder GLUE. A model is scored on the development set: the
 rank correlation of cosines with "is a paraphrase", and how well the first sentence of a paraphrase finds the second
-among the sentences of the development and the test set. SimCSE and TSDAE train on the sentences of the same pairs. What
-is made is kept in OUT, and the same command continues.
+among the sentences of the development and the test set. SimCSE and TSDAE train on the sentences of the same pairs. All
+files are in OUT, and the same command continues.
 """
 
 import argparse

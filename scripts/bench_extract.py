@@ -3,7 +3,7 @@ r"""Print the words, the leftovers and the speed of `bert extract` and of three 
 
 The reference is the plain text of the paragraphs and list items of a page in wikitextparser's tree: what is left when
 templates, tables, references, galleries, formulas, comments, links to files and categories, and headings are taken
-out. "Words kept" is the fraction of its words that an output has, counted page by page as multisets. "Leftovers" are
+out. "Recall" is the fraction of its words that an output has, counted page by page as multisets. "Leftovers" are
 matches of the patterns in LEFTOVERS for a million words of output as `bert preprocess` reads it; wikitextparser leaves
 the marks of lists and headings on purpose, so the next column is without these. Speeds are MB (10^6 bytes) of XML for a
 second of processor time, of complete processes on the same uncompressed dump, whose runs alternate; the ratios to
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--kinds", action="store_true", help="list the leftovers by kind")
     args = parser.parse_args()
     files = sorted(args.dumps.iterdir()) if args.dumps.is_dir() else [args.dumps]
-    print("| dump | extractor | words | words kept | leftovers | without marks | MB/s | ratio |")
+    print("| dump | extractor | words | recall | leftovers | without marks | MB/s | ratio |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     for file in files:
         with tempfile.TemporaryDirectory() as folder:

@@ -148,7 +148,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """Extract the text of a dump into folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
-    Example: bert extract simplewiki.xml.bz2 data/extracted --with "wicket -o - --quiet"
+    Example: bert extract simplewiki.xml.bz2 data/extracted --with "wikiextractor -o - --quiet"
     """
 
     dump: Positional[Path]

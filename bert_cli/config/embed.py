@@ -29,8 +29,9 @@ class EmbedSettings(FinetuneSettings):
 
     objective: Literal["pairs", "simcse", "tsdae"] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches); without pairs
-    `simcse`, each text with itself under another dropout mask (Gao, Yao and Chen 2021), or `tsdae`, a decoder that
-    restores the text from its vector and the vector is of a text without 60 % of its words (Wang et al. 2021)."""
+    `simcse`, each text with itself under another dropout mask (Gao, Yao and Chen 2021), or `tsdae`, which
+    deletes 60 % of the words of a text and has a decoder restore the complete text from the vector of the rest (Wang
+    et al. 2021)."""
     train_file: Path | None = None
     """Texts for training: .csv, .tsv, .jsonl, also with .gz; without pairs also .txt with a text on each line."""
     text_column: list[str] | None = None

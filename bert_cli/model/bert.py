@@ -58,22 +58,22 @@ def build_block(
     *,
     seed: int,
     policy: str,
-    encoder: Sequence[keras.layers.Layer] = (),
+    before: Mapping[str, keras.layers.Layer] | None = None,
     labels: int = 2,
     chunks: int = 1,
     factors: Mapping[str, Factor] | None = None,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
-    `encoder` are the blocks before it, of which `heads` shares the word embeddings and `denoise_head` all weights; they
-    do not change. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss,
+    Of the blocks `before` it, by name, `heads` shares the word embeddings and `denoise_head` all weights; they do not
+    change. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss,
     `factors` the table of Unit Scaling.
     """
     is_layer, ids = name.startswith("hid_"), BLOCKS[config.architecture][0].DROPOUT_IDS
     layers = int(name.removeprefix("hid_")) if is_layer else config.num_hidden_layers
     attributes = {
-        "encoder": encoder,
-        "word_table": word_table(encoder[0]) if encoder else None,
+        "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],
+        "word_table": before["emb"].word.embeddings if before else None,
         "labels": labels,
         "chunks": chunks,
         "dropout_id": 0 if name == "emb" else 1 + ids * layers,
@@ -104,16 +104,8 @@ def build_blocks(
     """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
     blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
-        encoder = [
-            block for name, block in blocks.items() if name == "emb" or name.startswith("hid_")
-        ]
-        blocks[name] = build_block(name, config, encoder=encoder, **options)
+        blocks[name] = build_block(name, config, before=blocks, **options)
     return list(blocks.items())
-
-
-def word_table(emb: keras.layers.Layer) -> keras.Variable:
-    """Return the weight that block `emb` shares with `heads`."""
-    return emb.word.embeddings
 
 
 def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:

@@ -76,12 +76,13 @@ def test_the_first_of_equal_words_is_the_best_also_across_chunks():
 
 def test_the_heads_with_chunks_are_the_heads(tiny):
     blocks = build_blocks(tiny, seed=1, policy="float32")
-    encoder = [blocks[0][1]]
     columns = make_examples(tiny.vocab_size)
     hidden = tf.random.stateless_normal((4, 6, 32), [1, 2])
     losses = {}
     for chunks in (1, 4):
-        heads = build_block("heads", tiny, seed=1, policy="float32", encoder=encoder, chunks=chunks)
+        heads = build_block(
+            "heads", tiny, seed=1, policy="float32", before=dict(blocks), chunks=chunks
+        )
         loss, sums = heads(hidden, columns, counts_of(columns), None)
         losses[chunks] = [float(loss), *(float(value) for value in sums.values())]
     np.testing.assert_allclose(losses[4], losses[1], rtol=1e-6)

@@ -165,7 +165,7 @@ def _cause(folder: Path) -> str:
         return "lines are long; if they have several sentences, split them with `bert preprocess`"
     other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
     return (
-        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
+        f"{splitter}, for language {split['language']}, detected few ends of sentences; run `bert preprocess` into "
         f"another folder with {other}the --language of the text"
     )
 

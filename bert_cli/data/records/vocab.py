@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LETTERS = 1000  # most characters in a trained vocabulary, or as many as COVERAGE needs; words with others are [UNK]
 COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabulary at most
 CODE_POINTS = 0x110000
-MANY_STRIPPED = 0.02  # words that stripping accents changes: 0.2 % of English, 2 % of Bulgarian, 81 % of Vietnamese
+MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
 CAPITALS = 0.05  # least fraction of pieces with one in a cased vocabulary; Google's has 0.3
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 

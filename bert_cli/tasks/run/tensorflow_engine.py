@@ -43,7 +43,7 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
     rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
     stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
     built: list[Stage] = []
-    encoder: list[Any] = []
+    before: dict[str, Any] = {}
     for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
         device, blocks = devices[number], {}
         with tf.device(device):
@@ -53,13 +53,12 @@ def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: in
                     config,
                     seed=settings.seed,
                     policy=settings.precision,
-                    encoder=encoder,
+                    before=before,
                     labels=labels,
                     chunks=parallel.embedding_serialization_factor,
                     factors=factors,
                 )
-                if name == "emb" or name.startswith("hid_"):
-                    encoder.append(blocks[name])
+                before[name] = blocks[name]
         weights = named_weights(list(blocks.items()))
         head = blocks.pop(names[-1], None)
         built.append(

@@ -354,7 +354,7 @@ def _without_log_noise() -> Iterator[None]:
 def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     """Return the tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
 
-    ConfigError for a tokenizer that leaves words of Chinese characters whole.
+    ConfigError for a tokenizer that does not split Chinese characters.
     A second text without tokens adds no [SEP], and special tokens in a text are plain.
     """
     import tensorflow_text as text

@@ -384,7 +384,9 @@ def test_a_page_in_two_later_streams_is_an_error_and_not_lost(tmp_path, monkeypa
     parts = [reader.header, *pages[:9], pages[9][:500], pages[9][500:] + b"".join(pages[10:])]
     source = tmp_path / "dump.xml.bz2"
     source.write_bytes(b"".join(map(bz2.compress, [*parts, b"</mediawiki>\n"])))
-    with pytest.raises(DataError, match="a bzip2 stream ends within a page, at byte .*; unpack it"):
+    with pytest.raises(
+        DataError, match=r"a bzip2 stream ends within a page, at byte .*; unpack it"
+    ):
         run(source, tmp_path / "out")
 
 
