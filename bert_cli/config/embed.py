@@ -82,6 +82,15 @@ class EmbedSettings(FinetuneSettings):
         if is_set(self, "held_out_fraction") and (self.validation_file or self.retrieval_file):
             condition = "with validation_file or retrieval_file"
             raise without_effect(self, "held_out_fraction", condition)
+        if (
+            self.objective != "tsdae"
+            and self.texts_per_example == 2
+            and self.global_batch.examples < 2
+        ):
+            problem = "has one pair a step, which has nothing to be compared with"
+            raise SettingError(
+                "global_batch", problem, "raise micro_batch_size or the accumulation"
+            )
         if self.objective == "tsdae":
             if self.bert_config.architecture != "bert":
                 problem = "has no decoder with the layers of GroupBERT"

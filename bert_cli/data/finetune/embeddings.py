@@ -57,8 +57,8 @@ def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str
     for where, row in tables.table_rows(path, columns, Counter()):
         pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
         scores.append(_number(tables.label_of(row, columns[2], where), where))
-    if len(pairs) < 2:
-        raise DataError(str(path), "has fewer than two pairs", "give a file of pairs and scores")
+    if len({*scores}) < 2:
+        raise DataError(str(path), "has no two different scores", "give pairs with several")
     return pairs, np.array(scores, np.float32)
 
 

@@ -136,7 +136,7 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
-    where = f"--cased ({json.dumps(cased)}, with --vocab {name})"
+    where = f"--cased ({json.dumps(cased)}, with the vocabulary {name})"
     return ConfigError(where, problem, f"{'leave out' if cased else 'give'} --cased")
 
 

@@ -37,7 +37,7 @@ def run(settings: EmbedSettings) -> None:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
     if settings.do_validation and not is_scored and settings.objective != "pairs":
-        remedy = "give a validation_file or a retrieval_file, or --no-do-validation"
+        remedy = "give --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
     finetune.run(settings, build, ("train_file",) if needs_texts else ())
@@ -65,7 +65,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
         texts["train"] = [text for row in rows for text in row * times]
     sets = {
         name: features_of_texts(
-            TextExamples(list(own), None, None, [], None), name, settings, tokenizer
+            TextExamples(list(own), None, None, [], None), name, settings, tokenizer, "texts"
         )
         for name, own in texts.items()
     }

@@ -176,7 +176,11 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 def features_of_texts(
-    examples: TextExamples, name: str, settings: FinetuneSettings, tokenizer: TextTokenizer
+    examples: TextExamples,
+    name: str,
+    settings: FinetuneSettings,
+    tokenizer: TextTokenizer,
+    noun: str = "examples",
 ) -> Features:
     """Return the examples as features; print how many there are and what was left out or cut."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
@@ -198,7 +202,7 @@ def features_of_texts(
     if cut := int(arrays["cut"]):
         remarks[f"longer than {length} tokens, cut"] = cut
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(examples):,} examples{more}")
+    print_line(f"{name}: {len(examples):,} {noun}{more}")
     return Features.of(arrays)
 
 
