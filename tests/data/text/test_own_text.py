@@ -187,7 +187,7 @@ def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
         manifest = {"step": "preprocess", "settings": {"splitter": splitter, "language": "ja"}}
         (found / "manifest.json").write_text(json.dumps(manifest))
         cause = tokenize._cause(found)
-        assert cause.startswith(f"{splitter}, for language ja, found few ends of sentences; run")
+        assert cause.startswith(f"{splitter}, for language ja, detected few ends of sentences; run")
         assert f"{cause}; or give --no-nsp".endswith(remedy.format(more))
 
 
