@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure `bert embed`: the scores of a model before and after, and the memory of a batch of 1,024 pairs.
 
-    scripts/bench_embed.py MODEL GLUE OUT [--seeds 0 1 2] [--epochs 3]
+    scripts/bench_embed.py MODEL GLUE OUT [--seeds 0 1 2] [--epochs 3] [--rate 2e-5]
 
 The pairs are the paraphrases of MRPC's training set, in the folder GLUE. A model is scored on the development set: the
 rank correlation of cosines with "is a paraphrase", and how well the first sentence of a paraphrase finds the second
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("out", type=lambda text: Path(text).absolute())
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--rate", type=float, default=2e-5)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     write_files(given.glue, given.out)
@@ -98,6 +99,7 @@ def main() -> None:
                 "--log-every-steps",
                 20,
             ]
+            words += ["--optimizer-opts.learning-rate.max-learning-rate", given.rate]
             bert(*words, "--evaluate-every-steps", 10_000, folder=given.out)
             runs.append(json.loads((run / "scores.json").read_text("utf-8")))
         print_row(objective, runs)

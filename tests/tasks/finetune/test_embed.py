@@ -396,6 +396,14 @@ WRONG = {
     "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
     "has a text on each line": ("", ["--train-file", "texts.txt"]),
     "is no number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
+    "has no two different scores": (
+        "anchor,positive\na,b\nc,d\n",
+        ["--validation-file", "same.csv"],
+    ),
+    "has one pair a step": (
+        "",
+        ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
+    ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
     "names 1 columns": ("", ["--text-column", "text"]),
     "use replicas alone": (
@@ -419,6 +427,7 @@ def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeyp
     (tmp_path / "train.csv").write_text(text)
     (tmp_path / "texts.txt").write_text("a\nb\n")
     (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,nan\n")
+    (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,b,1\nb,c,1\n")
     for name in ("queries", "corpus"):
         (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
     (tmp_path / "qrels").mkdir()
