@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune import tables
-from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
 from bert_cli.files import JSON, Value, read_json
 
@@ -108,18 +107,6 @@ def _by_id(path: Path) -> dict[str, str]:
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
         texts[tables.label_of(row, "_id", where)] = " ".join(filter(None, words))
     return texts
-
-
-def hold_out(
-    rows: Sequence[list[str]], fraction: float, seed: int
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows held out for validation and those to train on; DataError for fewer than two."""
-    count = max(1, round(fraction * len(rows)))
-    if count >= len(rows):
-        problem = f"leaves no pair of {len(rows)} to train on"
-        raise DataError(f"held_out_fraction ({fraction})", problem, "give more pairs")
-    held = {*permute(np.arange(count), len(rows), seed, 0).tolist()}
-    return [rows[n] for n in sorted(held)], [row for n, row in enumerate(rows) if n not in held]
 
 
 def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:

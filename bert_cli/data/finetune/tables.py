@@ -304,7 +304,18 @@ def hold_out(
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
         strata = examples.labels.astype(np.int64)
-    held = np.zeros(len(examples), np.bool_)
+    held = held_out_rows(strata, fraction, seed)
+    return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
+
+
+def held_out_rows(
+    strata: npt.NDArray[np.int64], fraction: float, seed: int
+) -> npt.NDArray[np.bool_]:
+    """Return which rows [n] are held out: of each stratum the same fraction, at least one and never all.
+
+    DataError when no stratum has two rows.
+    """
+    held = np.zeros(len(strata), np.bool_)
     for stratum in np.unique(strata):
         rows = np.flatnonzero(strata == stratum)
         count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
@@ -313,7 +324,7 @@ def hold_out(
         remedy = "give more examples, or a validation file"
         problem = "no label has two examples, one of which could be held out"
         raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
-    return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
+    return held
 
 
 def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:

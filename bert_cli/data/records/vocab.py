@@ -227,7 +227,7 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     if changed > MANY_STRIPPED * words.total():
         print(
             f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
-            "marks may be parts of letters; --no-strip-accents keeps them"
+            "marks may be parts of letters; --no-strip-accents preserves them"
         )
 
 

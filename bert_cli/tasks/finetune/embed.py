@@ -17,15 +17,13 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.tables import TextExamples, score
+from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, start
-from bert_cli.tasks.run.finetune import Logits, Result, Scores, Task
-
-Floats = npt.NDArray[np.float32]
+from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 DELETED = 0.6  # fraction of the words; the best of Wang et al. 2021, table 6
@@ -56,8 +54,10 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
     if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
     elif is_scored and judged is None:
-        held_out, rows = embeddings.hold_out(rows, settings.held_out_fraction, settings.seed)
-        retrieval = embeddings.retrieval_of_pairs(held_out)
+        one_stratum = np.zeros(len(rows), np.int64)
+        held = held_out_rows(one_stratum, settings.held_out_fraction, settings.seed)
+        retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
+        rows = [rows[n] for n in np.flatnonzero(~held)]
     if retrieval is not None:
         texts |= {"queries": retrieval.queries, "documents": retrieval.documents}
     if settings.do_training:
@@ -183,7 +183,7 @@ def delete_words(
     best = np.where((position >= 1) & (position <= last), draws, -1.0).argmax(2)[:, :, None]
     stays = np.take_along_axis(draws, words, 2) >= DELETED
     stays |= words == best
-    stays = (stays & (mask > 0)) | (is_fixed & (mask > 0))
+    stays = (stays | is_fixed) & (mask > 0)
     order = np.argsort(~stays, axis=2, kind="stable")
     shortened = np.take_along_axis(stays, order, 2).astype(ids.dtype)
     return {
