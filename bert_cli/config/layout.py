@@ -21,7 +21,7 @@ from bert_cli.config.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.config.training import TrainSettings, count, short
+from bert_cli.config.training import GlobalBatch, TrainSettings, count, short
 from bert_cli.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -118,6 +118,28 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     )
 
 
+def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False) -> None:
+    """Raise ConfigError, with flags that keep the examples of a step, where processes cannot divide its replicas.
+
+    A layout that `is_auto` chooses the replicas, up to the micro-batches of a step.
+    """
+    replicas = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
+    if replicas % processes == 0:
+        return
+    each = batch.examples // processes
+    if each * processes != batch.examples:
+        where = f"global_batch ({count(batch.examples, 'example')} a step)"
+        remedy = "start a number of processes that divides it, or change the batch"
+    else:
+        micro_batch = max(n for n in range(1, batch.micro_batch_size + 1) if each % n == 0)
+        numbers = {"micro-batch-size": micro_batch, "replicas": processes}
+        numbers["grad-acc-steps-per-replica"] = each // micro_batch
+        flags = " ".join(f"--global-batch.{name} {number}" for name, number in numbers.items())
+        where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
+        remedy = f"give {flags}"
+    raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
+
+
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape]:
     batch, parallel, here = settings.global_batch, settings.parallel, devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
@@ -126,10 +148,7 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
         problem = f"are fewer than the {processes} processes"
         problem += f" times the {asked} of parallel.tensor" if asked > 1 else ""
         raise ConfigError(f"devices ({devices})", problem, f"start at most {devices // asked}")
-    if micro_batches % processes:
-        where = f"global_batch ({micro_batches} micro-batches a step)"
-        problem = f"cannot be divided among {processes} processes"
-        raise ConfigError(where, problem, "change the processes, the replicas or the accumulation")
+    check_processes(batch, processes, is_auto=True)
     # The decoder of TSDAE, in the last stage, has the weights of all layers.
     is_one = "denoise_head" in settings.last_blocks
     most = 1 if is_one else settings.bert_config.num_hidden_layers + 1

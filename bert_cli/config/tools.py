@@ -96,7 +96,8 @@ class DoctorSettings(PretrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _a_machine_needs_no_run(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not set(values) - {"json", "build", "engine"}:
+        of_a_machine = {"json", "build", "engine", "require_gpu"}
+        if isinstance(values, dict) and not set(values) - of_a_machine:
             return {**NO_RUN, **values, "machine_only": True}
         return values
 

@@ -147,6 +147,8 @@ class TrainSettings(Settings):
     """Layout over devices."""
     cluster: Cluster = Cluster()
     """The processes of a run on several GPUs or hosts."""
+    require_gpu: bool = False
+    """Stop with exit code 5 where the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"] = "float32"
     """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 
 POLL_SECONDS = 1.0  # of the watchdog
@@ -78,17 +78,6 @@ class Mesh:
     def kind(self) -> str:
         """GPU, TPU or CPU."""
         return self.devices[0][0].upper().split(":")[-2]
-
-
-def local_replicas(replicas: int, processes: Processes) -> int:
-    """Return the number of replicas of each process. Raises ConfigError when they cannot be divided among them."""
-    if replicas % processes.count:
-        raise ConfigError(
-            f"global_batch.replicas ({replicas})",
-            f"cannot be divided among {processes.count} processes",
-            f"give --global-batch.replicas {processes.count} or a multiple of it, and so much less accumulation",
-        )
-    return replicas // processes.count
 
 
 def lost_process(rank: int | None) -> DeviceError:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bert_cli.commands import COMMANDS, split_command
+from bert_cli.config.layout import check_processes
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 from bert_cli.config.settings import Cluster
@@ -57,6 +58,8 @@ def _check_command(settings: LaunchSettings) -> None:
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
+    processes = settings.processes * max(1, len(settings.hosts))
+    check_processes(inner.global_batch, processes, is_auto=inner.parallel.layout == "auto")
     if inner.exit_code_when_stopped:
         problem = "would be a failure to bert launch, as every code but 0"
         raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")

@@ -5,6 +5,7 @@
 #   sbatch scripts/slurm/preemptible.sh squad --config configs/squad_base.json --pretrained-ckpt-path runs/mine --seeds 5
 # The arguments are a `bert` command; the default is phase 1 of the base model. The folder of the run must be on a file
 # system that all nodes share.
+# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU.
 # Adjust: partition, account, number of nodes, GPUs and tasks per node, time limit. The time in --signal must be at least
 # one minute more than writing a checkpoint takes. MOST_RESTARTS limits the restarts of a run that makes no progress.
 # SLURM sends SIGTERM to the processes of the run before the time limit and at preemption. The run saves a checkpoint and
@@ -22,6 +23,8 @@
 #SBATCH --output=slurm-%x-%j.out
 set -euo pipefail
 export PATH="$PWD/.venv/bin:$PATH"
+# The folder in which the configs look for wikipedia/128 and the like.
+export DATASETS_DIR=${DATASETS_DIR:-$PWD/data}
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 [ $# -gt 0 ] || set -- pretrain --config configs/pretrain_base_128_phase1.json --parallel.layout auto
 restarts=${SLURM_RESTART_COUNT:-0}
@@ -36,11 +39,12 @@ is_ours_to_requeue() {
 # SLURM sends the signal to the run itself. This script ignores it and checks how the run ended.
 trap : TERM
 code=0
-srun --distribution=block bert "$@" --exit-code-when-stopped "$stopped" || code=$?
+srun --distribution=block bert "$@" --require-gpu --exit-code-when-stopped "$stopped" || code=$?
 case $code in
     0) exit 0 ;;
     "$stopped" | 143) ;; # 143: SIGTERM came before the run installed its handler
-    *) exit "$code" ;;   # 2 to 5: errors that a restart would repeat
+    # 2 to 4: mistakes that a restart would repeat; 5, of devices: requeued by hand, after a look at the message.
+    *) exit "$code" ;;
 esac
 if ! is_ours_to_requeue; then
     echo "preemptible: the run was stopped; SLURM decides whether job $SLURM_JOB_ID is requeued"

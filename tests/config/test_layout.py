@@ -252,11 +252,23 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     four = propose(given, 8, 7 * GB, processes=4)
     assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
     for name, devices, processes, problem in (
-        ("pretrain_tiny_128_phase1", 7, 7, r"600 micro-batches a step.*among 7 processes"),
+        ("pretrain_tiny_128_phase1", 7, 7, r"1,200 examples a step.*among 7 processes; start a"),
         ("pretrain_tiny_128_phase1", 3, 4, "fewer than the 4 processes"),
     ):
         with pytest.raises(ConfigError, match=problem):
             propose(shipped(name), devices, 7 * GB, processes=processes)
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
+    before = shipped("pretrain_demo_128_phase1")
+    with pytest.raises(ConfigError, match="among 2 processes; give --g") as error:
+        layout.check_processes(before.global_batch, 2, is_auto=is_auto)
+    flags = error.value.remedy.removeprefix("give ").split()
+    changed = shipped("pretrain_demo_128_phase1", *flags)
+    layout.check_processes(changed.global_batch, 2, is_auto=is_auto)
+    assert (changed.global_batch.micro_batch_size, changed.global_batch.replicas) == (16, 2)
+    assert changed.global_batch.examples == before.global_batch.examples
 
 
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():

@@ -65,7 +65,10 @@ if sys.argv[1] == "show":
 """
 # Their spawned processes import them again, so `main` is guarded.
 CONSOLE = "import sys\nfrom {} import main\nif __name__ == '__main__':\n    sys.exit(main())"
-DASK, BERT = CONSOLE.format("dask.__main__"), CONSOLE.format("bert_cli.cli")
+DASK = CONSOLE.format("dask.__main__")
+# The node of the tests has no GPU.
+NO_GPU = "import sys\nsys.argv[1:] = [word for word in sys.argv[1:] if word != '--require-gpu']\n"
+BERT = NO_GPU + CONSOLE.format("bert_cli.cli")
 
 
 def write_program(path: Path, source: str) -> Path:
@@ -255,11 +258,15 @@ def test_a_cancelled_job_passes_the_signal_on_and_is_not_requeued(tmp_path):
 
 
 def test_the_job_files_for_one_and_for_several_nodes_start_a_process_for_each_task(tmp_path):
-    slurm = Scheduler(tmp_path, bert="import sys; print(sys.argv[1:])")
+    source = "import os, sys; print(os.environ['DATASETS_DIR'], sys.argv[1:])"
+    slurm = Scheduler(tmp_path, bert=source)
     for name, tasks in (("one_node.sh", "1"), ("several_nodes.sh", "3")):
         job = slurm.submit(name, "pretrain", "--seed", "7", tasks=tasks)
         assert job.wait() == 0, job.log()
-        assert job.log().count("['pretrain', '--seed', '7'") == int(tasks)
+        words = f"{tmp_path}/data ['pretrain', '--seed', '7', '--require-gpu']"
+        assert job.log().count(words) == int(tasks)
+    job = slurm.submit("one_node.sh", "pretrain", tasks="1", DATASETS_DIR="/corpora")
+    assert job.wait() == 0 and job.log().startswith("/corpora ['pretrain'"), job.log()
     assert slurm.requests == []
 
 

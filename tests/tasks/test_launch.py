@@ -79,6 +79,7 @@ MISTAKES = [
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
     (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "would be a failure"),
+    (["--processes", "3", "--", "pretrain", *TINY], "cannot be divided among 3 processes"),
 ]  # fmt: skip
 
 
@@ -97,7 +98,8 @@ def test_mistakes_are_reported_once_before_anything_starts(monkeypatch, capsys):
 def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
     words = ["launch", "--dry-run", "--processes", "2", "--hosts", "a,b"]
-    command = ["--", "pretrain", *TINY, "--wandb.name", "it's -- mine"]
+    replicas = ["--global-batch.replicas", "4"]
+    command = ["--", "pretrain", *TINY, *replicas, "--wandb.name", "it's -- mine"]
     assert main([*words, *command]) == 0
     printed = capsys.readouterr().out
     assert "on every interface of their hosts" in printed
@@ -105,9 +107,12 @@ def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
     assert [line[:9] for line in lines] == ["[0] ssh a", "[1] ssh a", "[2] ssh b", "[3] ssh b"]
     (remote,) = shlex.split(lines[0])[3:]
     assert shlex.split(remote)[-1] == "it's -- mine"
-    assert main([*words, "--bind-address", "ib0", "--", "bench", "tiny_128"]) == 0
+    assert main([*words, "--bind-address", "ib0", "--", "bench", "tiny_128", *replicas]) == 0
     *lines, note = capsys.readouterr().out.splitlines()[-3:]
-    assert all(line.endswith(" bench tiny_128 --cluster.bind-address ib0'") for line in lines)
+    assert all(
+        line.endswith(" tiny_128 --global-batch.replicas 4 --cluster.bind-address ib0'")
+        for line in lines
+    )
     assert "on ib0 of their hosts" in note
 
 

@@ -40,7 +40,7 @@ from bert_cli.parallel.cluster import (
     part_of_gpus,
     wait_for_processes,
 )
-from bert_cli.parallel.engine import Mesh, ProcessGroup, local_replicas, lost_process
+from bert_cli.parallel.engine import Mesh, ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.launcher import visible_gpus
 
@@ -199,7 +199,7 @@ def open_mesh(
     Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
     layout that does not fit the processes or devices.
     """
-    local, each = local_replicas(replicas, processes), math.prod(parallel.tensor_shape)
+    local, each = replicas // processes.count, math.prod(parallel.tensor_shape)
     kind, needed = _kind(), local * each
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     if platforms and "cpu" not in platforms:

@@ -32,7 +32,7 @@ from bert_cli.parallel.cluster import (
     part_of_gpus,
     wait_for_processes,
 )
-from bert_cli.parallel.engine import Mesh, ProcessGroup, local_replicas, lost_process
+from bert_cli.parallel.engine import Mesh, ProcessGroup, lost_process
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
@@ -226,7 +226,7 @@ def open_mesh(
     layout that does not fit the processes or devices.
     """
     device_mapping = parallel.pipeline_device_mapping or [0]
-    local, stages = local_replicas(replicas, processes), max(device_mapping) + 1
+    local, stages = replicas // processes.count, max(device_mapping) + 1
     needed = local * stages
     gpus = gpus_of(processes)
     if gpus and parallel.reduce_precision == "bfloat16":

@@ -89,7 +89,7 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
         error = DeviceError(settings.engine, f"import failed: {IMPORT_ERROR}", remedy)
         report.error(settings.engine, error)
     elif settings.machine_only:
-        _check_devices(report, settings.engine, Processes(()))
+        _check_devices(report, settings, Processes(()))
     else:
         _check_run(settings, report)
     return report
@@ -103,7 +103,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
         lambda: find_processes(settings.cluster, os.environ),
         lambda one: f"{one.count}, {len(one.local_ranks)} on this host, according to {one.source}",
     )
-    devices = None if processes is None else _check_devices(report, settings.engine, processes)
+    devices = None if processes is None else _check_devices(report, settings, processes)
     if processes is None or devices is None:
         return
     kind, _, memory = devices
@@ -138,15 +138,15 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 
 
 def _check_devices(
-    report: Report, engine: str, processes: Processes
+    report: Report, settings: DoctorSettings, processes: Processes
 ) -> tuple[str, int, int] | None:
-    runtime = build.runtime(engine)
+    engine = settings.engine
     try:
-        kind, number, memory = runtime.devices_here(processes)
+        kind, number, memory = build.find_devices(settings, processes)
     except BertError as error:
         report.error("devices", error)
         return None
-    names = runtime.device_names() if kind != "CPU" else []
+    names = build.runtime(engine).device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
         text = f"{count(number, kind)} of {size(memory)}: {', '.join(sorted(set(names)))}"

@@ -4,6 +4,7 @@
 """
 
 import math
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.layout import check_processes
 from bert_cli.config.plan import Plan
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
+from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes
@@ -102,12 +105,28 @@ def runtime(engine: str) -> Any:
         return import_module(f"bert_cli.parallel.{engine}.mesh")
 
 
+def find_devices(settings: TrainSettings, processes: Processes) -> tuple[str, int, int]:
+    """Return the kind and number of this process' devices, and the bytes of memory of each.
+
+    Raises DeviceError with `require_gpu` on a machine that has only its CPU.
+    """
+    kind, number, memory = runtime(settings.engine).devices_here(processes)
+    if settings.require_gpu and kind == "CPU":
+        where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
+        problem = f"engine {settings.engine} finds neither a GPU nor a TPU"
+        extra = "jax-cuda" if settings.engine == "jax" else "cuda"
+        remedy = f"check nvidia-smi, CUDA_VISIBLE_DEVICES and the extra {extra}, or leave it out"
+        raise DeviceError(where, problem, remedy)
+    return kind, number, memory
+
+
 def open_mesh(
     settings: TrainSettings,
     processes: Processes,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
+    check_processes(settings.global_batch, processes.count)
     module, replicas = runtime(settings.engine), settings.global_batch.replicas
     module.configure_runtime(settings.precision, settings.deterministic)
     layout = settings.parallel, settings.cluster

@@ -70,8 +70,9 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
     metrics.silent = processes.rank > 0
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
+    if settings.parallel.layout != "given" or settings.require_gpu:
+        kind, local_devices, memory = build.find_devices(settings, processes)
     if settings.parallel.layout != "given":
-        kind, local_devices, memory = build.runtime(settings.engine).devices_here(processes)
         devices = local_devices * processes.count
         settings = layout.propose(settings, devices, memory, processes.count)
         print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")

@@ -195,6 +195,16 @@ def test_a_dry_run_has_a_progress_bar_and_saves_nothing(tmp_path, monkeypatch, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+def test_a_run_that_requires_a_gpu_stops_on_a_machine_without(tmp_path, capsys, engine):
+    assert main(arguments(tmp_path / "run", engine=engine, require_gpu=None)) == 5
+    error = capsys.readouterr().err
+    assert f"engine {engine} finds neither a GPU nor a TPU; check nvidia-smi" in error
+    assert not (tmp_path / "run").exists()
+    assert main(["doctor", "--engine", engine, "--require-gpu"]) == 5
+    assert f"engine {engine} finds neither" in capsys.readouterr().out
+
+
 def test_a_finished_run_changes_nothing(complete, capsys):
     before = {path: path.stat().st_mtime_ns for path in complete.rglob("*.safetensors")}
     pretrain(complete)
