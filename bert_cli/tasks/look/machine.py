@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.layout import size
 from bert_cli.errors import BertError, DataError, DeviceError
@@ -187,38 +188,42 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     """Check the installed packages, the processor, the memory and the environment."""
     python = platform.python_version()
     report.add("ok", "python", f"{python} on {platform.platform()}", python=python)
-    check_packages(report, pinned_packages())
+    check_packages(report, required_packages())
     check_processor(report)
     total, free = memory()
     report.add("ok", "memory", f"{size(free)} free of {size(total)}", free=free, total=total)
     check_environment(report, environment)
 
 
-def pinned_packages() -> dict[str, str]:
-    """Return package -> version that this tool requires; empty if the tool is not installed."""
+def required_packages() -> dict[str, SpecifierSet]:
+    """Return package -> versions that this tool requires; empty if the tool is not installed."""
     try:
         required = requires("bert-cli") or []
     except PackageNotFoundError:
         return {}
-    pins = [one for one in map(Requirement, required) if str(one.specifier).startswith("==")]
-    here = (one for one in pins if one.marker is None or one.marker.evaluate({"extra": ""}))
-    return {one.name: str(one.specifier)[2:] for one in here}
+    requirements = map(Requirement, required)
+    return {
+        requirement.name: requirement.specifier
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    }
 
 
-def check_packages(report: Report, pinned: Mapping[str, str]) -> None:
+def check_packages(report: Report, required: Mapping[str, SpecifierSet]) -> None:
     """Compare the installed packages with the required versions."""
-    installed = {name: _version(name) for name in (*MAIN_PACKAGES, *pinned)}
+    installed = {name: _version(name) for name in (*MAIN_PACKAGES, *required)}
     text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
     report.add("ok", "packages", text, "", **installed)
-    if not pinned:
+    if not required:
         problem = "the tool is not installed, so the required versions are unknown"
         report.add("warning", "packages", problem, "pip install -c requirements.lock -e .")
-    for name, pin in pinned.items():
-        remedy = f"pip install {name}=={pin}"
-        if installed[name] is None:
+    for name, specifier in required.items():
+        remedy = f"pip install '{name}{specifier}'"
+        present = installed[name]
+        if present is None:
             report.add("error", "packages", f"{name}: is not installed", remedy)
-        elif installed[name] != pin:
-            problem = f"{name} is {installed[name]}; {pin} was tested"
+        elif not specifier.contains(present, prereleases=True):
+            problem = f"{name} is {present}; the tool was tested with {specifier}"
             report.add("warning", "packages", problem, remedy)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from bert_cli.errors import DataError
 from bert_cli.tasks.look import machine
@@ -47,11 +48,14 @@ def test_the_memory_of_a_process_is_measured():
 
 
 def test_another_version_is_a_warning_and_an_absent_package_an_error():
-    assert "tensorflow" in machine.pinned_packages() and "torch" not in machine.pinned_packages()
-    _, numpy, absent = findings(machine.check_packages, {"numpy": "1.0.0", "no-such": "2.0"})
-    assert numpy.level == "warning" and "; 1.0.0 was tested" in numpy.found
-    assert numpy.remedy == "pip install numpy==1.0.0"
-    assert absent.level == "error" and absent.remedy == "pip install no-such==2.0"
+    assert "tensorflow" in machine.required_packages()
+    assert "torch" not in machine.required_packages()
+    required = {"numpy": "<2,>=1", "rich": ">=1", "no-such": "==2.0"}
+    required = {name: SpecifierSet(versions) for name, versions in required.items()}
+    _, numpy, absent = findings(machine.check_packages, required)
+    assert numpy.level == "warning" and "tested with <2,>=1" in numpy.found
+    assert numpy.remedy == "pip install 'numpy<2,>=1'"
+    assert absent.level == "error" and absent.remedy == "pip install 'no-such==2.0'"
     assert levels(machine.check_packages, {}) == ["ok", "warning"]
 
 
