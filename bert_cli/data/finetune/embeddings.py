@@ -81,7 +81,10 @@ class Retrieval:
 
 
 def read_retrieval(qrels: Path) -> Retrieval:
-    """Return the queries that the judgements name, with all documents. DataError for an unknown id."""
+    """Return the queries that the judgements name, with all documents. DataError for an unknown id.
+
+    As in BEIR's script, the last judgement of a pair counts, and a query without relevant documents stays.
+    """
     folder = qrels.absolute().parent.parent
     queries, documents = (_by_id(folder / f"{name}.jsonl") for name in ("queries", "corpus"))
     numbers = {name: number for number, name in enumerate(documents)}
@@ -92,9 +95,8 @@ def read_retrieval(qrels: Path) -> Retrieval:
         for known, name, file in ((queries, query, "queries"), (numbers, document, "corpus")):
             if name not in known:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
-        if (value := _number(score, where)) > 0:
-            relevant.setdefault(query, {})[numbers[document]] = value
-    if not relevant:
+        relevant.setdefault(query, {})[numbers[document]] = max(0.0, _number(score, where))
+    if not any(grade for grades in relevant.values() for grade in grades.values()):
         raise DataError(str(qrels), "names no relevant document", "give another file")
     texts = [queries[name] for name in relevant]
     return Retrieval(texts, list(documents.values()), list(relevant.values()))
@@ -135,7 +137,8 @@ def retrieval_scores(
 ) -> dict[str, float]:
     """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
 
-    Documents are ranked by their cosine with the query; of equal ones the earlier is first.
+    Documents are ranked by their cosine with the query; of equal ones the earlier is first. The scores of a query
+    without relevant documents are 0.
     """
     queries, documents = unit_vectors(queries), unit_vectors(documents)
     depth, block = min(DEPTHS[-1], len(documents)), max(1, BLOCK_SCORES // len(documents))
@@ -148,12 +151,15 @@ def retrieval_scores(
         ranked = np.take_along_axis(best, order, 1).tolist()
         for numbers, gains in zip(ranked, relevant[first : first + block], strict=True):
             gained = np.array([gains.get(number, 0.0) for number in numbers])
-            ideal = np.array(sorted(gains.values(), reverse=True)[: DEPTHS[0]])
-            top = gained[: DEPTHS[0]]
-            most = float(ideal @ discounts[: len(ideal)])
-            sums["ndcg_10"] += float(top @ discounts[: len(top)]) / most
+            ideal = np.array(sorted(gains.values(), reverse=True))
+            if not (count := np.count_nonzero(ideal)):
+                continue
+            gain, most = (
+                float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
+            )
+            sums["ndcg_10"] += gain / most
             for deep in DEPTHS:
-                sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / len(gains)
+                sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / count
     return {name: total / len(queries) for name, total in sums.items()}
 
 

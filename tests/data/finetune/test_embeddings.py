@@ -1,0 +1,102 @@
+"""Judgements of retrieval as BEIR reads them, and their scores against scikit-learn and counts by hand."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import ndcg_score
+
+from bert_cli.data.finetune import embeddings
+from bert_cli.errors import DataError
+
+DOCUMENTS = 150
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write lines of judgements for the queries a, b, c and the documents d0 to d3, and read them."""
+    (tmp_path / "qrels").mkdir()
+    for name, ids in (("queries", "abc"), ("corpus", ["d0", "d1", "d2", "d3"])):
+        lines = [json.dumps({"_id": one, "text": f"text {one}"}) for one in ids]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+
+    def read_lines(*lines):
+        path = tmp_path / "qrels" / "test.tsv"
+        path.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{line}\n" for line in lines))
+        return embeddings.read_retrieval(path)
+
+    return read_lines
+
+
+def test_the_last_of_contradictory_judgements_counts(read):
+    retrieval = read("a\td0\t2", "b\td1\t0", "a\td0\t0", "b\td1\t3", "a\td2\t1")
+    assert list(retrieval.queries) == ["text a", "text b"]
+    assert list(retrieval.relevant) == [{0: 0.0, 2: 1.0}, {1: 3.0}]
+
+
+def test_a_query_with_judgements_but_no_relevant_document_is_scored_with_zero(read):
+    retrieval = read("a\td0\t1", "b\td1\t0", "b\td2\t-1")
+    assert list(retrieval.queries) == ["text a", "text b"]
+    vectors = np.eye(4, dtype=np.float32)
+    scores = embeddings.retrieval_scores(vectors[:2], vectors, retrieval.relevant)
+    assert scores == {"ndcg_10": 0.5, "recall_10": 0.5, "recall_100": 0.5}
+
+
+def test_judgements_without_any_relevant_document_are_refused(read):
+    with pytest.raises(DataError, match="names no relevant document"):
+        read("a\td0\t0", "b\td1\t-1")
+
+
+def graded(judged, grades, seed):
+    """Queries, documents, and for each query so many judged documents with one of the grades."""
+    draw = np.random.default_rng(seed)
+    documents = draw.standard_normal((DOCUMENTS, 8)).astype(np.float32)
+    queries = draw.standard_normal((len(judged), 8)).astype(np.float32)
+    chosen = [draw.choice(DOCUMENTS, count, replace=False) for count in judged]
+    relevant = [
+        dict(zip(map(int, one), draw.choice(grades, len(one)), strict=True)) for one in chosen
+    ]
+    return queries, documents, relevant
+
+
+@pytest.mark.parametrize(
+    ("judged", "grades"),
+    [
+        ([1, 2, 5, 9], [1.0]),
+        ([3, 5, 8, 20], [1.0, 2.0, 3.0]),
+        ([4, 9, 40, 60], [0.0, 0.0, 1.0, 4.0]),
+        ([30, 120, 150], [1.0, 2.0]),  # more relevant documents than either depth
+    ],
+)  # fmt: skip
+def test_graded_judgements_are_scored_as_by_scikit_learn(judged, grades, monkeypatch):
+    queries, documents, relevant = graded(judged, grades, seed=len(judged))
+    monkeypatch.setattr(embeddings, "BLOCK_SCORES", 2 * DOCUMENTS)  # two queries at a time
+    scores = embeddings.retrieval_scores(queries, documents, relevant)
+    cosines = queries @ documents.T
+    cosines /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(documents, axis=1)
+    truth = np.zeros(cosines.shape)
+    for row, judgements in zip(truth, relevant, strict=True):
+        row[list(judgements)] = list(judgements.values())
+    each = [ndcg_score(truth[n : n + 1], cosines[n : n + 1], k=10) for n in range(len(truth))]
+    assert scores["ndcg_10"] == pytest.approx(np.mean(each), rel=1e-6)
+    assert 0 < scores["ndcg_10"] < 1
+    ranked = np.take_along_axis(truth, np.argsort(-cosines, axis=1), axis=1) > 0
+    for depth in (10, 100):
+        recalls = ranked[:, :depth].sum(1)[truth.any(1)] / (truth > 0).sum(1)[truth.any(1)]
+        assert scores[f"recall_{depth}"] == pytest.approx(recalls.sum() / len(truth), rel=1e-6)
+
+
+def test_a_perfect_ranking_of_more_relevant_documents_than_the_depth_has_the_best_score():
+    documents = np.stack([np.cos(np.arange(20) / 20), np.sin(np.arange(20) / 20)], 1)
+    relevant = [{n: float(20 - n) for n in range(20)}]
+    first = documents[:1].astype(np.float32)
+    scores = embeddings.retrieval_scores(first, documents.astype(np.float32), relevant)
+    assert scores == pytest.approx({"ndcg_10": 1.0, "recall_10": 0.5, "recall_100": 1.0})
+
+
+def test_fewer_documents_than_the_depth_can_be_scored():
+    vectors = np.eye(3, dtype=np.float32)
+    scores = embeddings.retrieval_scores(vectors[:1], vectors, [{1: 2.0, 2: 1.0}])
+    gained = 2 / np.log2(3) + 1 / np.log2(4)
+    assert scores["ndcg_10"] == pytest.approx(gained / (2 + 1 / np.log2(3)))
+    assert scores["recall_10"] == scores["recall_100"] == 1.0
