@@ -236,3 +236,39 @@ def test_settings_without_a_meaning_are_refused(group, name, value):
     PretrainSettings.model_validate(given)
     with pytest.raises(ValueError, match=f"{group}.{name} {value} cannot be combined with"):
         PretrainSettings.model_validate({**given, "scaling": "unit"})
+
+
+def test_the_rules_of_u_mup_are_those_of_its_paper():
+    """2407.17465, table 2, and appendix G for the depth: literals of a width of 128, heads of 64 and 4 layers."""
+    config = BertConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        num_hidden_layers=4,
+        intermediate_size=512,
+        hidden_dropout_prob=0.0,
+    )
+    tables = [factors(config, scaling, BatchShape(8, 128, 20)) for scaling in ("unit", "u-mup")]
+    root = 128**-0.5
+    # The deviation of the first value of plain BERT's weight, with unit scaling and with u-muP. Scores are
+    # q k / sqrt(64) and q k / 64, logits have 1 / sqrt(width) and 1 / width.
+    deviations = {
+        "hid_0/attention/query/kernel": (root, root),
+        "hid_0/attention/key/kernel": (root, root / 8),
+        "hid_0/attention/value/kernel": (root, root),
+        "heads/masked_lm/table": (root, 1 / 128),
+    }
+    # What AdamW changes plain BERT's weight by at a rate of 1: that deviation with unit scaling; with u-muP times
+    # 1 / sqrt(fan-in), and in the layers 1 / sqrt(depth) = 1 / 2.
+    steps = {
+        "hid_0/attention/query/kernel": (root, 1 / 256),
+        "hid_0/attention/key/kernel": (root, 1 / 2048),
+        "hid_3/feed_forward/inner/kernel": (root, 1 / 256),
+        "heads/masked_lm/transform/kernel": (root, 1 / 128),
+        "heads/masked_lm/table": (root, root / 128),
+    }
+    for number, table in enumerate(tables):
+        for name, expected in deviations.items():
+            factor = table[name]
+            assert factor.fold * factor.deviation == pytest.approx(expected[number]), name
+        for name, expected in steps.items():
+            assert table[name].fold * table[name].rate == pytest.approx(expected[number]), name

@@ -18,6 +18,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 from support.model_inputs import make_examples
 
+from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import Encoder, Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
@@ -122,6 +123,52 @@ def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
     with pytest.raises(CheckpointError) as error:
         checkpoint.resume(path, *fresh, fixed, settings)
     return str(error.value)
+
+
+# --- what a run is
+
+MAY_CHANGE = {
+    # Where things are, how often they are done, and what is reported.
+    "about", "save_ckpt_path", "pretrained_ckpt_path", "checkpoint_every_steps", "checkpoint_every_minutes",
+    "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps", "max_skipped_steps",
+    "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "compile_only", "deterministic",
+    "dataset_cache", "cache_dir", "output_dir", "tokenizer_path", "cluster", "engine", "parallel",
+    # What is scored, and how answers are chosen.
+    "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
+    "validation_column", "retrieval_file", "n_best_size", "max_answer_length", "null_score_diff_threshold",
+}  # fmt: skip
+BY_THEIR_RESULTS = {
+    # `corpus` is a fingerprint of the examples.
+    "dataset_dir", "train_file", "text_column", "label_column", "held_out_fraction", "glue_task", "version_2",
+    "doc_stride", "max_query_length",
+    # `examples_per_step`, `total_steps`, `step_sizes` and `micro_batch_size`; each seed has a run of its own.
+    "global_batch", "total_num_train_samples", "num_epochs", "stages", "budget_hours", "seeds",
+}  # fmt: skip
+
+
+def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, fresh, tmp_path):
+    """A new setting belongs to FIXED, or to one of the lists above."""
+    commands = ("pretrain", "squad", "glue", "ner", "classify", "embed")
+    kinds = [COMMANDS[name].settings_class() for name in commands]
+    fields = {name for kind in kinds for name in kind.model_fields}
+    assert fields >= MAY_CHANGE | BY_THEIR_RESULTS
+    values = dict.fromkeys(fields, "before") | {"global_batch": {"micro_batch_size": 4}}
+    numbers = {"examples_per_step": 8, "total_steps": 10, "corpus": "0123"}
+    fixed = checkpoint.fixed_settings(values, **numbers)
+    path = checkpoint.save(tmp_path, copy_state(tiny[1]), PLAIN, fixed=fixed, settings={})
+    for name in sorted(fields - MAY_CHANGE - BY_THEIR_RESULTS):
+        changed = checkpoint.fixed_settings(values | {name: "after"}, **numbers)
+        stored = "length_bins" if name == "length_buckets" else name
+        assert f": {stored} was before, is after;" in failure(path, fresh, changed)
+    for name in MAY_CHANGE:
+        assert checkpoint.fixed_settings(values | {name: "after"}, **numbers) == fixed
+    for name in numbers:
+        changed = checkpoint.fixed_settings(values, **numbers | {name: "after"})
+        assert "is after" in failure(path, fresh, changed), name
+    smaller = checkpoint.fixed_settings(
+        values | {"global_batch": {"micro_batch_size": 2}}, **numbers
+    )
+    assert "micro_batch_size was 4, is 2" in failure(path, fresh, smaller)
 
 
 # --- other tools

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -257,6 +258,23 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert len(pieces) == 100 and "ï" in "".join(pieces)
     assert any(piece[0].isupper() for piece in pieces[5:])
     assert "are all that occur" not in capsys.readouterr().out
+
+
+def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path):
+    sentences(tmp_path, ["zebra giraffe"] * 3 + ["giraffe"] * 2)
+    for frequency, expected in ((3, {"zebra", "giraffe"}), (4, {"giraffe"}), (6, set())):
+        out = train(tmp_path, f"vocab{frequency}", min_frequency=frequency)
+        pieces = find_vocabulary(str(out), cased=False).pieces
+        assert {"zebra", "giraffe"} & {*pieces} == expected
+    for frequency, expected in ((3, {"zebra"}), (4, set())):
+        more = {"extend": str(tmp_path / "vocab4"), "min_frequency": frequency}
+        out = train(tmp_path, f"extended{frequency}", "+20", **more)
+        new = find_vocabulary(str(out), cased=False).pieces[len(pieces_of(tmp_path / "vocab4")) :]
+        assert {"zebra"} & {*new} == expected
+
+
+def pieces_of(folder: Path) -> Sequence[str]:
+    return read_vocabulary(folder / "vocab.txt").pieces
 
 
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):

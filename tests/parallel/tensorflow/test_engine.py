@@ -113,6 +113,13 @@ def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, pipelines):
     assert not any(stage.has_gradients for stage in pipelines.replicas[0])
 
 
+def test_the_loss_of_a_micro_batch_is_scaled_by_the_power_of_two_below_their_number():
+    sizes = {1: 1.0, 2: 2.0, 3: 2.0, 4: 4.0, 1023: 512.0, 2048: 2048.0}
+    for micro_batches, factor in sizes.items():
+        assert scaled_for_accumulation(1.0, micro_batches) == factor
+        assert scaled_for_accumulation(0.5, micro_batches) == 0.5 * factor
+
+
 @pytest.mark.slow
 def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
     """The loss of a micro-batch is a small part of such a step's: the loss scale must make up for it."""

@@ -21,7 +21,7 @@ from support.layouts import (
     settings_of,
 )
 
-from bert_cli.parallel.engine import count
+from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
@@ -223,6 +223,22 @@ def test_gradients_may_be_all_reduced_in_16_bits(precision, tolerance):
     # A second all-reduce doubles the gradients, whatever factor they have on the way.
     short[0].all_reduce_gradients(0.5)
     assert_close(gradients(short[0]), {name: 2 * g for name, g in expected.items()}, 2 * tolerance)
+
+
+def test_gradients_that_accumulation_has_made_large_do_not_overflow_in_float16(monkeypatch):
+    """Of 16 micro-batches they are 16 times as large, and are all-reduced as large as those of one."""
+    engine, reader = engine_of("2x1", model=SHALLOW, parallel={"reduce_precision": "float16"})
+    shrinks = []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "accumulate", lambda *_: {})
+        patch.setattr(engine, "all_reduce_gradients", lambda x: shrinks.append(x) or math.inf)
+        engine.update(reader[0], UpdateRequest(micro_batches=16, loss_scale=8.0))
+    assert shrinks == [1 / 16]
+    for devices in engine.updates:
+        for (accumulator,) in devices[0].accumulators.values():
+            accumulator.assign(tf.fill(accumulator.shape, 2.0**17))  # float16 ends at 2^16
+    engine.all_reduce_gradients(1 / 16)
+    assert all((gradient == 2.0**18).all() for gradient in gradients(engine).values())
 
 
 def test_small_buckets_add_up_to_the_same_bits(monkeypatch):

@@ -118,3 +118,20 @@ def test_the_first_gradients_overwrite_and_a_weight_without_a_part_in_the_loss_h
     stage.has_gradients = False
     stage.forward_backward(None, {}, tf.constant(KEY), {}, tf.constant(1.0))
     np.testing.assert_array_equal(stage.accumulators["table"], [4.0, 8.0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_float16_are_added_in_float32(compiled):
+    """4,096 + 1 is 4,096 in float16."""
+    table = tf.Variable(tf.ones(2, tf.float16))
+
+    def head(hidden, labels, counts, key):
+        loss = tf.reduce_sum(tf.cast(table, tf.float32))
+        return loss, {"loss": loss}
+
+    head.READS = head.COUNTS = ()
+    stage = Stage([], head, {"table": table}, device="CPU:0", saved="all", compiled=compiled)
+    for scale in (4096.0, 1.0):
+        stage.forward_backward(None, {}, tf.constant(KEY), {}, tf.constant(scale))
+    assert stage.accumulators["table"].dtype == tf.float32
+    np.testing.assert_array_equal(stage.accumulators["table"], [4097.0] * 2)

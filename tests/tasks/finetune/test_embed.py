@@ -231,6 +231,60 @@ def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
     assert not same[1].any(), "of equal vectors none finds its own positive"
 
 
+def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
+    draw = np.random.default_rng(4)
+    vectors = draw.standard_normal((6, 3, 8)).astype(np.float32)
+    texts = np.arange(18).reshape(6, 3)
+    vectors[5, 1:], texts[5, 1:] = vectors[0, 0], texts[0, 0]
+    repeated = embed.contrastive_loss(vectors, texts, 0.1)
+    without = embed.contrastive_loss(vectors[:5], texts[:5], 0.1)
+    assert repeated[0][0] == pytest.approx(without[0][0], rel=1e-5)
+    assert repeated[0][1] > without[0][1] + 1e-3  # to another anchor they are negatives
+
+
+def test_the_gradients_of_each_process_are_those_of_its_own_texts():
+    """Two processes of 3 micro-batches have what one process of 6 has."""
+    draw = np.random.default_rng(6)
+    ids = np.arange(6 * 4 * 5, dtype=np.int32).reshape(6, 4, 5)
+    vectors = draw.standard_normal((6, 4, 8)).astype(np.float32)
+    settings = SimpleNamespace(texts_per_example=2, temperature=0.1)
+    sent = {}
+
+    def batch_of(rank, world_size, all_reduce):
+        group = SimpleNamespace(rank=rank, world_size=world_size, all_reduce=all_reduce)
+        rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
+        engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
+        return embed.add_gradients(settings, engine, {"input_ids": ids[rows]}, UpdateRequest())
+
+    complete = batch_of(0, 1, lambda array: array)
+    for rank in (0, 1):  # what each process sends
+        batch_of(rank, 2, lambda array, rank=rank: sent.setdefault(rank, array))
+    both = [batch_of(rank, 2, lambda array: sent[0] + sent[1]) for rank in (0, 1)]
+    for name in ("losses", "is_correct", "vector_gradients"):
+        np.testing.assert_array_equal(np.concatenate([one[name] for one in both]), complete[name])
+    assert not np.array_equal(both[0]["vector_gradients"], both[1]["vector_gradients"])
+
+
+def test_held_out_pairs_are_not_trained_on(home, monkeypatch):
+    texts = {}
+    monkeypatch.setattr(
+        embed, "features_of_texts", lambda examples, name, *_: texts.update({name: examples.first})
+    )
+    settings = EmbedSettings.model_validate(
+        {
+            "pretrained_ckpt_path": str(home / "plain"),
+            "bert_config": TINY.model_dump(),
+            "max_seq_length": 32,
+            "train_file": str(home / "pairs.tsv"),
+            "held_out_fraction": 0.25,
+        }
+    )
+    embed.build(settings, read_tokenizer(home / "plain"), None)
+    held, trained = set(texts["queries"]), set(texts["train"])
+    assert len(held) == 16 and len(texts["train"]) == 2 * 48
+    assert not (held | set(texts["documents"])) & trained
+
+
 # --- layouts, kills, engines
 
 

@@ -1,0 +1,63 @@
+"""What a step on JAX is given, and the keys of its random bits: functions of the run's seed, step and rank."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as Grid
+
+from bert_cli.optim.adam import Rule
+from bert_cli.parallel.engine import UpdateRequest
+from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+
+
+def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
+    grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
+    batch = {"input_ids": np.zeros((3, 2, 8), np.int32)}
+    indices = []
+    for rank in (0, 1, 2):
+        engine = SimpleNamespace(
+            grid=grid,
+            local_grid=grid,
+            reads={"input_ids"},
+            state={},
+            group=SimpleNamespace(rank=rank),
+        )
+        request = UpdateRequest(first_micro_batch=18, micro_batches=9)
+        columns = JaxEngine._arguments(engine, batch, request, {})[1]
+        indices += np.asarray(columns["index"]).ravel().tolist()
+    assert indices == list(range(18, 27))
+
+
+def test_random_bits_differ_between_weights_and_between_steps():
+    draws = [
+        random_bits(jnp.array(key), (64,), 0).tolist() for key in ([5, 1], [5, 2], [6, 1], [1, 5])
+    ]
+    assert len({tuple(draw) for draw in draws}) == len(draws)
+    assert random_bits(jnp.array([5, 1]), (64,), 0).tolist() == draws[0]
+
+
+def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
+    """Not the number of updates, which stands still while steps are skipped."""
+    keys = []
+    weight = jnp.ones(3)
+
+    def apply_update(rule, start, weight, direction, squares, rate, key):
+        keys.append(key)
+        return weight
+
+    optimizer = SimpleNamespace(
+        rules={"a": Rule(False, False)},
+        update_direction=lambda rule, w, g, first, second, factor, updates: (g, first, second),
+        apply_update=apply_update,
+        weight_id={"a": 41}.get,
+        key=lambda weight_id, step: (int(weight_id), int(step)),
+    )
+    engine = SimpleNamespace(
+        optimizer=optimizer, _accumulate=lambda weights, *rest: ({"a": jnp.ones(3)}, {})
+    )
+    for step in (7, 8):
+        numbers = {"scale": 1.0, "max_norm": 1.0, "rate": 0.1, "updates": 3, "step": step}
+        JaxEngine._run_step(engine, {"a": [weight] * 3}, {}, {}, numbers)
+    assert keys == [(41, 7), (41, 8)]
