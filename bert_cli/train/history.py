@@ -95,8 +95,8 @@ class Run:
         return next(_lines(self.folder / METRICS, 64 * 1024), (0, {}))
 
     def tail(self, steps: int) -> list[tuple[int, Metrics]]:
-        """Return so many steps at the end of metrics.jsonl and their metrics, fewer if the last 64 KB have fewer."""
-        return [*islice(_lines(self.folder / METRICS, 64 * 1024), steps)][::-1]
+        """Return so many steps at the end of metrics.jsonl and their metrics, fewer if the last 4 MB have fewer."""
+        return [*islice(_lines(self.folder / METRICS, 4 * 1024 * 1024), steps)][::-1]
 
     @property
     def step(self) -> int:

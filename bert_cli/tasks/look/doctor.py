@@ -253,9 +253,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         report.add("ok", what, f"the run would continue from {existing[-1]}")
     if (so_far := history.Run(folder)).step:
         warning = health.warning_of(so_far)
-        found, _, remedy = (
-            warning or "within the expected band, as far as it is checked"
-        ).partition(": ")
+        found, _, remedy = (warning or "falls, as far as it is checked").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", found, remedy)
     # A new checkpoint is written before the oldest is removed, so for a while there is one more.
     each, every = checkpoint_bytes(settings), settings.keep_every_steps

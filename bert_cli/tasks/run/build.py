@@ -63,6 +63,8 @@ class RunSpec:
     """Steps between evaluations; there is one after the last step too."""
     best: str | None = None
     """The metric of an evaluation whose highest value selects the best checkpoint."""
+    unigram_entropy: float | None = None
+    """That of the masked tokens, None where the loss of a run has nothing to do with it."""
 
 
 @dataclass(frozen=True)

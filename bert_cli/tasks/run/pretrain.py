@@ -11,6 +11,7 @@ from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import budget, build, corpora, probe, start, train
+from bert_cli.train import health
 from bert_cli.train.metrics import PROBE, print_line
 
 
@@ -66,6 +67,7 @@ def run(settings: PretrainSettings) -> None:
             evaluate=None if held_out is None and pairs is None else score,
             held_out="" if pairs is None else pairs.sentences.fingerprint,
             evaluate_every=settings.evaluate_every_steps,
+            unigram_entropy=None if folder is None else health.unigram_entropy(stream),
         )
         _, _, status = train.run_training(settings, mesh, spec, stop, stack)
     if status == "stopped" and settings.exit_code_when_stopped:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -287,6 +288,8 @@ def _hooks(
         examples, tokens = info.metrics["examples"], info.metrics["tokens"]
         info.metrics.update(pace.after_step(info.step, examples, tokens))
         info.metrics["seconds_waited"] = info.seconds_waited
+        if spec.unigram_entropy is not None:
+            info.metrics[health.ENTROPY] = spec.unigram_entropy
 
     hooks: Hooks = [(measure, each)]
     reporters: list[metrics.Reporter] = []
@@ -322,7 +325,10 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
     settings, first = run.settings, run.state.step + 1
     cadence = Every(steps=settings.log_every_steps, last_step=last)
-    check = health.checker(settings.model_dump(mode="json"), run.spec.plan.total_steps)
+    dumped, total = settings.model_dump(mode="json"), run.spec.plan.total_steps
+    compared = 2 * health.compared_steps(total)
+    before = history.Run(run.folder).tail(compared) if reporters else []
+    steps = deque(before, compared)
     has_warned = False
 
     def hook(info: Info) -> None:
@@ -337,8 +343,10 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
         is_wanted = not bar.shown or "log_every_steps" in settings.model_fields_set
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
-        warning = check(info.step, info.metrics)
-        if warning is not None and not has_warned:
+        steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
+        if info.step % health.STEPS or has_warned:
+            return
+        if warning := health.find_warning(dumped, total, steps):
             has_warned = True
             print_line(f"step {info.step}: {warning}")
 

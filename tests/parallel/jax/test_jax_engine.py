@@ -1,12 +1,15 @@
 """What a step on JAX is given, and the keys of its random bits: functions of the run's seed, step and rank."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh as Grid
+from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_cli.config.settings import Parallel
 from bert_cli.optim.adam import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
@@ -61,3 +64,21 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
         numbers = {"scale": 1.0, "max_norm": 1.0, "rate": 0.1, "updates": 3, "step": step}
         JaxEngine._run_step(engine, {"a": [weight] * 3}, {}, {}, numbers)
     assert keys == [(41, 7), (41, 8)]
+
+
+def test_gradients_of_float16_are_added_in_float32():
+    """4,096 + 1 is 4,096 in float16."""
+    grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
+
+    def run_head(weights, columns, key, counts):
+        return (weights["a"].astype(jnp.float32) * columns["sizes"]).sum(), {}
+
+    complete = [NamedSharding(grid, PartitionSpec())] * 3
+    engine = SimpleNamespace(
+        grid=grid, seed=1, parallel=Parallel(), shardings={"a": complete}, _run_head=run_head
+    )
+    columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
+    with jax.set_mesh(grid):
+        accumulate = jax.jit(partial(JaxEngine._accumulate, engine))
+        totals, _ = accumulate({"a": jnp.ones(2, jnp.float16)}, columns, {}, jnp.float32(1.0))
+    assert totals["a"].tolist() == [4097.0] * 2

@@ -194,18 +194,18 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
 
 
 @pytest.mark.parametrize(("loss", "level"), [(6.0, "ok"), (6.99, "warning")])
-def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_expected_one(
+def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
     tmp_path, write_run, loss, level
 ):
-    shape = {"vocab_size": 8192, "num_hidden_layers": 4, "hidden_size": 256}
     rate = {"optimizer_opts": {"learning_rate": {"warmup_frac": 0.1}}}
-    run = write_run(tmp_path / "run", 1, total=3000, bert_config=shape, **rate)
-    lines = [{"step": n, "mlm_loss": loss, "tokens": 1600.0} for n in range(2900, 3001)]
+    run = write_run(tmp_path / "run", 1, total=3000, masking={}, **rate)
+    row = {"mlm_loss": loss, "tokens": 1600.0, "unigram_entropy": 6.9}
+    lines = [{"step": n, **row} for n in range(2900, 3001)]
     with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write("".join(f"{json.dumps(line)}\n" for line in lines))
     finding = of("loss so far", findings(doctor.check_folder, settings_of(tmp_path), None))
     assert finding.level == level
-    assert ("above the expected" in finding.found) == (level == "warning")
+    assert ("is not below the unigram entropy" in finding.found) == (level == "warning")
     assert bool(finding.remedy) == (level == "warning")
 
 

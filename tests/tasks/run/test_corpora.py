@@ -13,6 +13,7 @@ from bert_cli.cli import main
 from bert_cli.config.layout import estimate
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.tasks.run import build, corpora
+from bert_cli.train import health
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 STEPS = 4
@@ -151,6 +152,8 @@ def test_records_of_another_normalization_than_the_models_are_refused(home, tmp_
 
 def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CORPORA", str(home))
+    monkeypatch.setattr(health, "TOKENS", 0)  # so that a run of 12 steps is compared
+    monkeypatch.setattr(health, "STEPS", 2)
     config = {"dataset_dir": [{"path": "$CORPORA/one", "weight": 3}, {"path": "$CORPORA/two"}]}
     (tmp_path / "mixed.json").write_text(json.dumps(config))
     run = tmp_path / "mixed"
@@ -160,6 +163,7 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     output = capsys.readouterr().out
     assert f"75.000% from {home / 'one'}" in output and f"25.000% from {home / 'two'}" in output
     assert "steps of 8 packs, " in output
+    assert output.count("is not below the unigram entropy of the records") == 1
     lines = metrics_of(run)
     sequences = [line["examples"] for line in lines]
     # Short sequences share an example: fewer steps than 100 / 8 for as many sequences.
@@ -169,6 +173,8 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     copytree(third, again / third.name)
     assert main([str(again) if word == str(run) else word for word in words]) == 0
     assert_same_model(again, run)
+    (entropy,) = {line["unigram_entropy"] for line in (*lines, *metrics_of(again))}
+    assert 1 < entropy < lines[0]["mlm_loss"]
     before = (run / "settings.json").read_bytes()
     assert main([*words, "--dataset-dir", str(home / "two"), "--seed", "7"]) == 4
     error = capsys.readouterr().err
