@@ -124,3 +124,37 @@ def test_a_batch_that_cannot_grow_is_refused():
     settings = settings_of(global_batch__start_fraction=0.97)
     with pytest.raises(ConfigError, match=r"start_fraction \(0.97\).*of 8 micro-batches"):
         make_plan(settings, 500)
+
+
+def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
+    changes = {
+        "total_num_train_samples": 400,
+        "stages": [{**STAGE, "total_num_train_samples": 600}],
+    }
+    growing = {"global_batch__start_fraction": 0.5, "global_batch__growth_frac": 1.0}
+    plan = make_plan(settings_of(**changes, **growing), 500)
+    sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
+    assert sizes == sorted(sizes)
+    read = {size: 2 * size * sizes.count(size) for size in sorted(set(sizes))}
+    # Four sizes of a quarter of the 1,000 examples each, in complete steps, of two stages for the second.
+    assert {*read} == {4, 5, 6, 7} and all(240 <= examples < 290 for examples in read.values())
+
+
+def test_the_fingerprint_of_the_steps_changes_with_their_sizes():
+    growing = {"global_batch__start_fraction": 0.25}
+    plans = [
+        make_plan(settings_of(**growing, total_num_train_samples=n), 500) for n in (1000, 2000)
+    ]
+    assert len(plans[0].segments) == len(plans[1].segments)
+    assert plans[0].step_sizes != plans[1].step_sizes
+
+
+def test_a_run_of_few_steps_decays_on_its_last_one():
+    assert make_plan(settings_of(**WSD, total_num_train_samples=80), 500).decay_step == 4
+
+
+def test_the_peak_rate_follows_the_sequences_of_packs():
+    rate = {"max_learning_rate": 0.01, "reference_batch_size": 64}
+    settings = settings_of(optimizer_opts={"name": "LAMB", "learning_rate": rate})
+    assert make_plan(settings, 500).peak_learning_rate == pytest.approx(0.0025)
+    assert make_plan(settings, 500, 3.0).peak_learning_rate == pytest.approx(0.0075)
