@@ -272,3 +272,8 @@ def test_the_rules_of_u_mup_are_those_of_its_paper():
             assert factor.fold * factor.deviation == pytest.approx(expected[number]), name
         for name, expected in steps.items():
             assert table[name].fold * table[name].rate == pytest.approx(expected[number]), name
+    # Branch k of the stack has the weight 1 / sqrt(4 + k): two branches in each layer.
+    for layer in range(4):
+        branches = ("attention", "feed_forward")
+        weights = [tables[1][f"hid_{layer}/{branch}/split"].backward for branch in branches]
+        assert weights == pytest.approx([(4 + 2 * layer) ** -0.5, (5 + 2 * layer) ** -0.5])
