@@ -94,7 +94,8 @@ def find_warning(
 
 def warning_of(run: Run) -> str | None:
     """Return the warning for the last steps of a run's folder; None if it has none, or not what the check needs."""
-    total = run.total_steps or 0
+    if (total := run.total_steps) is None:
+        return None
     try:
         return find_warning(run.settings, total, run.tail(2 * compared_steps(total)))
     except (KeyError, TypeError):  # settings or metrics of an older version

@@ -139,10 +139,18 @@ def test_bert_runs_prints_the_warning_of_the_last_steps(stuck, capsys):
 
 
 def test_bert_runs_finds_a_loss_that_does_not_fall_in_the_metrics_of_the_run(stuck):
-    line = {"mlm_loss": 4.0, "tokens": 1600.0, "learning_rate": 1e-4, "gradient_norm": 1.0}
-    lines = [json.dumps({"step": step, **line}) for step in range(1, 3001)]
+    line = {"mlm_loss": 4.0, "tokens": 1600.0, "learning_rate": 1e-4, "seconds_per_step": 2.0}
+    steps = range(1, 3001)
+    lines = [json.dumps({"step": n, **line, "seconds_left": 2.0 * (3000 - n)}) for n in steps]
     (stuck / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert "has not fallen for 1,000 steps" in str(health.warning_of(Run(stuck)))
+
+
+def test_a_run_of_unknown_length_has_no_warning(stuck):
+    """How long its warm-up is cannot be known."""
+    lines = (stuck / "metrics.jsonl").read_text().splitlines()[-100:]
+    (stuck / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert Run(stuck).total_steps is None and health.warning_of(Run(stuck)) is None
 
 
 def test_a_run_without_what_the_check_needs_has_no_warning(stuck):
