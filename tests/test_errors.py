@@ -6,6 +6,8 @@ import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from bert_cli.config.load import field_paths
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import nearest, needs_extra
@@ -36,7 +38,8 @@ def test_a_message_names_the_pinned_packages_of_an_extra_or_how_to_install_it(mo
     assert len(extras) >= 3
     for extra in extras:
         listed = (pin.partition(";")[0] for pin in project["optional-dependencies"][extra])
-        pins = " ".join(f"'{pin}'" for pin in sorted(listed))
+        # A range is written in the order of the metadata: <6,>=5.
+        pins = " ".join(sorted(f"'{Requirement(pin)}'" for pin in listed))
         assert needs_extra(extra) == f"needs the extra '{extra}'; pip install {pins}"
 
     def absent(name: str):
