@@ -1,59 +1,45 @@
 """Convert the wikitext of a page to lines of text: a paragraph, a list item or a heading each.
 
 The text is scanned a fixed number of times, with regular expressions that cannot backtrack far and one scan for
-nested braces and one for nested brackets, so the time is linear in the size of a page, balanced or not. An
-element without an end remains as text: a missing brace or tag must not cost the rest of the page.
+nested braces and one for nested brackets, so the time is linear in the size of a page, balanced or not. A missing
+brace or tag must not cost the rest of the page: marks without a partner are dropped and their text stays, and marks
+are no pair where a paragraph begins between them (`PARAGRAPH`).
 """
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from bert_cli.data.text.templates import QUOTE, Rules, fill, rule_of, rules_of
 
 GROUP = itemgetter(1)  # the replacement r"\1", in half of its time
-DEPTH = 40  # MediaWiki's own limit for templates was 40; what is nested deeper is dropped
+DEPTH = 40  # MediaWiki's own limit for templates was 40
 
-# Templates that stand in sentences, by how often they do in the dumps of docs/wikipedia.md. The text is made of the
-# arguments {1}, {2}, ..., the last one {-1}, all of them {*} and the name {0}. Other templates are dropped: most are
-# references, boxes and notes.
-RULES = {
-    "{1}": "nowrap|nobr|không ngắt|small|nhỏ|smaller|big|larger|abbr|viết tắt|tooltip|mono|code|kbd|sc|smallcaps|caps|"
-    "vanchor|visible anchor|linktext|angbr|ill|illm|interlanguage link|liên kết ngôn ngữ|flag|flagcountry|lá cờ|em|"
-    "strong|sup|sub|math|mvar|var|nobold|noitalic|not a typo|sic|nts|val|unicode|polytonic|hebrew|script/hebrew|"
-    "script/arabic|pinyin|overline|underline|strike|quote|blockquote|cquote|quotation|quote box|câu nói|poem|"
-    "poemquote|center|centre|plainlist|flatlist|div col|columns-list|railgauge|track gauge",
-    "{2}": "lang|langx|wikt-lang|color|font color|hover title|rtl-lang",
-    "{-1}": "transl|transliteration|translit|script", "{1} ({2}, {3})": "nihongo", "{*}": "chem|chem2",
-    "{0} {1}": "uss|hms|ss|rms|hmas|hmcs|sms|usns|mv", "c. {1}": "circa|c.", "×10^{1}": "e",
-    " – ": "snd|spnd|snds|spaced ndash|spaced en dash", "–": "ndash|en dash|–", "—": "mdash|em dash|—",
-    " · ": "bull|bullet|dot|·|middot|•", " ": "nbsp|space|spaces|thinsp|hair space|-|clear",
-    "=": "=", "|": "!", "'": "'", "'s": "'s",
-}  # fmt: skip
-TEMPLATES = {name: rule for rule, names in RULES.items() for name in names.split("|")}
-ARGUMENT = re.compile(r"\{(-?\d|\*)\}")
-NAMED = re.compile(r"\s*([^\s=<>/\[\]]+(?: [^\s=<>/\[\]]+)*)\s*=")
-UNITS = {
-    "sqmi": "sq mi", "sqft": "sq ft", "km2": "km²", "m2": "m²", "m3": "m³", "C": "°C", "F": "°F", "kn": "knots",
-    "USgal": "US gal", "cuft": "cu ft", "foot": "feet", "mile": "miles",
-}  # fmt: skip
-# Of convert: numbers and the words between them, the unit, and 2 in of 6 ft 2 in.
-QUANTITY = re.compile(
-    r"(?:[^|\d]*\d[^|]*\|(?:to|and|or|by|x|-|–|\+/-|\*)\|)*[^|\d]*\d[^|]*\|[^|\d][^|]*"
-    r"(?:\|\d[^|]*\|(?:in|oz|lb|ft|yd)(?=\||$))?"
-)
-MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
-
+# An empty line and text below it, or a heading. What is dropped holds neither: an unclosed mark would pair with a
+# later stray one, and cost the paragraphs between. In boxes and tables short lines stand after empty ones, so there
+# only longer text counts, and text below the last row. Comments are the exception: MediaWiki hides them at any length.
+HEADING_LINE = r"\n==[^\n]*==[ \t]*(?=\n)"
+TEXT_LINE = r"\n[ \t]*+\n[ \t]*+[^\s|!*#:;={}<-]"
+PARAGRAPH = re.compile(rf"{TEXT_LINE}|{HEADING_LINE}")
+LONG_PARAGRAPH = re.compile(rf"{TEXT_LINE}[^\n|]{{79}}|{HEADING_LINE}")
 # Elements that are dropped with what they hold; of <nowiki> the content is text, whatever it looks like.
+INLINE = "ref|math|chem|ce"
 DROPPED = (
-    "ref|references|gallery|math|chem|ce|timeline|score|syntaxhighlight|source|pre|imagemap|hiero|graph|mapframe|"
+    f"{INLINE}|references|gallery|timeline|score|syntaxhighlight|source|pre|imagemap|hiero|graph|mapframe|"
     "maplink|templatedata|templatestyles|inputbox|categorytree|includeonly|style|indicator|rss|section"
 )
 ELEMENT = re.compile(rf"<(?:(!--)|({DROPPED}|nowiki)(?=[\s/>])[^<>]*?(/?)>)", re.IGNORECASE)
-SIMPLE_REF = re.compile(r"<ref(?=[\s>])(?:[^<>]*/>|[^<>]*>[^<]*</ref\s*>)")
+SIMPLE_REF = re.compile(
+    rf"<ref(?=[\s>])(?:[^<>]*/>|[^<>]*>[^<\n]*+(?:(?!{TEXT_LINE}|\n==)\n[^<\n]*+)*+</ref\s*>)"
+)
 MARKUP = str.maketrans({char: f"&#{ord(char)};" for char in "[]{}|'=*#:;<>!&_-"})
-BREAK = re.compile(r"<br\b[^<>]*>", re.IGNORECASE)
+BREAK = re.compile(r"</?br\b[^<>]*>", re.IGNORECASE)
+SCRIPT = re.compile(r"<([sS][uU][pPbB])\b[^<>]*>\s*+([+−–-]?\d*[+−–-]?|&minus;\d*)\s*+</\1\s*>")
+RAISED = str.maketrans("0123456789+-−–", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻")
+LOWERED = str.maketrans("0123456789+-−–", "₀₁₂₃₄₅₆₇₈₉₊₋₋₋")
 ITEM = re.compile(r"<li\b[^<>]*>\s*", re.IGNORECASE)
 BLOCK = re.compile(r"</?(?:p|div|blockquote|center|ul|ol|li|dl|dt|dd|h\d|poem)\b[^<>]*>", re.I)
 TAG = re.compile(
@@ -71,8 +57,8 @@ EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*+\s*+
 # A link to a file in any language, by its extension, and one to the same page in another language.
 MEDIA_LINK = r"(?i:[^\[\]|{}:]+:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
 LANGUAGE_LINK = r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):[^\[\]|{}]*\]"
-# Three apostrophes are one and the begin of italics in l'''Iliade''.
-ELISION = re.compile(r"'''(?<=\W[^\W\d_]''')(?=[^'\n]+''(?!'))")
+# Three apostrophes are one and the begin of italics in l'''Iliade'', but not in ''g'''o'''lds''.
+ELISION = re.compile(r"'''(?<=[^\w'][^\W\d_]''')(?=[^'\n]+''(?!'))")
 QUOTES = re.compile(r"''+")
 MAGIC_WORD = re.compile(r"__[^\Wa-z_]+__")
 ITEM_MARKS = ("*", "#", ":", ";")
@@ -80,10 +66,19 @@ LINE_STARTS = (*ITEM_MARKS, "----", "{|", "|", "! ", "!!")
 """Begins of a line that is no paragraph: an item, or a rule or the rest of an unbalanced table, which are dropped."""
 HEADING = re.compile(r"(={1,6})(.+)\1$")
 # What dropped elements leave behind: empty brackets, separators at the ends of others, white space before a stop.
-EMPTY_BRACKETS = re.compile(r"\([\s,;:]*\)|\[\s*\]")
-BRACKET_BEGIN = re.compile(r"\([\s,;]+")
-BRACKET_END = re.compile(r"[,;][,;\s]{0,9}\)")
-SPACE_BEFORE_STOP = re.compile(r" {1,9}([,.;)])(?=[\s,.;:)]|$)")
+# A pattern each: one that begins with a fixed letter is searched for in a third of the time.
+TIDY: dict[re.Pattern[str], Any] = {
+    re.compile(pattern): text
+    for pattern, text in {
+        r"\([\s,;:]*\)": "", r"\[\s*\]": "", r"\([\s,;]+": "(",
+        r",[,;\s]{0,9}\)": ")", r";[,;\s]{0,9}\)": ")",
+        r" (?=[ ,.;)]) {0,9}([,.;)])(?=[\s,.;:)]|$)": GROUP,
+    }.items()
+}  # fmt: skip
+TIDY_WIDE = {
+    re.compile(r"（[\s,;:，；：、]*）"): "", re.compile(r"（[\s,;，；、]+"): "（",
+    re.compile(r"[,;，；、][,;，；、\s]{0,9}）"): "）",
+}  # fmt: skip
 
 TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
 PAGE_ID = re.compile(rb"<id>(\d+)</id>")
@@ -99,17 +94,24 @@ class Site(NamedTuple):
     """A link that shows its label."""
     hidden: re.Pattern[str]
     """The begin of a link without text, such as `File:`."""
+    page_link: re.Pattern[str]
+    """A link to the page of a category or a file, as to `Category:Cats`."""
+    rules: Rules
+    """The texts of templates."""
 
 
-def site_of(header: bytes) -> Site:
-    """Return the address of the wiki and the links without text, from the names of its namespaces."""
+def site_of(header: bytes, templates: Mapping[str, str] | None = None) -> Site:
+    """Return the address of the wiki, the links without text, from the names of its namespaces, and the templates."""
     names = b"|".join([b"File|Image|Media|Category", *HIDDEN_NAMESPACE.findall(header)])
     spaces = re.sub(r"[^\w|]", ".", names.decode(errors="replace"))  # a space may be an underscore
     hidden = rf"\s*+(?:(?i:{spaces})\s*+:|{MEDIA_LINK}|{LANGUAGE_LINK})"
-    link = rf"\[\[(?!{hidden})(?:[^\[\]{{}}\n]*\|)?:?([^\[\]{{}}|]*)\]\]"
+    link = rf"\[\[(?!{hidden})(?:[^\[\]{{}}\n]*\|)?:?([^\[\]{{}}|\n]*)\]\]"
+    page_link = re.compile(rf"\[\[:\s*+(?i:{spaces})\s*+:[^\[\]|\n]*\]\]")
     base = BASE.search(header)
     url = base[1].decode(errors="replace") if base else ""
-    return Site(url, re.compile(link), re.compile(hidden))
+    language = url.rpartition("//")[2].partition(".")[0]
+    rules = rules_of(language, templates or {})
+    return Site(url, re.compile(link), re.compile(hidden), page_link, rules)
 
 
 def document(page: bytes, site: Site) -> bytes:
@@ -132,18 +134,23 @@ def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
 def to_lines(wikitext: str, site: Site) -> list[str]:
     """Return the paragraphs, list items and headings of a page; a heading without text below is left out."""
     text = _without_elements(SIMPLE_REF.sub("", wikitext.replace("&nbsp;", " ")))
+    if site.page_link.search(text):
+        text = re.sub(rf"(?m)^(?:[^\[\].\n]{{0,40}}{site.page_link.pattern})+[^\w\n]*$", "", text)
     text = EXTERNAL.sub(GROUP, text)
     text = site.link.sub(GROUP, text)  # before the templates, whose arguments bars separate
-    text = _replace_nested(text, BRACES, _template)
+    text = _replace_nested(text, BRACES, partial(_template, rules=site.rules))
     text = HTML_TABLE.sub(lambda tag: "\n|}\n" if tag[1] else "\n{|\n", text)
-    text = _replace_nested("\n" + text, TABLES, lambda _: "\n")
+    text = _replace_nested(
+        "\n" + text, TABLES, lambda table: f"\n{table}\n" if _is_text(table) else "\n"
+    )
     text = site.link.sub(GROUP, text)
     text = _replace_nested(text, BRACKETS, partial(_link, hidden=site.hidden))
-    text = EXTERNAL.sub(GROUP, text)
+    text = SCRIPT.sub(_script, EXTERNAL.sub(GROUP, text))
     text = TAG.sub("", BLOCK.sub("\n\n", ITEM.sub("\n* ", BREAK.sub(" ", text))))
     text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", ELISION.sub("&#39;", text))
-    text = EMPTY_BRACKETS.sub("", MAGIC_WORD.sub("", text))
-    text = SPACE_BEFORE_STOP.sub(GROUP, BRACKET_END.sub(")", BRACKET_BEGIN.sub("(", text)))
+    text = MAGIC_WORD.sub("", text)
+    for pattern, replacement in (TIDY_WIDE | TIDY if "（" in text else TIDY).items():
+        text = pattern.sub(replacement, text)
     return _lines(text)
 
 
@@ -191,10 +198,10 @@ def _without_elements(text: str) -> str:
         kind = (match[1] or match[2]).lower()
         if kind in unclosed or match[3]:
             continue
-        pattern = "-->" if match[1] else rf"</{kind}\s*>"
-        end = re.compile(pattern, re.IGNORECASE).search(text, position)
+        end = END[kind].search(text, position)
         if end is None:
             unclosed.add(kind)
+        if end is None or not end.lastgroup:
             continue
         pieces.append(text[last : match.start()])
         if kind == "nowiki":
@@ -203,8 +210,34 @@ def _without_elements(text: str) -> str:
     return "".join([*pieces, text[last:]])
 
 
+def _end_of(kind: str) -> re.Pattern[str]:
+    """Return the pattern of the end of an element, as a group, or of what shows that it has none."""
+    if kind == "!--":
+        return re.compile("(?P<end>-->)")
+    begin = rf"<{kind}(?=[\s/>])[^<>]*+(?<!/)>"  # of the next one: none is nested in its like
+    between = PARAGRAPH.pattern if kind in INLINE.split("|") else HEADING_LINE
+    return re.compile(rf"(?P<end></{kind}\s*>)|{begin}|{between}", re.IGNORECASE)
+
+
+END = {kind: _end_of(kind) for kind in ("!--", "nowiki", *DROPPED.split("|"))}
+
+
+def _dropped(inner: str) -> str:
+    """Return what is left of a construct that shows nothing: its text where that holds a paragraph."""
+    return inner if PARAGRAPH.search(inner) else ""
+
+
+def _is_text(inner: str) -> bool:
+    """Return whether paragraphs begin in what looks like a table or a box, so that a mark of it is missing."""
+    last_row = max(inner.rfind(mark) for mark in ("\n|", "\n |", "\n!"))
+    return bool(LONG_PARAGRAPH.search(inner) or PARAGRAPH.search(inner, max(0, last_row)))
+
+
 def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], str]) -> str:
-    """Replace what is between pairs of marks, the innermost first; marks without a partner are dropped."""
+    """Replace what is between pairs of marks, the innermost first; marks without a partner are dropped.
+
+    What is nested deeper than DEPTH stays as text.
+    """
     pieces: list[str] = []
     opened: list[list[int]] = []  # for a run of marks: its index in `pieces`, and the marks left
     last = 0
@@ -218,63 +251,36 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
         while count >= 2 and opened:
             run = opened[-1]
             used = min(count, run[1], 3 if mark[0] == "}" else 2)
-            inner = "".join(pieces[run[0] :])
-            del pieces[run[0] :]
-            pieces.append(convert(inner) if len(opened) <= DEPTH else "")
+            if len(opened) <= DEPTH:
+                inner = "".join(pieces[run[0] :])
+                pieces[run[0] :] = [convert(inner)]
             count, run[1] = count - used, run[1] - used
             if run[1] < 2:
                 opened.pop()
     return "".join([*pieces, text[last:]])
 
 
+def _script(tag: re.Match[str]) -> str:
+    """Return digits and signs as raised or lowered characters."""
+    return tag[2].replace("&minus;", "−").translate(RAISED if tag[1].lower() == "sup" else LOWERED)
+
+
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    return "" if hidden.match(inner + "]") else inner.removesuffix("|").rpartition("|")[2]
+    if hidden.match(inner + "]"):
+        return _dropped(inner)
+    if "\n" not in inner:
+        return inner.removesuffix("|").rpartition("|")[2]
+    # A link ends with its line; of a label that was broken into lines the target before it is dropped.
+    target, _, label = inner.partition("|")
+    return inner if "\n" in target or PARAGRAPH.search(label) else label
 
 
-def _template(inner: str) -> str:
-    """Return the text of a template, from its name and arguments; an empty one where it is not known."""
+def _template(inner: str, rules: Rules) -> str:
+    """Return the text of a template, an empty one where it is not known and holds no paragraph."""
     head, _, rest = inner.partition("|")
-    name = head.strip().lower().replace("_", " ")
-    function = FUNCTIONS.get(name)
-    rule = TEMPLATES.get(name) or ("{1}" if name.startswith("lang-") else "")
-    if not function and "{" not in rule:
-        return rule
-    values: list[str] = []
-    named: dict[str, str] = {}
-    for argument in rest.split("|") if rest else ():
-        match = NAMED.match(argument)
-        if match is None or match[1] == str(len(values) + 1):
-            values.append(argument[match.end() if match else 0 :].strip())
-        else:
-            named[match[1]] = argument[match.end() :].strip()
-    if function:
-        return function(head.strip(), values, named)
-    texts = [named[name] for name in ("text", "quote", "content", "lt") if name in named]
-    fields = {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
-    fields |= {str(number): value for number, value in enumerate(texts or values, 1)}
-    return ARGUMENT.sub(lambda field: fields.get(field[1], ""), rule)
-
-
-def _quantity(_: str, values: list[str], __: dict[str, str]) -> str:
-    match = QUANTITY.match("|".join(values))
-    words = match[0].split("|") if match else values[:1]
-    return " ".join(UNITS.get(word, word) for word in words).replace(" - ", "–")
-
-
-def _fraction(_: str, values: list[str], __: dict[str, str]) -> str:
-    return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
-
-
-def _as_of(name: str, values: list[str], named: dict[str, str]) -> str:
-    year, month, day = (*values, "", "", "")[:3]
-    if month.isdecimal() and 1 <= int(month) <= 12:
-        month = MONTHS.split("|")[int(month) - 1]
-    name = name.lower() if "lc" in named else name[:1].upper() + name[1:]
-    return " ".join(filter(None, (name, day, month, year)))
-
-
-FUNCTIONS: dict[str, Callable[[str, list[str], dict[str, str]], str]] = {
-    **dict.fromkeys(("convert", "cvt", "chuyển đổi"), _quantity),
-    **dict.fromkeys(("as of", "tính đến"), _as_of),
-    **dict.fromkeys(("frac", "fraction", "sfrac"), _fraction),
-}
+    rule = rule_of(head, rules)
+    if "\n" in inner and rule != QUOTE:
+        is_box = head.endswith("\n")  # each argument on its line
+        if _is_text(inner) if is_box else PARAGRAPH.search(inner):
+            return rest if "\n" not in head else inner[len(head.rstrip()) :] if is_box else inner
+    return fill(rule, head, rest) if rule else ""

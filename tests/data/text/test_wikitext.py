@@ -31,6 +31,8 @@ def lines(wikitext):
         ("[//a.example l] [mailto:a@b.example Mail]", "l Mail"),
         ("[[''Nature'' (journal)|''Nature'']] [sic] [1]", "Nature [sic] [1]"),
         ("see https://a.example/b.", "see https://a.example/b."),
+        ("One [[A|b\nc]] d", "One b c d"),
+        ("One [[A) x.\nTwo b|c]] d", "One A) x. Two b|c d"),
     ],
 )
 def test_a_link_is_its_label(wikitext, expected):
@@ -84,7 +86,7 @@ def test_links_to_files_and_categories_show_nothing_in_any_language(link):
         ("1{{snd}}2{{nbsp}}3{{mdash}}4{{'s}}", "1 – 2 3—4's"),
         ("{{chem|C|2|H|6|O}}", "C2H6O"),
         ("{{USS|Hornet|CV-12|6}}", "USS Hornet"),
-        ("{{circa|1500}} 3{{e|24}}", "c. 1500 3×10^24"),
+        ("{{circa|1500}} 3{{e|24}}", "c. 1500 3×10²⁴"),
         ("{{quote|text=A ''quote''.|author=B}}", "A quote."),
         ("{{lang_|x}}{{#if:a|b}}{{{1|c}}}{{PAGENAME}}{{sfn|A|2000|p=1}}", ""),
     ],
@@ -135,13 +137,55 @@ def test_tables_are_dropped_nested_or_not():
 def test_references_formulas_and_comments_are_dropped_and_nowiki_is_text():
     text = """A<ref name="a/b">x <b>y</b> {{cite|a}}</ref> b<ref name=c /><REF>z</REF>, <!-- d
 {{ e --> f<math>x^{2}}</math>g <nowiki>[[h]] {{i}} ''j''</nowiki> <nowiki/>H<sub>2</sub>O <code>a < b</code>"""
-    assert lines(text) == ["A b, fg [[h]] {{i}} ''j'' H2O a < b"]
+    assert lines(text) == ["A b, fg [[h]] {{i}} ''j'' H₂O a < b"]
     assert lines("#include &lt;stdio.h> and <stdio.h>") == ["include <stdio.h> and <stdio.h>"]
 
 
 def test_apostrophes_mark_bold_and_italics_or_stay():
     text = "'''Bold''' and ''italic'', '''''both''''', l'''Iliade'' and d'''amour'', it''''s, don't 'x'"
     assert lines(text) == ["Bold and italic, both, l'Iliade and d'amour, it's, don't 'x'"]
+
+
+def test_letters_may_be_bold_within_italics():
+    assert lines("''g'''o'''lds'' and '''A''''s") == ["golds and A's"]
+
+
+def test_powers_and_indices_of_digits_are_characters_and_others_letters():
+    text = "10<sup>6</sup>, 10<sup>−3</sup>, s<sup>&minus;1</sup>, Ca<SUP>2+</SUP>, Cl<sup class=a>-</sup> and"
+    text += " H<sub>2</sub>O, T<sub>+1</sub>, x<sup>n</sup>, 1<sup>st</sup>, a<sub>ij</sub>, b<sup></sup>c"
+    expected = "10⁶, 10⁻³, s⁻¹, Ca²⁺, Cl⁻ and H₂O, T₊₁, xn, 1st, aij, bc"
+    assert lines(text) == [expected]
+
+
+def test_a_break_may_be_written_as_an_end():
+    assert lines("a</br>b<br/>c<BR >d") == ["a b c d"]
+
+
+def test_full_width_brackets_are_tidied_as_others_are():
+    assert lines("甲（{{x}}）乙（{{x}}，，）丙（；a、{{x}}）。") == ["甲乙丙（a）。"]
+
+
+def test_a_line_of_links_to_categories_and_files_is_dropped():
+    text = """See also [[:Category:Cats]].
+
+:''Voir aussi [[:Catégorie d'aide:Chats]] et [[:Category:B|]]''
+:''Voir aussi [[:Catégorie d'aide:Chats]] et [[:File:B.jpg]]''
+* [[:Category:Dogs]]
+* [[:Category:Dogs|Dogs]]
+
+It is a longer sentence with [[:Category:Cats|cats]]. And [[:Category:Dogs]] in it."""
+    assert lines(text) == [
+        "Voir aussi Catégorie d'aide:Chats et", "Dogs",
+        "It is a longer sentence with cats. And Category:Dogs in it.",
+    ]  # fmt: skip
+
+
+def test_a_tag_that_the_author_escaped_is_text_and_no_tag():
+    text = "A &amp;lt;ref&amp;gt;b&amp;lt;/ref&amp;gt; &amp;amp;lt;i&amp;amp;gt; c."
+    page = f"<page><title>A</title><id>7</id><revision><text>{text}</text></revision></page>"
+    body = document(page.encode(), SITE).decode().split("\n\n")[1]
+    assert body == "A &lt;ref&gt;b&lt;/ref&gt; &amp;lt;i&amp;gt; c."
+    assert clean(body) == "A <ref>b</ref> &lt;i&gt; c."
 
 
 def test_entities_are_unescaped_once_for_the_xml_and_once_for_the_html():
@@ -179,6 +223,49 @@ def test_what_has_no_end_does_not_cost_the_rest_of_the_page(broken):
     text = lines(f"Before it.\n\n{broken}\n\nThe '''rest''' of the [[page|text]].\n* item")
     assert text[0] == "Before it." and text[-1] == "item"
     assert "The rest of the text." in text[-2]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "first"),
+    [
+        ("[[", "]]", "One A|b) x."),
+        ("[[File:A.jpg|thumb|", "]]", "One File:A.jpg|thumb|A|b) x."),
+        ("{{", "}}", "One b) x."),
+        ("{{lang|", "}}", "One A|b) x."),
+        ("<ref>", "</ref>", "One A|b) x."),
+        ("<ref name=c><i>", "</i></ref>", "One A|b) x."),
+        ("<math>", "</math>", "One A|b) x."),
+    ],
+)
+def test_an_unclosed_mark_does_not_pair_with_a_later_stray_one(begin, end, first):
+    text = f"One {begin}A|b) x.\n\nTwo [[c]].\n\nThree.\n* d\n\nFour E|f{end} end."
+    assert lines(text) == [first, "Two c.", "Three.", "d", "Four E|f end."]
+
+
+def test_an_unclosed_table_does_not_pair_with_a_later_stray_end():
+    text = "One\n{| class=a\n! b\nx.\n\nTwo [[c]].\n\n* d\n\nFour E|f.\n|}\nFive."
+    assert lines(text) == ["One", "x.", "Two c.", "d", "Four E|f.", "Five."]
+
+
+def test_an_unclosed_element_ends_where_the_next_of_its_kind_begins():
+    text = "A<ref>b <i>c</i>. D<ref>{{cite|e}} <i>f</i></ref> g<gallery>\nh<gallery>\ni.jpg\n</gallery>"
+    assert lines(text) == ["Ab c. D g h"]
+    assert lines("a<pre>\n== B ==\nText.</pre> c") == ["a", "B.", "Text. c"]
+
+
+def test_boxes_tables_and_captions_may_hold_empty_lines_and_quotations_paragraphs():
+    assert lines("{{Box\n| a = b\n\nc\n| d = e\n}}\nText.") == ["Text."]
+    assert lines("{{cite\n\n | a = b\n}} Text.") == ["Text."]
+    assert lines("{|\n| a\n\nb\n|-\n| c\n|}\nText.") == ["Text."]
+    assert lines("{{quote|a\n\nb|author=c}}") == ["a", "b"]
+    assert lines("[[File:a.jpg|thumb|a\nb [[c]]]]Text.") == ["Text."]
+    assert lines("a <!-- b\n\nc\n== d ==\n--> e") == ["a e"]
+
+
+def test_the_paragraphs_of_a_table_or_of_a_template_without_a_rule_are_text():
+    prose = "This is a paragraph of an article, and it has more letters than a cell of a table has."
+    assert lines(f"{{|\n|\n\n{prose}\n|}}\nText.") == [prose, "Text."]
+    assert lines("{{opinion|First.\n\nSecond.}}") == ["First.", "Second."]
 
 
 PIECES = [

@@ -1,0 +1,172 @@
+"""The templates of wikitext that stand in sentences: what is shown in place of each.
+
+A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for all, {0} for the name, {text} for one
+by name, and {2|1} for the first of several that is not empty. Templates without a pattern are dropped: most are
+references, boxes and notes.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_cli.errors import ConfigError
+from bert_cli.files import read_json
+
+QUOTE = "{text|quote|content|текст|texte|texto|testo|tekst|1}"
+"""The pattern of templates that may hold paragraphs."""
+# By how often they stand in sentences in the dumps of docs/wikipedia.md, and by their names on the largest
+# Wikipedias. `fr:` and the like are for a name that has another meaning elsewhere.
+RULES = {
+    "{text|quote|content|1}": "nowrap|nobr|không ngắt|small|nhỏ|smaller|big|large|larger|abbr|abbrlink|viết tắt|"
+    "tooltip|mono|code|kbd|sc|smallcaps|caps|vanchor|visible anchor|linktext|angbr|flag|flagcountry|lá cờ|em|strong|"
+    "math|mvar|var|nobold|noitalic|not a typo|sic|nts|val|unicode|polytonic|hebrew|script/hebrew|script/arabic|"
+    "pinyin|overline|underline|strike|center|centre|plainlist|flatlist|div col|columns-list|railgauge|track gauge|"
+    "gloss|lit|abréviation|abr|petites capitales|fr:nb|es:esd|esd|comment|число|num|ru:s|флагификация|국기|ruby|"
+    "要出典範囲|jis2004フォント|補助漢字フォント|cp932フォント|僻字|إنج|فرن|لات|de:ens|de:frs|de:ess|de:its|de:rus|de:las|de:grcs",
+    QUOTE: "quote|blockquote|cquote|quotation|quote box|câu nói|poem|poemquote|zitat|citation bloc|cita|citazione|"
+    "citação|cytat|цитата|اقتباس|نقل قول|citaat|citat|citát|인용문|উক্তি|απόσπασμα",
+    "{text|2}": "lang|langx|wikt-lang|color|font color|hover title|rtl-lang|langue|llang|cizojazyčně|cj|vjazyce2",
+    "{-1}": "transl|transliteration|translit|script|resize",
+    # Links to an article of another Wikipedia, in words of this one.
+    "{lt|1}": "ill|illm|interlanguage link|interlanguage link multi|liên kết ngôn ngữ", "{label|1}": "仮リンク|ill2",
+    "{текст|2|треба|надо|1}": "нп|нп1|нп2|нп3|нп4|нп5|iw|iw2|не перекладено|не переведено|не переведено 2|"
+    "не переведено 3|не переведено 4|не переведено 5",
+    "{texte|fr|1}": "lien", "{3|1}": "le", "{4|3}": "tsl", "{tekst|1}": "link-interwiki", "{نص|عر|1}": "وإو",
+    "{1} ({2}, {3})": "nihongo", "{1}（{2}）": "読み仮名|読み仮名 ruby不使用", "（{1}{2}－{3}{4}）": "zh:bd",
+    "{c|t|s|p}": "zh", "{*}": "chem|chem2", "{0} {1}": "uss|hms|ss|rms|hmas|hmcs|sms|usns|mv|fr:m.|fr:mme|fr:mlle",
+    "{1} {2}<sup>{3}</sup>": "unité|unidad", "{1} {2}": "nombre|unitats|fmtn", "{1} m": "höhe",
+    "{1} {ul|um|u|2}{3}": "it:m", "<sup>{1}</sup>": "sup|fr:exp", "<sub>{1}</sub>": "sub|fr:ind",
+    "{1}{2} siècle": "fr:s|fr:s-", "{1}{2} siècle av. J.-C.": "fr:-s|fr:-s-", "século {1}": "séc",
+    "{1}{2} et {3}{4} siècles": "fr:s2|fr:s2-", "segle {1}": "segle", "« {1} »": "fr:citation", "„{1}“": 'de:"',
+    "{0}": "1er|1re|es:a. c.|es:d. c.|fr:er|fr:re", "av. J.-C.": "av jc", "apr. J.-C.": "ap jc",
+    "c. {1}": "circa|c.", "⇌": "eqm",
+    " – ": "snd|spnd|snds|spaced ndash|spaced en dash", "–": "ndash|en dash|–", "—": "mdash|mdashb|em dash|—",
+    " · ": "bull|bullet|dot|·|middot|•", " ": "nbsp|space|spaces|thinsp|hair space|-|clear",
+    "=": "=", "|": "!", "'": "'", "'s": "'s",
+}  # fmt: skip
+PREFIXES = {"lang-": "{1}", "link-": "{3|1}", "به ": "{1}"}
+ARGUMENT = re.compile(r"\{([^{}]+)\}")
+NAMED = re.compile(r"\s*([^\s=<>/\[\]]+(?: [^\s=<>/\[\]]+)*)\s*=")
+UNITS = {
+    "sqmi": "sq mi", "sqft": "sq ft", "km2": "km²", "m2": "m²", "m3": "m³", "C": "°C", "F": "°F", "kn": "knots",
+    "USgal": "US gal", "cuft": "cu ft", "foot": "feet", "mile": "miles",
+}  # fmt: skip
+# Of convert: numbers and the words between them, the unit, and 2 in of 6 ft 2 in.
+QUANTITY = re.compile(
+    r"(?:[^|\d]*\d[^|]*\|(?:to|and|or|by|x|-|–|\+/-|\*)\|)*[^|\d]*\d[^|]*\|[^|\d][^|]*"
+    r"(?:\|\d[^|]*\|(?:in|oz|lb|ft|yd)(?=\||$))?"
+)
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+CENTURY = {"s": "siglo", "S": "Siglo", "a": "a. C.", "d": "d. C."}
+
+Function = Callable[[str, list[str], Mapping[str, str]], str]
+"""Returns the text of a template from its name, its arguments, and those with a name."""
+Rules = Mapping[str, str | Function]
+
+
+def rules_of(language: str, more: Mapping[str, str]) -> Rules:
+    """Return the rules for a Wikipedia: the general ones, those of its language, and `more`."""
+    rules: dict[str, str | Function] = {}
+    table: dict[str, str | Function] = {names: rule for rule, names in RULES.items()}
+    for names, rule in (table | FUNCTIONS).items():
+        for name in names.split("|"):
+            prefix, colon, bare = name.partition(":")
+            if not colon:
+                rules.setdefault(name, rule)
+            elif prefix == language:
+                rules[bare] = rule
+    return rules | {_normal(name): rule for name, rule in more.items()}
+
+
+def read_rules(path: Path) -> dict[str, str]:
+    """Return the patterns of a JSON file by template name. Raises ConfigError for a bad file."""
+    remedy = 'write {"name of a template": "text with {1}", ...}'
+    rules = read_json(path, dict[str, Any], ConfigError, remedy)
+    for name, rule in rules.items():
+        if not isinstance(rule, str) or re.search(r"[{}]", ARGUMENT.sub("", rule)):
+            problem = (
+                "is no text" if not isinstance(rule, str) else "has a brace without its partner"
+            )
+            raise ConfigError(f"templates ({path}, {name!r}: {rule!r})", problem, remedy)
+    return rules
+
+
+def _normal(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
+
+
+def rule_of(head: str, rules: Rules) -> str | Function:
+    """Return the rule of a template, an empty text where it is not known."""
+    name = _normal(head)
+    rule = rules.get(name, "")
+    if not rule and name.startswith(tuple(PREFIXES)):
+        return next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
+    return rule
+
+
+def fill(rule: str | Function, head: str, rest: str) -> str:
+    """Return the text of a template from its rule, its name and its arguments."""
+    if isinstance(rule, str) and "{" not in rule:
+        return rule
+    values: list[str] = []
+    named: dict[str, str] = {}
+    for argument in rest.split("|") if rest else ():
+        match = NAMED.match(argument)
+        if match is None or match[1] == str(len(values) + 1):
+            values.append(argument[match.end() if match else 0 :].strip())
+        else:
+            named[match[1]] = argument[match.end() :].strip()
+    if not isinstance(rule, str):
+        return rule(head.strip(), values, named)
+    fields = named | {str(number): value for number, value in enumerate(values, 1)}
+    fields |= {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
+    return ARGUMENT.sub(lambda field: _first(field[1], fields), rule)
+
+
+def _first(names: str, fields: Mapping[str, str]) -> str:
+    return next(filter(None, (fields.get(name) for name in names.split("|"))), "")
+
+
+def _quantity(_: str, values: list[str], __: Mapping[str, str]) -> str:
+    match = QUANTITY.match("|".join(values))
+    words = match[0].split("|") if match else values[:1]
+    return " ".join(UNITS.get(word, word) for word in words).replace(" - ", "–")
+
+
+def _fraction(_: str, values: list[str], __: Mapping[str, str]) -> str:
+    return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
+
+
+def _as_of(name: str, values: list[str], named: Mapping[str, str]) -> str:
+    year, month, day = (*values, "", "", "")[:3]
+    if month.isdecimal() and 1 <= int(month) <= 12:
+        month = MONTHS.split("|")[int(month) - 1]
+    name = name.lower() if "lc" in named else name[:1].upper() + name[1:]
+    return " ".join(filter(None, (name, day, month, year)))
+
+
+def _date(_: str, values: list[str], __: Mapping[str, str]) -> str:
+    """Return a French date: `1|mars|2010`, or `1 mars 2010` and a subject."""
+    return " ".join(values[:3] if values and values[0].isdecimal() else values[:1])
+
+
+def _century(_: str, values: list[str], __: Mapping[str, str]) -> str:
+    """Return a Spanish century: its number, `a` or `d` for its era, and `s` for the word."""
+    number, era, word = (*values, "", "", "")[:3]
+    return " ".join(filter(None, (CENTURY.get(word), number, CENTURY.get(era))))
+
+
+def _exponent(name: str, values: list[str], _: Mapping[str, str]) -> str:
+    """Return a power of ten, or the French ending of an ordinal."""
+    return f"×10<sup>{values[0]}</sup>" if values else name
+
+
+FUNCTIONS: dict[str, Function] = {
+    "convert|cvt|chuyển đổi|রূপান্তর|convertir|converter|converti|تحويل": _quantity,
+    "as of|tính đến": _as_of,
+    "frac|fraction|sfrac|bruch": _fraction,
+    "fr:date|fr:date-|date de naissance|date de décès": _date,
+    "siglo": _century,
+    "e": _exponent,
+}
