@@ -8,7 +8,7 @@ that of the pretrained model.
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from bert_cli.config.settings import (
     BertConfig,
@@ -25,7 +25,6 @@ GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnl
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
 CLASSIFICATIONS = ("text-classification", "token-classification")
 PREDICT_TASKS = ("fill-mask", "question-answering", *CLASSIFICATIONS, "embed", "similarity")
-RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -60,9 +59,7 @@ class FinetuneSettings(TrainSettings):
     generated_dataset: bool = False
     """Train on synthetic examples, to try a machine or a layout; needs neither a model nor a tokenizer."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 3.0
-    """Number of epochs."""
-    total_num_train_samples: Positive | None = None
-    """Examples that the run reads, rounded up to full steps; instead of num_epochs."""
+    """Number of epochs: passes over the training examples."""
     output_dir: Path | None = None
     """Folder of the predictions; by default save_ckpt_path."""
     do_training: bool = True
@@ -79,20 +76,8 @@ class FinetuneSettings(TrainSettings):
         """Return whether the config gives the shape; by default it is that of the pretrained model."""
         return "bert_config" in self.model_fields_set
 
-    @model_validator(mode="before")
-    @classmethod
-    def _prefer_the_length_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
-        origins = (info.context or {}).get("origins", {})
-        flags = [name for name in RUN_LENGTHS if origins.get(name, "").startswith("--")]
-        if not isinstance(values, dict) or len(flags) != 1:
-            return values
-        return {k: one for k, one in values.items() if k in flags or k not in RUN_LENGTHS}
-
     @model_validator(mode="after")
     def _check_run(self) -> "FinetuneSettings":
-        if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
-            problem = "and num_epochs both give the length of the run"
-            raise SettingError("total_num_train_samples", problem, "leave out one of them")
         if not self.do_training and not self.do_validation:
             raise SettingError("do_training", "is off, and so is do_validation", "leave one on")
         if self.global_batch.start_fraction is not None:

@@ -24,7 +24,7 @@ from bert_cli.config.options import (
     sections_of,
     split_at_dashes,
 )
-from bert_cli.config.settings import POSITIONAL, SettingError
+from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import read_json
 from bert_cli.processes import print_help
@@ -108,7 +108,9 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
     origins |= {where: str(path) for where, _ in leaves(own.values)}
     renamed = {**_not_in(own.values, below.renamed), **own.renamed}
-    return Loaded(merge(under, own.values), origins, {**below.no_effect, **own.no_effect}, renamed)
+    return Loaded(
+        override(under, own.values), origins, {**below.no_effect, **own.no_effect}, renamed
+    )
 
 
 def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
@@ -169,6 +171,13 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `merge`, in which a length of the run in `over` replaces the one in `under`, whichever it is."""
+    replaces = any(over.get(name) is not None for name in RUN_LENGTHS)
+    left_out = RUN_LENGTHS if replaces else ()
+    return merge({name: value for name, value in under.items() if name not in left_out}, over)
+
+
 def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
     """Return the settings of a command from its words, with the origins of the values.
 
@@ -183,11 +192,11 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
     files = Loaded({}) if path is None else read_config(path)
-    given = merge(files.values, flags)
+    given = override(files.values, flags)
     if path and getattr(settings, "SAVES", False) and given.get("do_training") is not False:
         given.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0])]
-    if any(where in files.origins for where in changed):
+    if {*changed} & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         given.pop("about", None)
     renamed = {**_not_in(flags, files.renamed), **typed.renamed}

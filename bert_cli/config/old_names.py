@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bert_cli.config.settings import RUN_LENGTHS
+
 # Old dotted key -> ours. A rename of a group renames everything in it.
 RENAMES = {
     "ipu_config": "parallel",
@@ -72,6 +74,8 @@ DEFAULTS = {
     "parallel.embedding_serialization_factor": 2,
     "optimizer_opts.stochastic_rounding": True,
 }
+# Maximum sequence length -> the original's number of examples of a pre-training run that gives none.
+DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original counts checkpoints in executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS, NO_MASKS = "max_predictions_per_seq", "fine-tuning masks no tokens"
@@ -153,4 +157,9 @@ def adapt(
             adapted["parallel"] = {**layout, "pipeline_stages": without}
             where = f"{' and '.join(absent)} in parallel.pipeline_stages"
             no_effect[where] = "the model of this task has none"
+    length = str(adapted.get("max_seq_length"))
+    is_open = all(adapted.get(name) is None for name in (*RUN_LENGTHS, "budget_hours"))
+    if renamed and is_open and PREDICTIONS in settings.model_fields and length.isdecimal():
+        samples = [n for longest, n in DEFAULT_EXAMPLES.items() if int(length) <= longest]
+        adapted |= {RUN_LENGTHS[0]: samples[0]} if samples else {}
     return adapted, no_effect

@@ -14,8 +14,6 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings, count
 from bert_cli.errors import ConfigError
 
-# Default number of examples by the maximum sequence length, from Graphcore's example.
-DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 
 
@@ -115,23 +113,39 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
 
-    Raises ConfigError for a sequence length that has no default number of examples, and for a decay from the end on.
+    Raises ConfigError for a run whose length is not given or unknown, and for a decay from the end on.
     """
-    length, examples = settings.max_seq_length, settings.total_num_train_samples
-    defaults = [number for most, number in DEFAULT_EXAMPLES.items() if length <= most]
-    if examples is None and not defaults:
-        problem = f"is not given, and there is no default for sequence length {length}"
-        raise ConfigError("total_num_train_samples", problem, "give --total-num-train-samples")
-    samples = [examples or defaults[0], *(one.total_num_train_samples for one in settings.stages)]
+    epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
+    samples = [
+        samples_of(settings, epoch),
+        *(stage.total_num_train_samples for stage in settings.stages),
+    ]
     plan = plan_of(settings, samples, corpus_examples, sequences_per_example)
     first = settings.decay_from
     if first is None:
         return plan
     if first >= plan.total_steps:
         problem = f"is not before the last step, {plan.total_steps:,}"
-        remedy = "give a higher --total-num-train-samples, up to the end of the decay"
+        remedy = "give more --num-epochs or --total-num-train-samples, up to the end of the decay"
         raise ConfigError(f"decay_from ({first:,})", problem, remedy)
     return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
+
+
+def samples_of(settings: TrainSettings, epoch: float | None) -> int:
+    """Return how many examples a run reads, in its first stage if it has several.
+
+    `epoch` is their number in an epoch, in sequences; None for synthetic examples.
+    """
+    epochs, samples = settings.num_epochs, settings.total_num_train_samples
+    if samples is not None:
+        return samples
+    if epochs is None:
+        remedy = "give --num-epochs, passes over the records, or --total-num-train-samples"
+        raise ConfigError("num_epochs", "is not given, nor is total_num_train_samples", remedy)
+    if epoch is None:
+        problem = "has no effect on synthetic examples, which have no epochs"
+        raise ConfigError(f"num_epochs ({epochs:g})", problem, "give --total-num-train-samples")
+    return max(1, round(epochs * epoch))
 
 
 def plan_of(
@@ -263,5 +277,5 @@ def describe(plan: Plan) -> str:
     if plan.corpus_examples is not None and not plan.segments[-1].stage:
         epochs, what = f"{plan.epochs:.3g}", "packs" if packed else "examples"
         noun = "epoch" if epochs == "1" else "epochs"
-        lines.append(f"{plan.examples:,} {what} out of {plan.corpus_examples:,} ({epochs} {noun})")
+        lines.append(f"{plan.examples:,} {what}, {epochs} {noun} of {plan.corpus_examples:,}")
     return "\n".join(f"  {line}" for line in lines)

@@ -59,6 +59,7 @@ class PretrainSettings(TrainSettings):
         "decay_from": "pretrained_ckpt_path",
         "budget_hours": ("decay_from", None),
         "stages": ("max_sequences_per_pack", 1),
+        "num_epochs": ("stages", []),
         "length_buckets": ("generated_dataset", False),
         "probe": ("generated_dataset", False),
     }
@@ -87,9 +88,6 @@ class PretrainSettings(TrainSettings):
     length_buckets: Positive | None = None
     """Read records in at most this many buckets of similar length, so that a step is only as long as its
     longest example; for dynamic records without packs."""
-    total_num_train_samples: Positive | None = None
-    """Examples that the run reads, rounded up to full steps; by default those of Graphcore's example:
-    460,849,152 for sequence lengths up to 128, 34,239,360 for longer ones."""
     stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
     """Stages after that of the other settings, in one run with one learning rate schedule."""
     decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
@@ -98,8 +96,8 @@ class PretrainSettings(TrainSettings):
     budget_hours: Annotated[float | None, Field(gt=0.0, exclude_if=lambda hours: hours is None)] = (
         None
     )
-    """Hours that `bert pretrain` may take: the pace of steps that it measures first replaces the number of examples.
-    Those of stages keep their ratio to `total_num_train_samples`."""
+    """Hours that `bert pretrain` may take: the pace of steps that it measures first replaces the number of examples
+    or epochs. Those of stages keep their ratio to `total_num_train_samples`."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
     probe: str | None = None

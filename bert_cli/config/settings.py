@@ -22,6 +22,8 @@ Hidden = Annotated[T, HIDDEN]
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 ENDS = {"emb", "heads"}
+RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
+"""Settings of which a run has one."""
 Engine = Literal["tensorflow", "jax"]
 # Settings of `parallel` that another engine does not have.
 ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {

@@ -21,6 +21,7 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     Wandb,
+    is_set,
 )
 
 
@@ -126,7 +127,7 @@ class OptimizerOpts(Settings):
 
 
 class TrainSettings(Settings):
-    """Settings of every training run: model, batch, layout, precision, optimizer, folder, reports."""
+    """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, reports."""
 
     NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
     LAST_BLOCKS: ClassVar[tuple[str, ...]]
@@ -141,6 +142,13 @@ class TrainSettings(Settings):
     """Sequence length S of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
+    num_epochs: Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)] = (
+        None
+    )
+    """Number of epochs: passes over the examples of the records, or over as many as all corpora of a mixture
+    have together. Copies with other masks in static records are examples too."""
+    total_num_train_samples: Positive | None = None
+    """Examples that the run reads, rounded up to full steps; instead of num_epochs."""
     engine: Engine = "tensorflow"
     """Framework of the steps: `tensorflow` has pipelines, `jax` tensor parallelism; checkpoints are the same."""
     parallel: Parallel = Parallel()
@@ -225,6 +233,9 @@ class TrainSettings(Settings):
     def _check_model_and_optimizer(self) -> "TrainSettings":
         options, model = self.optimizer_opts, self.bert_config
         self.parallel.check_engine(self.engine, model if self.knows_its_model else None)
+        if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
+            problem = "and num_epochs both give the length of the run"
+            raise SettingError("total_num_train_samples", problem, "leave out one of them")
         longest = model.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:
             problem = f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})"

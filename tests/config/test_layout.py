@@ -232,7 +232,7 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
     given = shipped(name)
     for devices, gigabytes in ((1, 80), (7, 10)):
         chosen = propose(given, devices, gigabytes * GB)
-        before, after = make_plan(given, None), make_plan(chosen, None)
+        before, after = make_plan(given, 10**6), make_plan(chosen, 10**6)
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
         changed = {"global_batch", "parallel"}
@@ -293,7 +293,7 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     chosen = propose(given, 8, 80 * GB)
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
-    assert make_plan(chosen, None).examples_per_step == make_plan(given, None).examples_per_step
+    assert make_plan(chosen, 10**6).examples_per_step == make_plan(given, 10**6).examples_per_step
     assert chosen.global_batch.replicas == 8 and chosen.precision == given.precision
     assert propose(given, 8, 80 * GB, 4).global_batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"

@@ -236,6 +236,25 @@ def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path,
         assert line.startswith(f"dataset_dir.1.{expected}")
 
 
+def test_a_length_replaces_the_one_of_the_file_below(tmp_path):
+    write(tmp_path / "base.json", SMALL)
+    short = {"extends": "base.json", "num_epochs": 3}
+    for in_file, flags, samples, epochs in (
+        ({}, [], 540, None),
+        ({"num_epochs": 3}, [], None, 3.0),
+        ({"num_epochs": 3}, ["--total-num-train-samples", "40"], 40, None),
+        ({"total_num_train_samples": 40}, ["--num-epochs", "2"], None, 2.0),
+        # A run's settings.json has both names.
+        ({"num_epochs": 3, "total_num_train_samples": None}, [], None, 3.0),
+    ):
+        mine = write(tmp_path / "mine.json", {"extends": "base.json", **in_file})
+        settings, _ = pretrain("--config", mine, *flags)
+        assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
+    both = write(tmp_path / "both.json", {**short, "total_num_train_samples": 40})
+    for words in ([], ["--num-epochs", "2", "--total-num-train-samples", "40"]):
+        assert "both give the length" in rejection("--config", both, *words)
+
+
 def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     files = ["--train-file", "a", "--validation-file", "b", "--evaluate-every-steps", "3"]

@@ -258,23 +258,43 @@ def planned(**changes: object) -> PretrainSettings:
 
 
 def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_up():
-    plan = make_plan(planned(), None)
+    plan = make_plan(planned(total_num_train_samples=460_849_152), None)
     assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
     assert plan.micro_batches_per_step == 2_040
     batch = {"micro_batch_size": 8, "replicas": 1, "grad_acc_steps_per_replica": 2_040}
-    plan = make_plan(planned(max_seq_length=384, global_batch=batch), 10**6)
+    phase_2 = {"max_seq_length": 384, "total_num_train_samples": 34_239_360}
+    plan = make_plan(planned(global_batch=batch, **phase_2), 10**6)
     assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
     plan = make_plan(planned(total_num_train_samples=65_281), None)
     assert (plan.total_steps, plan.examples) == (2, 130_560)
-    with pytest.raises(ConfigError, match="total-num-train-samples"):
-        config = {"max_position_embeddings": 1024}
-        make_plan(planned(max_seq_length=1024, bert_config=config), None)
+    with pytest.raises(ConfigError, match=r"num_epochs: is not given.*--num-epochs"):
+        make_plan(planned(), 10**6)
+
+
+def test_epochs_are_a_number_of_examples_that_the_records_decide():
+    for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
+        plan = make_plan(planned(num_epochs=epochs), records, sequences)
+        number = planned(total_num_train_samples=samples)
+        assert plan == make_plan(number, records, sequences)
+    assert make_plan(planned(num_epochs=0.001), 10).total_steps == 1
+    with pytest.raises(
+        ConfigError, match=r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
+    ):
+        make_plan(planned(num_epochs=3), None)
+    stage = {"max_seq_length": 128, "max_predictions_per_seq": 20, "total_num_train_samples": 9}
+    for changes, problem in (
+        ({"total_num_train_samples": 40}, "both give the length"),
+        ({"stages": [stage]}, "no effect with stages"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            planned(num_epochs=3, **changes)
 
 
 def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
     text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
-    assert "1 step of 65,280 examples" in text and "(0.5 epochs)" in text
-    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(), 1000, 2.5))
+    assert "1 step of 65,280 examples" in text and "65,280 examples, 0.5 epochs of 130,560" in text
+    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(num_epochs=1), 1000, 2.5))
     rate = {"max_learning_rate": 0.006, "reference_batch_size": 1024}
-    scaled = make_plan(planned(optimizer_opts={"name": "LAMB", "learning_rate": rate}), 1000, 2.5)
+    options = {"name": "LAMB", "learning_rate": rate}
+    scaled = make_plan(planned(num_epochs=1, optimizer_opts=options), 1000, 2.5)
     assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)

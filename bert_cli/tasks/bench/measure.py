@@ -157,6 +157,9 @@ def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
             features = _real_windows(settings)
         plan, windows, sample = finetune.open_features(settings, features, mesh)
         return RunSpec(plan, windows, sample, tokenizer=None)
+    if settings.total_num_train_samples is None:  # synthetic examples have no epochs
+        changes = {"total_num_train_samples": settings.global_batch.examples}
+        settings = settings.model_copy(update=changes)
     part = mesh.processes.rank, mesh.processes.count
     stream = corpora.open_stream(settings, *part)
     plan = corpora.plan_for(settings, stream)

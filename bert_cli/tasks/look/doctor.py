@@ -110,15 +110,20 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     settings = check_layout(report, settings, processes, devices)
     stream = _check_examples(report, settings, processes, source)
     epoch = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
-    plan = report.attempt(
-        "plan",
-        lambda: make_plan(settings, *epoch),
-        lambda one: (
-            f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
-            f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
-            + "; budget_hours changes the steps"
-            * (settings.budget_hours is not None)
-        ),
+    has_no_length = stream is None and settings.num_epochs is not None
+    plan = (
+        None
+        if has_no_length
+        else report.attempt(
+            "plan",
+            lambda: make_plan(settings, *epoch),
+            lambda one: (
+                f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
+                f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
+                + "; budget_hours changes the steps"
+                * (settings.budget_hours is not None)
+            ),
+        )
     )
     changes = settings.stages or settings.budget_hours
     if plan is not None and plan.epochs is not None and not changes:

@@ -63,7 +63,7 @@ def _print_layout(settings: PretrainSettings) -> None:
     shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
     print(
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
-        f"{describe(make_plan(settings, None))}\n"
+        f"{_describe_length(settings)}\n"
         f"{'  budget_hours changes the steps' * (settings.budget_hours is not None)}\n"
         f"  {layout.shape(settings) if settings.engine == 'jax' else shape}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
@@ -93,6 +93,15 @@ def _print_layout(settings: PretrainSettings) -> None:
         sent = size(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{size(reduced)} of gradients in {parallel.reduce_precision}"
         print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
+
+
+def _describe_length(settings: PretrainSettings) -> str:
+    """Return the plan as text, without its steps where their number follows from records."""
+    if settings.total_num_train_samples is not None:
+        return describe(make_plan(settings, None))
+    epochs, batch = settings.num_epochs, settings.global_batch
+    length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
+    return f"  {length} in steps of {count(batch.examples, 'example')}"
 
 
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:

@@ -70,7 +70,8 @@ def _with_samples(settings: PretrainSettings, samples: list[int]) -> PretrainSet
         stage.model_copy(update={"total_num_train_samples": number})
         for stage, number in zip(settings.stages, samples[1:], strict=True)
     ]
-    return settings.model_copy(update={"total_num_train_samples": samples[0], "stages": stages})
+    changes = {"total_num_train_samples": samples[0], "num_epochs": None, "stages": stages}
+    return settings.model_copy(update=changes)
 
 
 def _seconds_of_examples(

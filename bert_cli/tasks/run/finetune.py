@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.plan import Plan, plan_of
+from bert_cli.config.plan import Plan, plan_of, samples_of
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
@@ -278,9 +278,7 @@ def open_features(
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
     size = len(features) // group
-    of_epochs = max(1, round(settings.num_epochs * size))
-    examples = settings.total_num_train_samples or of_epochs
-    plan = plan_of(settings, [examples], size)
+    plan = plan_of(settings, [samples_of(settings, size)], size)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count

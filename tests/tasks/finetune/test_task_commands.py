@@ -271,7 +271,7 @@ def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, 
     out = capsys.readouterr().out
     assert "trains on synthetic examples" in out and "max_seq_length is 64" in out
     # 20 samples are three steps of eight, rounded up.
-    assert "24 examples out of 12,000" in out
+    assert "24 examples, 0.002 epochs of 12,000" in out
     lines = lines_of(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(0 < line["loss"] < 20 for line in lines)

@@ -89,6 +89,25 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
 
 
+def test_epochs_and_their_number_of_examples_are_the_same_run(tmp_path, capsys):
+    records, *_ = write_corpora(tmp_path)
+    number = corpora.read_corpus(records)["records"]
+    epochs = {**WITH_RECORDS, "dataset-dir": records, "num-epochs": 0.3}
+    epochs |= {"pretrained-ckpt-path": tmp_path / "model", "checkpoint-every-steps": 1}
+    samples = {name: value for name, value in epochs.items() if name != "num-epochs"}
+    complete, resumed = tmp_path / "complete", tmp_path / "resumed"
+    assert pretrain(complete, epochs) == 0
+    examples = -(-round(0.3 * number) // 4) * 4
+    plan = f"{examples} examples, {examples / number:.3g} epochs of {number}"
+    assert plan in capsys.readouterr().out
+    shutil.copytree(complete, resumed)
+    for folder in complete_checkpoints(resumed)[3:]:
+        shutil.rmtree(folder)
+    assert pretrain(resumed, samples | {"total-num-train-samples": examples}) == 0
+    assert plan in capsys.readouterr().out
+    assert_same_end(complete, resumed)
+
+
 @pytest.mark.slow
 def test_jax_does_the_same_and_resumes_exactly_too(tmp_path):
     ours, theirs = tmp_path / "tensorflow", tmp_path / "jax"
