@@ -42,6 +42,7 @@ class Command(NamedTuple):
 
 # In the order of `bert --help`.
 _ROWS = {
+    "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
     "preprocess": ("data.text.preprocess", "data.Preprocess", "split text into sentences"),

@@ -33,6 +33,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
+RECIPES = "recipes.json"
+"""Another one: what `bert init` chooses from."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def configs_folder() -> Path:
 
 def named_configs() -> dict[str, Path]:
     """Return the shipped configs by name."""
-    return {p.stem: p for p in sorted(configs_folder().glob("*.json")) if p.name != BENCHMARKS}
+    paths = sorted(configs_folder().glob("*.json"))
+    return {path.stem: path for path in paths if path.name not in (BENCHMARKS, RECIPES)}
 
 
 def find_config(name: str, given_as: str = "--config", folder: Path = Path()) -> Path:

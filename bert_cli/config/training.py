@@ -24,6 +24,8 @@ from bert_cli.config.settings import (
     is_set,
 )
 
+Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
+
 
 class About(Settings):
     """The description of a config: JSON has no comments."""
@@ -157,7 +159,7 @@ class TrainSettings(Settings):
     """The processes of a run on several GPUs or hosts."""
     require_gpu: bool = False
     """Stop with exit code 5 where the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts
     """The optimizer and its hyperparameters."""

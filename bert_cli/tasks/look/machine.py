@@ -6,6 +6,8 @@ TensorFlow is not imported, so that a machine on which it cannot be loaded can b
 import platform
 import re
 import resource
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.layout import size
+from bert_cli.config.training import Precision
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.processes import cpu_count
 
@@ -48,6 +51,7 @@ HARMFUL = {
     "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
 """Environment variable -> values that slow a run down, and their effect."""
+BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]
 """A warning slows a run down or may end it."""
@@ -116,6 +120,19 @@ def processor_flags() -> set[str]:
     """Return the instruction flags of the processor; none if the system does not list them."""
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return set(flags[1].split()) if flags else set()
+
+
+def fastest_precision(kind: str) -> Precision:
+    """Return the fastest precision: bfloat16, or float16 on older GPUs and float32 on older CPUs."""
+    if kind == "CPU":
+        has_bfloat16 = processor_flags() & FAST_INSTRUCTIONS["mixed_bfloat16"]
+        return "mixed_bfloat16" if has_bfloat16 else "float32"
+    if kind != "GPU" or shutil.which("nvidia-smi") is None:
+        return "mixed_bfloat16"
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    is_old = any(float(line) < BFLOAT16_CAPABILITY for line in shown.split())
+    return "mixed_float16" if is_old else "mixed_bfloat16"
 
 
 def memory() -> tuple[int, int]:

@@ -47,7 +47,7 @@ def within_budget(
     trial = _with_samples(settings, wanted)
     plan = corpora.plan_for(trial, stream)
     print_line(f"budget: measuring {MEASURED_STEPS} steps of each length, which are not of the run")
-    seconds = _seconds_of_examples(trial, mesh, stream, plan)
+    seconds = [statistics.median(times) for times in seconds_of_examples(trial, mesh, stream, plan)]
     gc.collect()  # the weights of the engine that was measured
     needed = sum(number * each for number, each in zip(wanted, seconds, strict=True))
     samples = [int(STEPS_FRACTION * 3600 * hours / needed * number) for number in wanted]
@@ -74,12 +74,13 @@ def _with_samples(settings: PretrainSettings, samples: list[int]) -> PretrainSet
     return settings.model_copy(update=changes)
 
 
-def _seconds_of_examples(
+def seconds_of_examples(
     settings: PretrainSettings, mesh: Mesh, stream: ExampleStream, plan: Plan
-) -> list[float]:
-    """Return the seconds of an example of each stage, in complete batches; the same on all processes."""
+) -> list[list[float]]:
+    """Return the seconds of an example in some steps of each stage; the same on all processes."""
     parts = build.build_run(settings, mesh, plan)
-    group, found = parts.engine.group, []
+    group = parts.engine.group
+    found: list[float] = []
     last = {one.stage: one.first_step for one in plan.segments}
     with watchdog(group, settings.cluster.report_waiting_after_seconds):
         parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
@@ -90,5 +91,6 @@ def _seconds_of_examples(
                 parts.state.step = first
                 examples = parts.step(batch)["examples"]
                 times.append((monotonic() - began) / examples)
-            found.append(statistics.median(times[1:]))  # the first compiles
-        return group.broadcast(found)
+            found += times[1:]  # the first compiles
+        found = group.broadcast(found)
+        return [found[n : n + MEASURED_STEPS] for n in range(0, len(found), MEASURED_STEPS)]

@@ -1,0 +1,40 @@
+"""The settings of `bert init`: a text, the machine's hours, and what the model is for."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bert_cli.config.data import Documents, TextSettings
+from bert_cli.config.settings import Engine, Positional
+
+
+class InitSettings(TextSettings):
+    """Choose a training run for a text and this machine, and write its configs and commands.
+
+    Reads how much text there is, measures how fast this machine trains, and prints what it chooses with the reason.
+    OUT gets the text, divided for training and scoring, the configs of the run, and commands.sh, the commands that it
+    prints.
+    Example: bert init articles.jsonl mine --from bert-base-uncased --hours 8
+    Example: bert init 'reports/*.txt' mine --from sentence-transformers/all-MiniLM-L6-v2 --for search
+    """
+
+    input: Positional[Path]
+    """Your text, as for `bert preprocess`: a folder, a file, or a quoted 'pattern*'; also sentences or the output of
+    `bert extract`."""
+    out: Positional[Path]
+    """Folder that is written."""
+    start: str | None = Field(None, alias="from")
+    """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
+    trained from scratch."""
+    hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
+    """Hours that the training may take on this machine."""
+    goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
+    """What the model is for: `search` by vectors, `labels` of your own, or to fill masks, from which everything else
+    can be trained."""
+    documents: Documents = "blank-lines"
+    """What ends a document of plain text: a blank line, or only the end of its file."""
+    engine: Engine = "tensorflow"
+    """Framework of the steps."""
+    dry_run: bool = False
+    """Print the choice, and write nothing."""

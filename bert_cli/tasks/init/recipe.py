@@ -1,0 +1,336 @@
+"""The choice of `bert init`: a function of the text, the machine, the model to start from and the hours.
+
+The values and their sources are in configs/recipes.json, and docs/init.md shows them, with the choice for machines that
+are not here. Hours follow from the operations of an example and the rate that the machine was measured to reach.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bert_cli.config.load import RECIPES, configs_folder
+from bert_cli.config.settings import BertConfig
+from bert_cli.config.training import BatchShape, count
+from bert_cli.errors import ConfigError
+from bert_cli.tasks.bench.flops import model_flops
+
+Goal = Literal["search", "labels", "fill-mask"]
+TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
+PIECES_PER_WORD = 1.45  # of a new vocabulary, punctuation included
+FILLED = 0.93  # of the positions of a record
+USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
+LEAST_EXAMPLES, LEAST_PAIRS = 3200, 64  # in the hours, if there are as many
+PAIR_FRACTION = 0.25  # of the hours, at most, after masked-LM training
+MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
+MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
+EVALUATIONS, EVALUATED, LINES = 10, 1000, 200  # of a run; examples of an evaluation
+SPOILS = (
+    "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
+    "--for search trains it on pairs instead"
+)
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """The size and the languages of a text."""
+
+    text_bytes: float
+    words: float
+    documents: float
+    languages: Mapping[str, float]
+    """ISO 639 code -> fraction of the documents, the most frequent first."""
+    long_document: float
+    """Words that nine of ten documents do not exceed."""
+    pieces_per_word: float = PIECES_PER_WORD
+    unknown: float = 0.0
+    """Fraction of the words that the vocabulary of the model to start from lacks."""
+    is_estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices of a run, and how fast they train."""
+
+    kind: str
+    devices: int
+    precision: str
+    flops: float
+    """Operations per second that training reaches, of all devices."""
+    spread: tuple[float, float] = (0.95, 1.2)
+    """Factors of the time, from the fastest and the slowest measured step."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model to start from."""
+
+    name: str
+    config: BertConfig
+    vocabulary: str = ""
+    """What `--vocab` takes."""
+    is_cased: bool = False
+    is_for_sentences: bool = False
+    pooling: str = "mean"
+
+
+@dataclass
+class Recipe:
+    """What was chosen: `choose` fills it."""
+
+    text: TextFacts
+    machine: Machine
+    start: Start | None
+    goal: Goal
+    out: Path
+    name: str
+    """The size of a new model, or the name of the one to start from."""
+    config: BertConfig
+    new_pieces: int = 0
+    seconds: float = 0.0
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Command -> its config."""
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    """What, value and reason."""
+    warnings: list[str] = field(default_factory=list)
+
+    def add_row(self, what: str, value: str, rule: str = "") -> None:
+        """Add a row with the source of a rule as its reason."""
+        self.rows.append((what, value, TABLE[rule or what]["source"]))
+
+    def add_config(self, command: str, what: str, seconds: float, **values: Any) -> None:
+        """Add the config of a command that takes so long."""
+        self.seconds += seconds
+        about = {
+            "what": f"{what}; README.md beside this file has the reason of each value.",
+            "command": f"bert {command} --config {self.out / command}.json",
+            "expect": f"About {hours_of(seconds)} on the machine where it was written.",
+        }
+        layout = {"parallel": {"layout": "auto"}} if self.machine.devices > 1 else {}
+        precision = {"precision": self.machine.precision}
+        self.configs[command] = {"about": about, **values, **precision, **layout}
+
+
+def choose(
+    text: TextFacts, machine: Machine, start: Start | None, goal: Goal, hours: float, out: Path
+) -> Recipe:
+    """Return the recipe. Raises ConfigError for hours in which nothing is learnt."""
+    seconds = 3600 * hours * USABLE
+    warnings: list[str] = []
+    if start is None:
+        (name, _, _, rate), config = new_model(text, machine, seconds, warnings)
+    else:
+        name, config = start.name, start.config
+        rate = step(TABLE["learning rate"]["rates"], config.hidden_size)
+    if text.unknown > MANY_UNKNOWN:
+        problem = f"{name} lacks {text.unknown:.0%} of the words of the text"
+        warnings.append(f"{problem}; start from a model of this language, or from scratch")
+    is_for_sentences = start is not None and start.is_for_sentences
+    has_masked_lm = not (is_for_sentences and goal == "search")
+    if is_for_sentences and has_masked_lm:
+        warnings.append(SPOILS)
+    chosen = Recipe(text, machine, start, goal, out, name, config, warnings=warnings)
+    if goal == "search":
+        _add_pairs(chosen, seconds * (PAIR_FRACTION if has_masked_lm else 1.0), has_masked_lm)
+    if has_masked_lm:
+        _add_masked_lm(chosen, seconds - chosen.seconds, rate)
+    low, high = (hours_of(factor * chosen.seconds) for factor in machine.spread)
+    reason = "the measured pace and the operations of an example"
+    chosen.rows.append(("time", f"{hours_of(chosen.seconds)} ({low} to {high})", reason))
+    return chosen
+
+
+def hours_of(seconds: float) -> str:
+    """Return seconds as hours or minutes."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{math.ceil(seconds / 60)} min"
+
+
+def step(steps: Sequence[tuple[float, Any]], value: float) -> Any:
+    """Return the entry of the first limit that the value does not exceed."""
+    return next(entry for limit, entry in steps if value <= limit)
+
+
+def length_for(text: TextFacts, config: BertConfig | None = None) -> tuple[int, int]:
+    """Return the sequence length S, and the masked positions P of it."""
+    lengths, needed = TABLE["length"]["lengths"], 2 + text.long_document * text.pieces_per_word
+    length = next((one for one in lengths if needed <= one), lengths[-1])
+    length = min(length, config.max_position_embeddings if config else length)
+    return length, math.ceil(TABLE["masks"]["fraction"] * length)
+
+
+def flops_of(config: BertConfig, length: int, predictions: int) -> int:
+    """Return the operations of training on an example of pre-training."""
+    return model_flops(config, ("enc_out", "pool", "heads"), BatchShape(1, length, predictions))
+
+
+def _records(text: TextFacts, length: int) -> int:
+    return max(1, round(text.words * text.pieces_per_word / (FILLED * length)))
+
+
+def new_model(
+    text: TextFacts, machine: Machine, seconds: float, warnings: list[str]
+) -> tuple[Sequence[Any], BertConfig]:
+    """Return the size to train from scratch (name, layers, width, rate), and its shape.
+
+    It is the largest that reads enough tokens for its weights; the smallest, with a warning, if none does.
+    """
+    pieces, (length, predictions) = (
+        step(TABLE["vocabulary"]["pieces"], text.words),
+        length_for(text),
+    )
+    epochs = TABLE["epochs"]["scratch"]
+    most = epochs * text.words * text.pieces_per_word
+    for size in reversed(TABLE["size"]["sizes"]):
+        _, layers, width, _ = size
+        config = BertConfig(
+            vocab_size=pieces,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+        )
+        fitting = machine.flops * seconds / flops_of(config, length, predictions) * FILLED * length
+        needed = TABLE["size"]["tokens"] * layers * config.layer_matrices
+        if min(most, fitting) >= needed:
+            return size, config
+    given = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
+    remedy = "give more --hours, or continue from a model with --from MODEL"
+    if most < needed:
+        given = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
+        remedy = "continue from a model with --from MODEL"
+    tokens = f"{min(most, fitting) / 1e6:.2g} million tokens, and the smallest model wants"
+    warnings.append(f"{given} {tokens} {needed / 1e6:.0f} million; {remedy}")
+    return size, config
+
+
+def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
+    """Return the epochs of masked-LM training with so many records, each of which takes `each` seconds."""
+    rule, fitting = TABLE["epochs"], seconds / each
+    epochs = float(rule["scratch"])
+    if chosen.start is not None:
+        enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
+        epochs = max(rule["model"], min(rule["most"], enough))
+    if fitting < min(LEAST_EXAMPLES, records * epochs):
+        hours = LEAST_EXAMPLES * each / USABLE / 3600 / (1 - PAIR_FRACTION)
+        remedy = f"give --hours {hours:.2g} or more, or a smaller model"
+        problem = f"are {fitting:,.0f} examples on this machine, too few to learn from"
+        raise ConfigError("hours", problem, remedy)
+    epochs = min(epochs, float(f"{fitting / records:.2g}"))
+    if epochs < 1:
+        complete = f"an epoch of the text takes {hours_of(records * each)}"
+        chosen.warnings.append(
+            f"{complete}, so the run reads {epochs:.0%} of it; give more --hours"
+        )
+    return epochs
+
+
+def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
+    text, machine, config, out = chosen.text, chosen.machine, chosen.config, chosen.out
+    kind = "model" if chosen.start else "scratch"
+    length, predictions = length_for(text, config)
+    records, each = _records(text, length), flops_of(config, length, predictions) / machine.flops
+    epochs = _epochs(chosen, records, each, seconds)
+    examples = math.ceil(epochs * records)
+    sizes = TABLE["batch"]["batches"]
+    batch = next((n for n in sizes if examples >= TABLE["batch"][kind] * n), sizes[-1])
+    updates = math.ceil(examples / batch)
+    warmup = TABLE["warm-up"][kind]
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    model: dict[str, Any] = {"bert_config": {name: getattr(config, name) for name in names}}
+    if chosen.start is not None:
+        model = {"pretrained_ckpt_path": chosen.name}
+        rule = TABLE["new pieces"]
+        if text.pieces_per_word >= rule["pieces_per_word"] and text.words >= rule["words"]:
+            chosen.new_pieces = step(rule["pieces"], text.words)
+    shown = f"{config.num_hidden_layers} layers of {config.hidden_size}"
+    tokens = float(f"{text.words * text.pieces_per_word:.2g}")
+    chosen.add_row("model", f"{chosen.name}: {shown}", "size")
+    if chosen.start is None:
+        chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
+    else:
+        chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
+    chosen.add_row("length", f"{length}: about {records:,} records, {tokens:,.0f} tokens")
+    chosen.add_row("epochs", f"{epochs:g}, {examples:,} examples")
+    chosen.add_row("batch", f"{batch}, {count(updates, 'update')}")
+    chosen.add_row("learning rate", f"{rate:g}")
+    chosen.add_row("warm-up", f"{warmup:.0%}")
+    chosen.add_row("masks", f"{predictions} of {length}")
+    chosen.add_row("precision", machine.precision)
+    chosen.add_row("bits per byte", _expected_bits(chosen, examples))
+    chosen.add_config(
+        "pretrain",
+        f"A masked LM of the text, {chosen.name}",
+        examples * each,
+        dataset_dir=str(out / "records/train"),
+        validation_dir=str(out / "records/held_out"),
+        save_ckpt_path=str(out / "run"),
+        **model,
+        max_seq_length=length,
+        max_predictions_per_seq=predictions,
+        total_num_train_samples=examples,
+        global_batch=batch_of(batch, machine),
+        optimizer_opts=optimizer(rate, warmup, machine.precision),
+        evaluate_every_steps=max(1, updates // EVALUATIONS),
+        evaluation_examples=EVALUATED,
+        log_every_steps=max(1, updates // LINES),
+    )
+
+
+def batch_of(batch: int, machine: Machine) -> dict[str, int]:
+    """Return the settings of a batch: micro-batches that any device holds, and with which it is fast."""
+    most = MICRO_BATCH["CPU" if machine.kind == "CPU" else "GPU"]
+    micro_batch = min(most, max(1, batch // machine.devices))
+    return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}
+
+
+def optimizer(rate: float, warmup: float, precision: str) -> dict[str, Any]:
+    """Return the settings of AdamW."""
+    schedule = {"schedule_name": "up_down", "max_learning_rate": rate, "warmup_frac": warmup}
+    scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}
+    return {"name": "AdamW", "max_gradient_norm": 1.0, **scaling, "learning_rate": schedule}
+
+
+def _expected_bits(chosen: Recipe, examples: int) -> str:
+    curve, config = TABLE["bits per byte"], chosen.config
+    is_known = (config.num_hidden_layers, config.hidden_size) == (curve["layers"], curve["width"])
+    if chosen.start is None or not is_known:
+        return "not known for this model"
+    return (
+        f"about {np.interp(examples, curve['examples'], curve['bits']):.1f} if the text is similar"
+    )
+
+
+def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:
+    text, machine, out, rule = chosen.text, chosen.machine, chosen.out, TABLE["pairs"]
+    number = max(1, round(USABLE * min(rule["of_document"] * text.documents, text.words / 100)))
+    # The vectors of the complete batch are computed before the gradients: one more forward pass.
+    pair = BatchShape(2, rule["length"])
+    each = 4 / 3 * model_flops(chosen.config, (), pair) / machine.flops
+    fitting = seconds / each
+    if fitting < min(LEAST_PAIRS, number):
+        problem = f"are {fitting:,.0f} pairs on this machine, too few to learn from"
+        raise ConfigError("hours", problem, f"give --hours {LEAST_PAIRS * each / 900:.2g} or more")
+    epochs = min(float(rule["epochs"]), float(f"{fitting / number:.2g}"))
+    start = str(out / "run") if has_masked_lm or chosen.start is None else chosen.start.name
+    if not has_masked_lm:
+        chosen.add_row("model", f"{start}, a model of sentences: no masked-LM training", "pairs")
+    chosen.add_row("pairs", f"about {number:,} of the text, {epochs:g} epochs of {rule['batch']}")
+    chosen.add_row("", f"AdamW at {rule['rate']:g}, {rule['length']} tokens", "pairs")
+    chosen.add_config(
+        "embed",
+        f"Vectors of texts, trained on pairs of the text, from {start}",
+        epochs * number * each,
+        pretrained_ckpt_path=start,
+        save_ckpt_path=str(out / "vectors"),
+        train_file=str(out / "pairs.jsonl"),
+        retrieval_file=str(out / "search/qrels/test.tsv"),
+        pooling=chosen.start.pooling if chosen.start and not has_masked_lm else "mean",
+        max_seq_length=min(rule["length"], chosen.config.max_position_embeddings),
+        global_batch=batch_of(rule["batch"], machine),
+        num_epochs=epochs,
+        optimizer_opts=optimizer(rule["rate"], rule["warmup"], machine.precision),
+    )

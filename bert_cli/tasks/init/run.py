@@ -1,0 +1,186 @@
+"""`bert init`: a run that fits a text and this machine, written as configs and commands.
+
+It reads the text, measures some steps on synthetic examples, has `recipe.choose` choose, prints the choice with its
+reasons, and writes OUT. The commands are those of every user; nothing that a run reads is particular to `bert init`.
+"""
+
+import gc
+import io
+import math
+import shlex
+import statistics
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from bert_cli.config.init import InitSettings
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.settings import Parallel
+from bert_cli.config.training import GlobalBatch, OptimizerOpts, count
+from bert_cli.data.finetune.embeddings import MODULES, read_embedding
+from bert_cli.data.records.tokenizer import Vocabulary
+from bert_cli.data.records.vocab import find_vocabulary
+from bert_cli.data.text import files
+from bert_cli.data.text.preprocess import load_splitter
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
+from bert_cli.parallel.cluster import Processes
+from bert_cli.processes import cpu_count
+from bert_cli.tasks.init import recipe, text
+from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
+from bert_cli.tasks.look import machine as look
+from bert_cli.tasks.run import budget, build, corpora, start, train
+
+SCRIPT = "commands.sh"
+PARTS = ("train", "held_out")
+KEEP_MARKS = " --no-strip-accents"
+
+
+def run(settings: InitSettings) -> None:
+    """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
+    check_new_folder(settings.out)
+    model, vocabulary = find_start(settings.start) if settings.start else (None, None)
+    if (settings.input / "corpus.json").exists():
+        remedy = "give the text that they were made of"
+        raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
+    reading = files.Reading(settings.input_format, settings.text_field, settings.documents)
+    parts, _ = files.recognise_all(settings.input, reading)
+    files.refuse_without_effect(parts, settings.model_fields_set)
+    facts = text.read_facts(parts, reading, vocabulary)
+    print(f"init: {text.describe(facts)}", flush=True)
+    machine, described = measure(settings, facts, model)
+    print(f"init: {described}", flush=True)
+    chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
+    table = report(chosen)
+    print(table, flush=True)
+    if settings.dry_run:
+        print("init: a dry run; nothing was written")
+        return
+    language = next(iter(facts.languages), "en")
+    with atomic_folder(settings.out) as folder:
+        split = load_splitter("sentencex", language, None)
+        documents = text.documents_of(parts, reading)
+        has_pairs = "embed" in chosen.configs
+        sentence = text.divide(folder, documents, facts.documents, split, has_pairs)
+        lines = "\n".join(commands(chosen, language, sentence))
+        for name, config in chosen.configs.items():
+            write_json_atomically(folder / f"{name}.json", {**config, "engine": settings.engine})
+        script = (
+            f"#!/usr/bin/env bash\nset -euo pipefail\ncd {shlex.quote(str(Path.cwd()))}\n{lines}\n"
+        )
+        (folder / SCRIPT).write_text(script, encoding="utf-8")
+        page = f"# What `bert init` chose\n\n```text\n{table}\n```\n\n```bash\n{lines}\n```\n"
+        (folder / "README.md").write_text(page, encoding="utf-8")
+    print(f"init: wrote {settings.out}; next, or bash {settings.out / SCRIPT}:\n")
+    print(lines)
+
+
+def report(chosen: Recipe) -> str:
+    """Return the warnings, and the choice as a table of what, value and reason."""
+    widths = [max(len(row[column]) for row in chosen.rows) for column in range(2)]
+    table = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in chosen.rows]
+    return "\n".join([*(f"warning: {problem}" for problem in chosen.warnings), *table])
+
+
+def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
+    """Return the commands of a run with comments; `sentence` is one of the held-out text."""
+    out, start, lines = shlex.quote(str(chosen.out)), chosen.start, []
+    if config := chosen.configs.get("pretrain"):
+        cased = " --cased" if start and start.is_cased else ""
+        vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"
+        make = f"bert vocab {out}/sentences/train {out}/vocab{cased}"
+        if chosen.new_pieces:
+            make += f" --extend {vocabulary} --size +{chosen.new_pieces}"
+            vocabulary = f"{out}/vocab"
+        else:
+            make += f" --size {chosen.config.vocab_size}" + KEEP_MARKS * (language != "en")
+        sizes = f"--sequence-length {config['max_seq_length']} --mask-tokens {config['max_predictions_per_seq']}"
+        how = f"--vocab {vocabulary} {sizes}{cased} --masking dynamic --no-nsp"
+        lines = [
+            "# sentences, vocabulary and records",
+            *(
+                f"bert preprocess {out}/text/{part}.jsonl {out}/sentences/{part} --language {language}"
+                for part in PARTS
+            ),
+            *([make] if start is None or chosen.new_pieces else []),
+            *(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}" for part in PARTS),
+            "# training; a run that was stopped continues with the same command",
+            f"bert doctor --config {out}/pretrain.json",
+            f"bert pretrain --config {out}/pretrain.json",
+        ]
+    if "embed" in chosen.configs:
+        lines += [
+            "# the score before, the training on pairs with the score after it, and a search",
+            f"bert embed --config {out}/embed.json --no-do-training",
+            f"bert embed --config {out}/embed.json",
+            f"bert predict {out}/vectors {shlex.quote(sentence)} --task similarity --input {out}/search/corpus.jsonl",
+        ]
+    elif chosen.goal == "labels":
+        rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.config.hidden_size)
+        lines += [
+            "# with your labels.csv, a table with the columns text and label",
+            f"bert classify --pretrained-ckpt-path {out}/run --save-ckpt-path {out}/classifier "
+            f"--train-file labels.csv --optimizer-opts.learning-rate.max-learning-rate {rate}",
+        ]
+    else:
+        masked = shlex.quote(text.mask_word(sentence))
+        lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
+    return lines
+
+
+def find_start(name: str) -> tuple[Start, Vocabulary]:
+    """Return the model to start from, and its vocabulary. Raises CheckpointError if it is absent or not supported."""
+    source = start.find_source(name, "--from")
+    config = source.config
+    path = Path(name).expanduser()
+    is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
+    pieces = str(source.folder) if is_here else name
+    try:
+        vocabulary = find_vocabulary(pieces, cased=False)
+    except ConfigError:
+        vocabulary = find_vocabulary(pieces, cased=True)
+    return Start(
+        name,
+        config,
+        vocabulary=pieces,
+        is_cased=vocabulary.normalization.cased,
+        is_for_sentences=(source.folder / MODULES).is_file(),
+        pooling=read_embedding(source.folder).get("pooling", "mean"),
+    ), vocabulary
+
+
+def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
+    """Return this machine with the rate of some steps of a candidate on synthetic examples, and a description."""
+    kind, devices, _ = build.runtime(settings.engine).devices_here(Processes(()))
+    machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
+    name, config = (model.name, model.config) if model else ("", None)
+    if config is None:
+        (name, *_), config = recipe.new_model(facts, machine, math.inf, [])
+    length, predictions = recipe.length_for(facts, config)
+    batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
+    trial = PretrainSettings(
+        generated_dataset=True,
+        bert_config=config,
+        max_seq_length=length,
+        max_predictions_per_seq=predictions,
+        total_num_train_samples=batch,
+        global_batch=GlobalBatch(**recipe.batch_of(batch, machine)),
+        engine=settings.engine,
+        parallel=Parallel(layout="auto"),
+        precision=look.fastest_precision(kind),
+        optimizer_opts=OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
+    )
+    with ExitStack() as stack, redirect_stdout(io.StringIO()):
+        trial, mesh, _ = train.prepare(trial, stack)
+        stream = corpora.open_stream(trial)
+        plan = corpora.plan_for(trial, stream)
+        (times,) = budget.seconds_of_examples(trial, mesh, stream, plan)
+    gc.collect()  # the weights of the engine that was measured
+    median = statistics.median(times)
+    low, high = machine.spread
+    rate = recipe.flops_of(config, length, predictions) / median
+    spread = min(low, min(times) / median), max(high, max(times) / median)
+    where = count(cpu_count(), "core") if kind == "CPU" else count(devices, kind)
+    steps = f"{count(len(times), 'step')} of {batch} x {length}"
+    described = f"{name} trains at {1 / median:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
+    return replace(machine, flops=rate, spread=spread), described

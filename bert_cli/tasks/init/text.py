@@ -1,0 +1,167 @@
+"""The text of `bert init`: its words, documents and languages, a part that is held out, and pairs for search.
+
+A long document, such as a book in one file, counts as several, so that a part of it can be held out.
+"""
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_cli.data.records.tokenizer import Encoder, Vocabulary
+from bert_cli.data.text import files
+from bert_cli.data.text.documents import marked_lines
+from bert_cli.errors import DataError
+from bert_cli.tasks.init.recipe import TABLE, TextFacts
+
+SAMPLED_BYTES, PIECE_BYTES = 1 << 26, 1 << 20  # what is read of a larger text, in pieces of it
+LONGEST_DOCUMENT = 20_000  # characters
+# Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
+CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
+LANGUAGE_SAMPLE, LANGUAGE_CHARACTERS = 500, 1000  # documents, and their first characters
+NO_LANGUAGE, FEW = "zxx", 0.02  # of numbers; of the documents, which may be mistakes
+VOCABULARY_SAMPLE = 2000  # documents
+HELD_OUT, MOST_HELD_OUT = 10, 500  # every tenth document, at most so many
+SENTENCE_CHARACTERS, PASSAGE = 20, 3  # shortest sentence of a pair; sentences of its passage
+PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
+TEXTS = ("text/train.jsonl", "text/held_out.jsonl")
+PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/qrels/test.tsv")
+
+
+def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:
+    """Yield the lines of each document; a long one is cut."""
+    for part in parts:
+        lines: list[str] = []
+        for kind, line in marked_lines(part, reading):
+            if lines and (kind == "document" or sum(map(len, lines)) > LONGEST_DOCUMENT):
+                yield lines
+                lines = []
+            if kind == "body":
+                lines.append(line)
+        if lines:
+            yield lines
+
+
+def read_facts(
+    parts: Sequence[files.Part], reading: files.Reading, vocabulary: Vocabulary | None
+) -> TextFacts:
+    """Return the facts of a text, with those of the vocabulary of the model to start from.
+
+    A larger text is estimated from pieces of it. Raises DataError for a text without two documents.
+    """
+    pieces = [one for part in parts for one in files.split_part(part, PIECE_BYTES, reading)]
+    every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
+    sample: list[str] = []
+    size = 0
+    for lines in documents_of(pieces[::every], reading):
+        sample.append("\n".join(lines))
+        size += len(sample[-1].encode())
+        if size > SAMPLED_BYTES:  # of compressed files, which are not split
+            break
+    lengths = [len(WORD.findall(text)) for text in sample]
+    if len(lengths) < 2 or not any(lengths):
+        problem = f"has {len(lengths)} document{'s' * (len(lengths) != 1)} of {sum(lengths)} words"
+        remedy = "give more text: a tenth of the documents is held out, to score the model on"
+        raise DataError(f"input ({parts[0].path})", problem, remedy)
+    is_estimated = every > 1 or size > SAMPLED_BYTES
+    scale = sum(map(files.text_bytes, parts)) / size if is_estimated else 1.0
+    facts = TextFacts(
+        text_bytes=scale * size,
+        words=scale * sum(lengths),
+        documents=scale * len(lengths),
+        languages=_languages(sample[:: 1 + len(sample) // LANGUAGE_SAMPLE]),
+        long_document=float(np.percentile(lengths, 90)),
+        is_estimated=is_estimated,
+    )
+    if vocabulary is None:
+        return facts
+    text = "\n".join(sample[:: 1 + len(sample) // VOCABULARY_SAMPLE])
+    tokens = Encoder(vocabulary.ids, vocabulary.normalization).encode(text).tokens
+    unknown, words = np.count_nonzero(tokens == vocabulary.special.unk), len(WORD.findall(text))
+    return replace(facts, pieces_per_word=len(tokens) / words, unknown=unknown / words)
+
+
+def _languages(sample: Sequence[str]) -> dict[str, float]:
+    import py3langid  # loads its model in a second
+
+    codes = Counter(py3langid.classify(text[:LANGUAGE_CHARACTERS])[0] for text in sample)
+    codes.pop(NO_LANGUAGE, None)
+    return {code: number / codes.total() for code, number in codes.most_common()}
+
+
+def describe(facts: TextFacts) -> str:
+    """Return the facts as text."""
+    languages = [f"{code} {part:.0%}" for code, part in facts.languages.items() if part >= FEW]
+    size = f"{facts.text_bytes / 1e6:,.3g} MB of text, {facts.words:,.0f} words"
+    estimated = " (estimated from a sample)" if facts.is_estimated else ""
+    return f"{size} in {facts.documents:,.0f} documents{estimated}; language {', '.join(languages) or 'unknown'}"
+
+
+def divide(
+    folder: Path,
+    documents: Iterable[list[str]],
+    number: float,
+    split: Callable[[str], list[str]],
+    has_pairs: bool,
+) -> str:
+    """Write about so many documents into a folder: for training and held out, and as pairs for search.
+
+    Return a held-out sentence. A held-out pair is a query and a passage; the passages of its document are relevant.
+    """
+    every = int(max(2, min(HELD_OUT, number // 2)))
+    held_out = 0
+    shown = ""
+    with ExitStack() as stack:
+        out = {}
+        for name in (*TEXTS, *PAIRS) if has_pairs else TEXTS:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
+
+        def write(name: str, **values: Any) -> None:
+            out[name].write(json.dumps(values, ensure_ascii=False) + "\n")
+
+        if has_pairs:
+            out[PAIRS[-1]].write("query-id\tcorpus-id\tscore\n")
+        for index, lines in enumerate(documents):
+            is_held_out = index % every == every - 1 and held_out < MOST_HELD_OUT
+            write(TEXTS[is_held_out], text="\n".join(lines))
+            sentences = [" ".join(one.split()) for line in lines for one in split(line)]
+            pairs = pairs_of(sentences) if has_pairs else []
+            if not is_held_out:
+                for anchor, positive in pairs:
+                    write(PAIRS[0], anchor=anchor, positive=positive)
+                continue
+            held_out += 1
+            shown = shown or next(filter(PLAIN_SENTENCE.fullmatch, sentences), "")
+            for at, (anchor, positive) in enumerate(pairs):
+                write(PAIRS[1], _id=f"{held_out}-{at}", text=anchor)
+                write(PAIRS[2], _id=f"{held_out}-{at}", text=positive)
+                relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
+                out[PAIRS[3]].writelines(relevant)
+    return shown or sentences[0]
+
+
+def mask_word(sentence: str) -> str:
+    """Return a sentence with [MASK] in place of its middle word."""
+    words = [match.span() for match in WORD.finditer(sentence)]
+    first, end = words[len(words) // 2]
+    return f"{sentence[:first]}[MASK]{sentence[end:]}"
+
+
+def pairs_of(sentences: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of a sentence and a later passage, each pair from another part of the document."""
+    long = [one for one in sentences if len(one) >= SENTENCE_CHARACTERS]
+    number = min(TABLE["pairs"]["of_document"], len(long) // (PASSAGE + 1))
+    bounds = [len(long) * n // number for n in range(number + 1)] if number else []
+    return [
+        (long[first], " ".join(long[end - PASSAGE : end]))
+        for first, end in itertools.pairwise(bounds)
+    ]

@@ -1,0 +1,147 @@
+"""`bert init`: the text that it reads, the files that it writes, and the commands that it prints, run as they are."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.hf_models import need
+from support.tiny_models import WORDS, write_model
+
+from bert_cli.cli import main
+from bert_cli.tasks.init import recipe, text
+
+need("py3langid")
+ROOT = Path(__file__).parents[3]
+SENTENCES = [
+    f"the {one} film was not a {two} plot and it is {one}." for one in WORDS for two in WORDS
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Documents as JSON lines, and a model."""
+    home = tmp_path_factory.mktemp("init")
+    documents = [" ".join(SENTENCES[n : n + 12]) for n in range(0, 360, 12)]
+    rows = [json.dumps({"body": document}) + "\n" for document in documents]
+    (home / "text.jsonl").write_text("".join(rows))
+    rows = [f"{'good' if n % 2 else 'bad'} film,{n % 2}\n" for n in range(40)]
+    (home / "labels.csv").write_text("text,label\n" + "".join(rows))
+    write_model(home / "model")
+    return home
+
+
+def init(*words: str) -> int:
+    return main(["init", "text.jsonl", *words, "--text-field", "body"])
+
+
+def printed_commands(printed: str) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("bert ")]
+
+
+@pytest.mark.parametrize("goal", ["fill-mask", "labels", "search"])
+def test_every_printed_command_runs(goal, home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    assert init(goal, "--from", "model", "--for", goal) == 0
+    printed = capsys.readouterr().out
+    assert printed_commands((home / goal / "commands.sh").read_text()) == printed_commands(printed)
+    for words in printed_commands(printed):
+        assert main(words) == 0, words
+    results = capsys.readouterr().out
+    assert "validation" in (home / goal / "run/metrics.jsonl").read_text()
+    names = {"fill-mask": "run", "labels": "classifier", "search": "vectors"}
+    assert list((home / goal / names[goal]).glob("step_*/model.safetensors"))
+    assert goal != "search" or results.count('"ndcg_10"') == 2
+
+
+def test_the_held_out_documents_are_not_trained_on(home, monkeypatch):
+    monkeypatch.chdir(home)
+    assert init("parts", "--from", "model", "--for", "search") == 0
+
+    def texts(name, *keys):
+        lines = (home / "parts" / name).read_text().splitlines()
+        return [json.loads(line)[key] for line in lines for key in keys]
+
+    train, held_out = texts("text/train.jsonl", "text"), texts("text/held_out.jsonl", "text")
+    assert (len(train), len(held_out)) == (27, 3) and not {*train} & {*held_out}
+    everything = "\n".join(held_out)
+    assert all(one in everything for one in texts("search/queries.jsonl", "text"))
+    pairs = texts("pairs.jsonl", "anchor", "positive")
+    assert pairs and not any(one in everything for one in pairs)
+
+
+def test_a_dry_run_writes_nothing(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    assert init("nothing", "--from", "model", "--dry-run") == 0
+    assert "learning rate" in capsys.readouterr().out and not (home / "nothing").exists()
+
+
+def test_mistakes_are_refused(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    (home / "full").mkdir()
+    (home / "full" / "file").touch()
+    (home / "one.txt").write_text("A single short document.\n")
+    (home / "empty.txt").touch()
+    (home / "other").mkdir()
+    (home / "other" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (home / "records").mkdir()
+    (home / "records" / "corpus.json").touch()
+    for words, code, message in (
+        (["text.jsonl", "full"], 2, "out (full): exists and is not an empty folder"),
+        (["one.txt", "x"], 3, "has 1 document of 4 words"),
+        (["empty.txt", "x"], 3, "empty"),
+        (["records", "x"], 3, "holds records, not text"),
+        (["text.jsonl", "x", "--from", "./absent"], 4, "is no folder"),
+        (["text.jsonl", "x", "--from", "other"], 4, "other"),
+        (["text.jsonl", "x", "--hours", "0"], 2, "hours"),
+    ):
+        assert main(["init", *words]) == code, words
+        assert message in capsys.readouterr().err
+    assert not (home / "x").exists()
+
+
+def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
+    parts, _ = text.files.recognise_all(home / "text.jsonl", text.files.Reading(text_field="body"))
+    complete = text.read_facts(parts, text.files.Reading(text_field="body"), None)
+    monkeypatch.setattr(text, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(text, "SAMPLED_BYTES", 8000)
+    sampled = text.read_facts(parts, text.files.Reading(text_field="body"), None)
+    assert (complete.is_estimated, sampled.is_estimated) == (False, True)
+    assert sampled.words == pytest.approx(complete.words, rel=0.1)
+    assert complete.documents == 30 and [*complete.languages] == ["en"]
+
+
+def test_words_without_spaces_are_counted_by_characters():
+    assert text.WORD.findall("猫は ok, 世界") == ["猫", "は", "ok,", "世", "界"]
+    assert text.mask_word("a b c") == "a [MASK] c"
+
+
+def test_pairs_are_a_sentence_and_a_later_passage_of_another_part():
+    sentences = [f"This is sentence number {n} of it." for n in range(12)]
+    pairs = text.pairs_of(["Short.", *sentences])
+    assert [anchor for anchor, _ in pairs] == [sentences[0], sentences[4], sentences[8]]
+    assert pairs[0][1] == " ".join(sentences[1:4])
+    assert text.pairs_of(sentences[:3]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys):
+    """From scratch, with one epoch in place of forty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(recipe.TABLE, "epochs", {**recipe.TABLE["epochs"], "scratch": 1})
+    articles = str(ROOT / "data/sample/articles")
+    assert main(["init", articles, "mine", "--documents", "files", "--for", "search"]) == 0
+    assert "too little to train from scratch" in capsys.readouterr().out
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "bert").write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m bert_cli "$@"\n'
+    )
+    (programs / "bert").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    done = subprocess.run(["bash", "mine/commands.sh"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count('"similarity"') > 10

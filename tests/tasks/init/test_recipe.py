@@ -1,0 +1,168 @@
+"""The choice of `bert init`, for texts and machines that are not here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.settings import BertConfig
+from bert_cli.errors import ConfigError
+from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "init.md"
+MACHINES = {
+    "2 cores": Machine("CPU", 1, "mixed_bfloat16", 2 * 0.3e12),
+    "8 cores": Machine("CPU", 1, "mixed_bfloat16", 8 * 0.3e12),
+    "one 24 GB GPU": Machine("GPU", 1, "mixed_bfloat16", 0.3 * 165e12),
+    "eight 80 GB GPUs": Machine("GPU", 8, "mixed_bfloat16", 8 * 0.3 * 312e12),
+}
+MEGABYTES = (1, 10, 40, 200)
+STARTS = {
+    "from scratch": None,
+    "from a base model": Start("bert-base-uncased", BertConfig(), "bert-base-uncased"),
+}
+MINI_LM = BertConfig(
+    hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+)
+
+
+def text(megabytes: float, **changes) -> TextFacts:
+    """Return English articles of this size: 6 bytes a word, 1,700 words a document."""
+    words = megabytes * 1e6 / 6
+    facts = {"languages": {"en": 1.0}, "long_document": 3500.0, "pieces_per_word": 1.35} | changes
+    return TextFacts(megabytes * 1e6, words, words / 1700, **facts)
+
+
+def pick(
+    megabytes=40.0, machine="8 cores", start="from scratch", goal="fill-mask", hours=8.0, **changes
+):
+    begins = STARTS.get(start, start)
+    return choose(text(megabytes, **changes), MACHINES[machine], begins, goal, hours, Path("mine"))
+
+
+def row(megabytes: float, machine: str, start: str) -> str:
+    """Return a row of the page's table."""
+    chosen = pick(megabytes, machine, start)
+    config = chosen.configs["pretrain"]
+    values = {name: value for name, value, _ in chosen.rows}
+    warned = " *" if chosen.warnings else ""
+    batch = (
+        config["global_batch"]["micro_batch_size"]
+        * config["global_batch"]["grad_acc_steps_per_replica"]
+    )
+    epochs = values["epochs"].partition(",")[0]
+    rate = f"{config['optimizer_opts']['learning_rate']['max_learning_rate']:g}"
+    name = chosen.name if start == "from scratch" else ""
+    cells = [f"{megabytes} MB", machine, name, epochs, str(batch), rate, values["time"] + warned]
+    return "| " + " | ".join(cells) + " |"
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_page_shows_the_choice(start):
+    printed = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [row(size, machine, start) for size in MEGABYTES for machine in MACHINES]
+    if start != "from scratch":
+        rows = [line.replace(" |  | ", " | ") for line in rows]
+    missing = [line for line in rows if line not in printed]
+    assert not missing, "docs/init.md lacks\n" + "\n".join(rows)
+
+
+def test_the_page_shows_the_table_of_rules():
+    printed = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [
+        f"| {name} | {rule['rule'].format(**rule)} | {rule['source']} |"
+        for name, rule in TABLE.items()
+    ]
+    assert not [line for line in rows if line not in printed], "\n".join(rows)
+
+
+def test_every_choice_is_a_valid_run():
+    for start in STARTS:
+        for machine in MACHINES:
+            config = pick(10.0, machine, start, "search").configs["pretrain"]
+            settings = PretrainSettings.model_validate(config)
+            assert settings.about is not None and str(settings.save_ckpt_path) == "mine/run"
+
+
+def test_a_model_of_sentences_gets_pairs_and_no_masked_lm_training():
+    minilm = Start("minilm", MINI_LM, is_for_sentences=True)
+    chosen = pick(start=minilm, goal="search")
+    assert [*chosen.configs] == ["embed"] and not chosen.warnings
+    assert chosen.configs["embed"]["pretrained_ckpt_path"] == "minilm"
+    (warning,) = pick(start=minilm, goal="labels").warnings
+    assert "spoils the vectors" in warning
+
+
+def test_vectors_of_a_masked_lm_start_from_its_run():
+    chosen = pick(goal="search")
+    assert [*chosen.configs] == ["embed", "pretrain"]
+    assert chosen.configs["embed"]["pretrained_ckpt_path"] == "mine/run"
+
+
+def test_little_text_is_not_for_training_from_scratch():
+    (warning,) = pick(1.0).warnings
+    assert "1 MB of text is too little to train from scratch" in warning and "--from" in warning
+    assert not pick(1.0, start="from a base model").warnings
+
+
+def test_more_text_and_hours_give_a_larger_model():
+    names = [pick(size, "eight 80 GB GPUs").name for size in (10.0, 40.0, 200.0)]
+    assert (
+        names == sorted(names, key=["mini", "small", "medium", "base"].index) and len({*names}) > 1
+    )
+    assert pick(200.0, "2 cores").name != "base" == pick(200.0, "eight 80 GB GPUs").name
+
+
+def test_a_run_fits_in_the_hours_or_says_that_an_epoch_does_not():
+    for machine in MACHINES:
+        assert pick(200.0, machine, "from a base model").seconds <= 8 * 3600
+    (warning,) = pick(200.0, "2 cores", "from a base model").warnings
+    assert re.search(r"an epoch of the text takes .* h, so the run reads \d+% of it", warning)
+
+
+def test_hours_in_which_nothing_is_learnt_are_refused():
+    with pytest.raises(ConfigError, match=r"hours: are .* examples on this machine.*give --hours"):
+        pick(start="from a base model", machine="2 cores", hours=0.01)
+    with pytest.raises(ConfigError, match=r"hours: are .* pairs"):
+        pick(start=Start("minilm", MINI_LM, is_for_sentences=True), goal="search", hours=1e-5)
+
+
+def test_little_text_has_smaller_batches_and_more_epochs():
+    batches = [
+        pick(size, "eight 80 GB GPUs", "from a base model").configs["pretrain"]["global_batch"]
+        for size in (1.0, 200.0)
+    ]
+    few, many = (one["micro_batch_size"] * one["grad_acc_steps_per_replica"] for one in batches)
+    assert (few, many) == (32, 256)
+
+
+def test_new_pieces_are_added_where_words_are_split_into_many():
+    assert pick(start="from a base model").new_pieces == 0
+    assert pick(start="from a base model", pieces_per_word=1.9).new_pieces == 1000
+    assert pick(0.5, start="from a base model", pieces_per_word=1.9).new_pieces == 0
+
+
+def test_a_vocabulary_of_another_language_is_warned_of():
+    (warning,) = pick(start="from a base model", unknown=0.4).warnings
+    assert "bert-base-uncased lacks 40% of the words" in warning
+
+
+def test_short_documents_have_short_records():
+    assert pick(long_document=20.0).configs["pretrain"]["max_seq_length"] == 32
+    assert pick().configs["pretrain"]["max_seq_length"] == 128
+
+
+def test_bits_per_byte_are_promised_for_the_measured_model_alone():
+    def promised(**changes):
+        return {name: value for name, value, _ in pick(8.0, **changes).rows}["bits per byte"]
+
+    assert promised() == promised(start="from a base model") == "not known for this model"
+    assert promised(start=Start("minilm", MINI_LM)).startswith("about 1.6")
+
+
+def test_hours_follow_the_operations():
+    chosen = pick(10.0, "8 cores", "from a base model")
+    config = chosen.configs["pretrain"]
+    each = flops_of(BertConfig(), 128, 20)
+    assert chosen.seconds == pytest.approx(config["total_num_train_samples"] * each / 2.4e12)
