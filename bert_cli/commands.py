@@ -95,8 +95,9 @@ def _full_parser() -> "argparse.ArgumentParser":
 
     import shtab
 
+    from bert_cli.config.help import add_help
     from bert_cli.config.load import named_configs
-    from bert_cli.config.options import add_help, sections_of
+    from bert_cli.config.options import sections_of
     from bert_cli.config.tools import benchmarks
 
     configs = " ".join(named_configs())

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.commands import COMMANDS
+from bert_cli.config.help import wrap_command
 from bert_cli.config.load import named_configs, read_config
 from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
 from bert_cli.config.options import (
@@ -27,7 +28,6 @@ from bert_cli.config.options import (
     group_of,
     purpose_of,
     sections_of,
-    wrap_command,
 )
 
 ROOT = Path(__file__).parents[1]

@@ -16,6 +16,7 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Usual,
     is_set,
     without_effect,
 )
@@ -46,7 +47,7 @@ class FinetuneSettings(TrainSettings):
 
     NEEDS: ClassVar = {"evaluate_every_steps": "do_validation", "seeds": "do_training"}
 
-    max_seq_length: Annotated[int, Field(ge=8)] = Field(default_factory=_longest)
+    max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
     """Maximum sequence length S, in tokens; batches are as long as their longest example. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
@@ -58,7 +59,7 @@ class FinetuneSettings(TrainSettings):
     Without pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: bool = False
     """Train on synthetic examples, to try a machine or a layout; needs neither a model nor a tokenizer."""
-    num_epochs: Annotated[float, Field(gt=0.0)] = 3.0
+    num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
     """Number of epochs: passes over the training examples."""
     output_dir: Path | None = None
     """Folder of the predictions; by default save_ckpt_path."""
@@ -127,7 +128,7 @@ class SquadSettings(FinetuneSettings):
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
     """The optimizer and its hyperparameters."""
-    num_epochs: Annotated[float, Field(gt=0.0)] = 2.0
+    num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
     """Number of epochs."""
     doc_stride: Positive = 128
     """Tokens from the start of a window of a long paragraph to that of the next."""

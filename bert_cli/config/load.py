@@ -15,11 +15,11 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from bert_cli.config.help import help_text
 from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
 from bert_cli.config.options import (
     PATH_ENDINGS,
     flag_of,
-    help_text,
     parse_words,
     sections_of,
     split_at_dashes,
@@ -184,11 +184,13 @@ def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
     """Return the settings of a command from its words, with the origins of the values.
 
-    A settings class with an `about` field also takes `--config FILE`. `--help` prints and exits. Raises
-    ConfigError with every mistake on its own line.
+    A settings class with an `about` field also takes `--config FILE`. `--help` and `--help-all` print and
+    exit. Raises ConfigError with every mistake on its own line.
     """
-    if {"-h", "--help"} & set(split_at_dashes(words)[0]):
-        print_help(help_text(settings, program.removeprefix("bert ")))
+    help_flags = {"-h", "--help", "--help-all"} & set(split_at_dashes(words)[0])
+    if help_flags:
+        command = program.removeprefix("bert ")
+        print_help(help_text(settings, command, is_complete="--help-all" in help_flags))
         raise SystemExit(0)
     typed = _rename(parse_words(settings, words, program), flag_of)
     flags = dict(typed.values)

@@ -1,7 +1,7 @@
-"""The options of a command: described from its settings class, printed as help, parsed from words.
+"""The options of a command: described from its settings class, and parsed from words.
 
 The docstring of a field is the text of its option, the class that declares the field gives the heading, and
-its type says what the option takes. argparse lays out the help and parses the words; pydantic validates.
+its type says what the option takes. argparse parses the words; pydantic validates.
 """
 
 import argparse
@@ -9,11 +9,8 @@ import csv
 import inspect
 import json
 import re
-import shutil
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -22,12 +19,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
-from bert_cli.config.settings import HIDDEN, POSITIONAL, group_of
+from bert_cli.config.settings import HIDDEN, POSITIONAL, USUAL, group_of
 from bert_cli.errors import ConfigError, combine, nearest
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-MAX_WIDTH = 100
-HELP_COLUMN = 26
 PATH_ENDINGS = ("_dir", "_path", "_file")
 OFTEN_PATHS = ("model", "vocab")
 """Settings that take a name or a path."""
@@ -57,6 +52,7 @@ class Option:
     is_required: bool = False
     is_list: bool = False
     allows_none: bool = False
+    is_usual: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,9 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
 
 
 CONFIG_TEXT = "JSON file with settings: a path, or the name of a shipped config. Flags override it."
-CONFIG = Option(flags=("--config",), name="config", takes="FILE", text=CONFIG_TEXT, is_path=True)
+CONFIG = Option(
+    flags=("--config",), name="config", takes="FILE", text=CONFIG_TEXT, is_path=True, is_usual=True
+)
 
 
 def examples_of(settings: type[BaseModel]) -> list[str]:
@@ -154,15 +152,16 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
         name=path,
         takes=path.replace("_", "-").upper() if positional else takes,
         choices=tuple(map(str, get_args(kinds[0]))) if is_choice else (),
-        text=_help_text(_one_line(about.description), default, required and not positional),
+        text=_with_default(_one_line(about.description), default, required and not positional),
         is_path="PATH" in takes or name in OFTEN_PATHS,
         is_required=required,
         is_list=any(get_origin(kind) is list for kind in kinds),
         allows_none=NoneType in get_args(about.annotation),
+        is_usual=USUAL in about.metadata,
     )
 
 
-def _help_text(text: str, default: Any, required: bool) -> str:
+def _with_default(text: str, default: Any, required: bool) -> str:
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, list):
@@ -202,78 +201,6 @@ def _takes(kinds: Sequence[Any], name: str) -> str:
 
 def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-def help_text(settings: type[BaseModel], command: str) -> str:
-    """Return what `bert COMMAND --help` prints, as wide as the terminal and at most 100 columns."""
-    layout = partial(
-        argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN, width=_width()
-    )
-    parser = argparse.ArgumentParser(f"bert {command}", add_help=False, formatter_class=layout)
-    return add_help(parser, settings, command).format_help()
-
-
-def add_help(
-    parser: argparse.ArgumentParser, settings: type[BaseModel], command: str
-) -> argparse.ArgumentParser:
-    """Add the options, headings, purpose and examples of a command to a parser, and return it."""
-    sections = sections_of(settings, command)
-    positional = [option for section in sections for option in section.options if not option.flags]
-    parser.usage = " ".join([f"bert {command} [options]", *map(_usage, positional)])
-    if command == "launch":
-        parser.usage += " -- COMMAND [options]"
-    if command == "bench":
-        parser.usage = "bert bench (NAME | pretrain | squad | data) [options]"
-    paragraphs = purpose_of(settings).split("\n\n")
-    parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
-    for section in sections:
-        about = textwrap.fill(section.about, _width() - 2) or None
-        group = parser.add_argument_group(section.title, about)
-        for option in section.options:
-            _add_to_help(group, option)
-    general = parser.add_argument_group("options of every command")
-    general.add_argument("-h", "--help", action="help", help="Print this help and exit.")
-    general.add_argument(
-        "--log-level",
-        choices=LOG_LEVELS,
-        metavar="{" + ",".join(LOG_LEVELS) + "}",
-        help="Show the log messages of TensorFlow and other libraries from this level on; by default none.",
-    )
-    lines = [wrap_command(line, _width()) for line in examples_of(settings)]
-    parser.epilog = "\n".join(["examples:", *lines]) if lines else None
-    return parser
-
-
-def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
-    text = option.text.replace("%", "%%")
-    if option.flags and not option.takes:
-        group.add_argument(*option.flags, action="store_true", help=text, dest=option.name)
-        return
-    more: dict[str, Any] = {"dest": option.name}
-    if not option.flags:
-        nargs = {(0, 0): "?", (0, 1): None, (1, 0): "*", (1, 1): "+"}
-        more = {"nargs": nargs[option.is_list, option.is_required]}
-    more |= {"metavar": option.takes, "help": text, "choices": option.choices or None}
-    group.add_argument(*(option.flags or (option.name,)), **more)
-
-
-def _usage(option: Option) -> str:
-    word = f"{option.takes} ..." if option.is_list else option.takes
-    return word if option.is_required else f"[{word}]"
-
-
-def wrap_command(example: str, width: int) -> str:
-    """Return a command line that can be pasted, broken before flags where it is too long."""
-    lines, line = "", " "
-    for part in re.split(r" (?=--)", example):
-        if len(f"{line} {part} \\") > width and line.strip():
-            lines, line = f"{lines}{line} \\\n", "     "
-        line = f"{line} {part}"
-    return lines + line
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
 def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Usual,
     is_remote,
     is_set,
     without_effect,
@@ -64,17 +65,17 @@ class PretrainSettings(TrainSettings):
         "probe": ("generated_dataset", False),
     }
 
-    dataset_dir: str | list[WeightedCorpus] | None = None
+    dataset_dir: Usual[str | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json, or its address (s3://...). Given several times, or in a config
     as a list of {"path": ..., "weight": ...}, the run mixes them by weight. `$DATASETS_DIR` and `~` are
     expanded."""
-    validation_dir: str | None = None
+    validation_dir: Usual[str | None] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = Path("~/.cache/bert/records")
     """Folder on this machine that caches records from object storage."""
     generated_dataset: bool = False
     """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
-    max_predictions_per_seq: Positive
+    max_predictions_per_seq: Usual[Positive]
     """Maximum number P of masked positions of an example."""
     scaling: Scaling | None = None
     """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no

@@ -14,11 +14,15 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 T = TypeVar("T")
-POSITIONAL, HIDDEN = "positional", "hidden"
+POSITIONAL = "positional"
 Positional = Annotated[T, POSITIONAL]
 """A setting that the command line gives without a flag."""
+HIDDEN = "hidden"
 Hidden = Annotated[T, HIDDEN]
 """A setting that is neither a flag nor a key of a file."""
+USUAL = "usual"
+Usual = Annotated[T, USUAL]
+"""A setting of a training run that `--help` lists; `--help-all` lists every setting."""
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 ENDS = {"emb", "heads"}
@@ -211,7 +215,7 @@ class Parallel(Settings):
 
     NEEDS: ClassVar = {"recompute_by": "recompute"}
 
-    layout: Literal["given", "auto"] = "given"
+    layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
     memory requires them. Examples and results stay the same. In a file also `"parallel": "auto"`."""
     pipeline_stages: list[list[str]] | None = None

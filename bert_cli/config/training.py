@@ -20,6 +20,7 @@ from bert_cli.config.settings import (
     Probability,
     SettingError,
     Settings,
+    Usual,
     Wandb,
     is_set,
 )
@@ -52,11 +53,11 @@ class GlobalBatch(Settings):
 
     NEEDS: ClassVar = {"growth_frac": "start_fraction"}
 
-    micro_batch_size: Positive
+    micro_batch_size: Usual[Positive]
     """Examples that a replica processes at once; they must fit in its memory."""
     replicas: Positive = 1
     """Model replicas that divide the examples of a step among them."""
-    grad_acc_steps_per_replica: Positive = 1
+    grad_acc_steps_per_replica: Usual[Positive] = 1
     """Micro-batches whose gradients a replica accumulates before an update."""
     start_fraction: Annotated[
         float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
@@ -81,9 +82,9 @@ class LearningRate(Settings):
     schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
     """`up_down`: linear warm-up, linear decay to 1e-7 on the last step; `cosine`: the same warm-up, half a
     cosine; `constant`: the maximum after the warm-up; `wsd`: the maximum, then a decay over the last steps."""
-    max_learning_rate: Annotated[float, Field(gt=0.0)]
+    max_learning_rate: Usual[Annotated[float, Field(gt=0.0)]]
     """Maximum learning rate; with reference_batch_size, the one for that batch."""
-    warmup_frac: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    warmup_frac: Usual[Annotated[float, Field(ge=0.0, le=1.0)]] = 0.0
     """Fraction of the steps in which the learning rate rises from zero."""
     warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
     """Power of the fraction of the warm-up that has passed; 1 rises linearly, 0.5 like a square root."""
@@ -140,18 +141,18 @@ class TrainSettings(Settings):
     """Description of this config, printed when the run starts."""
     bert_config: BertConfig = BertConfig()
     """The shape of the model."""
-    max_seq_length: Annotated[int, Field(ge=8)]
+    max_seq_length: Usual[Annotated[int, Field(ge=8)]]
     """Sequence length S of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
-    num_epochs: Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)] = (
-        None
-    )
+    num_epochs: Usual[
+        Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)]
+    ] = None
     """Number of epochs: passes over the examples of the records, or over as many as all corpora of a mixture
     have together. Copies with other masks in static records are examples too."""
-    total_num_train_samples: Positive | None = None
+    total_num_train_samples: Usual[Positive | None] = None
     """Examples that the run reads, rounded up to full steps; instead of num_epochs."""
-    engine: Engine = "tensorflow"
+    engine: Usual[Engine] = "tensorflow"
     """Framework of the steps: `tensorflow` has pipelines, `jax` tensor parallelism; checkpoints are the same."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
@@ -159,15 +160,15 @@ class TrainSettings(Settings):
     """The processes of a run on several GPUs or hosts."""
     require_gpu: bool = False
     """Stop with exit code 5 where the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
-    precision: Precision = "float32"
+    precision: Usual[Precision] = "float32"
     """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts
     """The optimizer and its hyperparameters."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
-    save_ckpt_path: Path | None = None
+    save_ckpt_path: Usual[Path | None] = None
     """The run folder, from which the same command resumes; by default checkpoints/ and the config's name."""
-    pretrained_ckpt_path: str | None = None
+    pretrained_ckpt_path: Usual[str | None] = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
     hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
     The optimizer starts fresh."""
@@ -191,7 +192,7 @@ class TrainSettings(Settings):
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
     """Exit code of a run that saved after a request to stop, such as 75 to tell a scheduler to restart it."""
-    dry_run: bool = False
+    dry_run: Usual[bool] = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """What XLA compiles: the update and the element-wise `chains` between matrix products, or complete

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.finetune import PredictSettings
+from bert_cli.config.help import help_text
 from bert_cli.config.load import field_paths, load
-from bert_cli.config.options import help_text, parse_words, sections_of
+from bert_cli.config.options import parse_words, sections_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import HIDDEN
 from bert_cli.config.tools import LaunchSettings, RunsSettings
@@ -53,10 +54,25 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
         ("doctor", ("options of bert doctor:", "options of bert pretrain:", "Settings of every training run")),
         ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
     ):  # fmt: skip
-        text = help_text(settings_of(name), name)
+        text = help_text(settings_of(name), name, is_complete=True)
         assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
         assert "SUPPRESS" not in text
         assert max(map(len, text.partition("examples:")[0].splitlines())) <= 100
+
+
+def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_all(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, shown, hidden in (
+        ("pretrain", ["--config", "--dataset-dir", "--optimizer-opts.learning-rate.max"], "--stages"),
+        ("glue", ["--glue-task TASK", "tnews", "--num-epochs"], "--cache-dir"),
+        ("plan", ["--devices", "--parallel.layout", "usual settings of a run"], "--wandb"),
+    ):  # fmt: skip
+        text = help_text(settings_of(name), name)
+        complete = help_text(settings_of(name), name, is_complete=True)
+        assert all(part in text for part in shown) and hidden not in text and hidden in complete
+        assert "--help-all" in text and len(text.splitlines()) < 90
+        assert max(map(len, text.splitlines() + complete.splitlines())) <= 80, name
+    assert help_text(settings_of("predict"), "predict").count("--help-all") == 0
 
 
 FLAGS = [
