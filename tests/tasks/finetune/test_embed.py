@@ -209,9 +209,15 @@ def test_most_words_are_deleted_and_one_stays(home):
         part = np.mean([f" {word} " in text for text in texts])
         assert abs(part - (0.4 + 0.6**3 / 3)) < 5 * (0.25 / 500) ** 0.5
     assert (noisy["input_ids"][1] == ids[1]).all(), "a single word stays"
-    shifted = UpdateRequest(first_micro_batch=1)
+    shifted = UpdateRequest(first_micro_batch=2)
     later = embed.delete_words(tokenizer, engine, batch, shifted)
     assert (later["input_ids"][0] != noisy["input_ids"][0]).any()
+    second = SimpleNamespace(seed=3, group=SimpleNamespace(rank=1))
+    of_rank_1 = embed.delete_words(tokenizer, second, batch, UpdateRequest())
+    np.testing.assert_array_equal(of_rank_1["input_ids"], later["input_ids"])
+    other = SimpleNamespace(seed=4, group=SimpleNamespace(rank=0))
+    of_another_run = embed.delete_words(tokenizer, other, batch, UpdateRequest())
+    assert (of_another_run["input_ids"][0] != noisy["input_ids"][0]).any()
 
 
 def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):

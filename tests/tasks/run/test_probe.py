@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.tiny_models import metrics_of, write_model, write_records
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
+from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import json_lines, read_lines
 from bert_cli.tasks.run import probe
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -134,6 +136,48 @@ def test_the_probe_stands_beside_the_held_out_losses(home, capsys):
     assert main(["runs", str(home / "both"), "--json", "-"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["held_out"]["probe_accuracy"] == score
+
+
+class Scorer:
+    """An engine whose scores of a row are a function of its tokens and of its masked position."""
+
+    def __init__(self, rank, world_size, all_reduce):
+        self.group = SimpleNamespace(rank=rank, world_size=world_size, all_reduce=all_reduce)
+        self.rows = []
+
+    def gather_weights(self):
+        pass
+
+    def predict(self, columns):
+        ids, positions = columns["input_ids"], columns["masked_lm_positions"]
+        assert (np.take_along_axis(ids, positions, 1) == 4).all()
+        self.rows += [(*one, *place) for one, place in zip(ids, positions, strict=True)]
+        seeds = [
+            [*one, *place] for one, place in zip(ids.tolist(), positions.tolist(), strict=True)
+        ]
+        return np.stack([np.random.default_rng(seed).random((1, 20)) for seed in seeds]), None
+
+
+def test_the_rows_of_all_sentences_are_divided_among_the_processes():
+    """Each token but [CLS] and [SEP] is masked once, whatever the number of processes and the size of a batch."""
+    sentences = [[2, 7, 8, 3], [2, 9, 3], [2, 7, 9, 10, 11, 3], [2, 12, 3]]
+    tokens, lengths = np.concatenate(sentences).astype(np.int32), [len(one) for one in sentences]
+    features = Features(tokens, np.zeros_like(tokens, np.int8), np.cumsum(lengths))
+    minimal_pairs = probe.Probe(features, mask=4, sequence_length=8, batch_size=3)
+    expected = np.zeros(len(sentences))
+    for number, sentence in enumerate(sentences):
+        for position in range(1, len(sentence) - 1):
+            row = [*sentence, *[0] * (8 - len(sentence))]
+            row[position] = 4
+            scores = np.random.default_rng([*row, position]).random(20)
+            expected[number] += scores[sentence[position]] - np.log(np.exp(scores).sum())
+    for world_size in (1, 2, 3):
+        parts = []
+        for rank in range(world_size):
+            scorer = Scorer(rank, world_size, lambda part, parts=parts: parts.append(part) or part)
+            probe.log_likelihoods(scorer, minimal_pairs)
+        np.testing.assert_allclose(sum(parts), expected, rtol=1e-6)
+        assert world_size == 1 or all(not np.allclose(part, expected) for part in parts)
 
 
 def test_a_tie_counts_half():
