@@ -263,6 +263,18 @@ SENTENCES = {
 }
 
 
+def test_a_language_with_a_region_has_the_breaks_of_the_language():
+    for language in ("ja", "JA", "ja-JP", "ja_JP"):
+        split = preprocess.load_splitter("sentencex", language, None)
+        assert split("首都は東京だ。1868年から。") == ["首都は東京だ。", "1868年から。"]
+
+
+def test_both_marks_of_khmer_end_a_sentence():
+    split = preprocess.load_splitter("sentencex", "km", None)
+    for mark in "។៕":
+        assert [part.strip() for part in split(f"ក{mark} ខ{mark}")] == [f"ក{mark}", f"ខ{mark}", ""]
+
+
 @pytest.mark.parametrize("language", SENTENCES)
 def test_sentences_of_many_scripts_end_at_their_own_marks(tmp_path, language, capsys):
     sentences = SENTENCES[language].split("|")
