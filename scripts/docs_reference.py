@@ -166,7 +166,14 @@ def keys_without_effect() -> str:
 
 
 # Marker in a page -> function that generates its replacement.
+def first_screen() -> str:
+    """Return the top of the README, which is the front page too: without its title, to the text for Wikipedia."""
+    _, _, screen = from_root("README.md").partition("# bert\n")
+    return screen.partition("## From Wikipedia to BERT")[0]
+
+
 MARKERS: dict[str, Callable[[], str]] = {
+    "<!-- first screen -->": first_screen,
     "<!-- shipped configs -->": configs_table,
     "<!-- old names -->": old_names,
     "<!-- keys without effect -->": keys_without_effect,

@@ -180,7 +180,7 @@ def lines_of(block: str) -> Iterator[list[str]]:
 @functools.cache
 def flags_of(name: str) -> set[str]:
     flags = {flag for option in options_of(name) for flag in option.flags}
-    return flags | {"--help", "--log-level"}
+    return flags | {"--help", "--help-all", "--log-level"}
 
 
 def mistakes(words: list[str]) -> Iterator[str]:
