@@ -19,6 +19,7 @@ from bert_cli.processes import cpu_count
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
 Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
+LineBreaks = Literal["auto", "keep", "join"]
 
 
 class DataSettings(Settings):
@@ -40,10 +41,12 @@ class DataSettings(Settings):
 class TextSettings(DataSettings):
     """Formats of text files."""
 
-    input_format: Literal["auto", "wikiextractor", "plain", "json-lines", "parquet"] = "auto"
+    input_format: Literal[
+        "auto", "wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"
+    ] = "auto"
     """Format of the files; `auto` detects it for each. gzip, xz, bzip2 and zstandard are decompressed."""
     text_field: str = Field("text", min_length=1)
-    """Field of JSON lines, or column of Parquet, with the text of a document."""
+    """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
 class ExecutorSettings(DataSettings):
@@ -189,6 +192,9 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     """Folder of the sentences."""
     documents: Documents = "blank-lines"
     """What ends a document of plain text: a blank line, or only the end of its file."""
+    line_breaks: LineBreaks = "auto"
+    """Hard line breaks within the paragraphs of plain text, as in text from a PDF or an e-mail: `join` the lines, and
+    the words that a hyphen splits, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
 class RecipeSettings(DataSettings):

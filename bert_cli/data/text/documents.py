@@ -4,12 +4,14 @@
 `text_blocks` has the speed that `bert tokenize` needs.
 """
 
+import csv
 import json
 import re
 from collections.abc import Iterator
 from typing import Literal
 
 from bert_cli.data.text import files
+from bert_cli.data.text.wrapping import Joiner
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
@@ -22,6 +24,7 @@ ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 BLANK_LINES = re.compile(r"\n\s*\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 FIELD_REMEDY = "give the field with the text as --text-field"
 
 Kind = Literal["document", "body", "outside"]  # of a line
@@ -64,7 +67,7 @@ def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
 
 def _marked_plain(part: files.Part, *, one_document: bool) -> Iterator[tuple[Kind, str]]:
     is_new = True
-    for line in _lines(part):
+    for line in _paragraphs(part) if part.is_wrapped else _lines(part):
         if not line:
             is_new = is_new or not one_document
             continue
@@ -132,6 +135,13 @@ def _lines(part: files.Part) -> Iterator[str]:
         yield _decode(line, part, offset).strip()
 
 
+def _paragraphs(part: files.Part) -> Iterator[str]:
+    """Yield the paragraphs of wrapped text, joined as the head of the complete file decides."""
+    with files.report_damage(part), files.open_part(part) as file:
+        joiner = Joiner(file.read(files.HEAD_BYTES).decode(errors="replace"))
+    return joiner.paragraphs(_decode(line, part, offset) for line, offset in _raw_lines(part))
+
+
 def _plain_blocks(part: files.Part) -> Iterator[str]:
     """Yield text in blocks of full lines, without the end of the last line."""
     with files.report_damage(part), files.open_part(part) as file:
@@ -159,8 +169,9 @@ def _decode(data: bytes, part: files.Part, offset: int) -> str:
 
 
 def _field_texts(part: files.Part, field: str) -> Iterator[str]:
-    """Yield the texts of JSON lines or of Parquet rows; a null is a document without text."""
-    for text in (_json_texts if part.format == "json-lines" else _parquet_texts)(part, field):
+    """Yield the texts of JSON lines, or of the rows of a table or Parquet; a null is a document without text."""
+    texts = {"json-lines": _json_texts, "parquet": _parquet_texts}.get(part.format, _table_texts)
+    for text in texts(part, field):
         yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
@@ -189,6 +200,33 @@ def _json_text(line: str, field: str) -> str:
     if text and "\\u" in line:
         text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
     return text or ""
+
+
+def _table_texts(part: files.Part, field: str) -> Iterator[str]:
+    """Yield the cells of a column. Quotes delimit cells in CSV; in TSV they are text."""
+    lines = (_decode(line, part, offset) for line, offset in _raw_lines(part))
+    csv.field_size_limit(LONGEST_CELL)
+    rows = csv.reader(lines, strict=True)
+    if part.format == "tsv":
+        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    number = 1
+    try:
+        names = next(rows, [])
+        if names.count(field) != 1:
+            problem = f"has no column {field!r}, only {', '.join(map(repr, names))[:200]}"
+            raise DataError(f"{part.path} (line 1)", problem, FIELD_REMEDY)
+        column = names.index(field)
+        number = rows.line_num + 1
+        for row in rows:
+            if row and len(row) != len(names):
+                raise ValueError(f"it has {len(row)} cells for {len(names)} columns")
+            if row:
+                yield row[column]
+            number = rows.line_num + 1
+    except (csv.Error, ValueError) as error:
+        problem = f"is no row of {part.format.upper()} ({error})"
+        remedy = "fix that row, or add --input-format plain if the file is no table"
+        raise DataError(f"{part.path} (line {number})", problem, remedy) from None
 
 
 def _parquet_texts(part: files.Part, field: str) -> Iterator[str]:

@@ -50,12 +50,15 @@ def find_duplicates(
     Without a threshold there are no near-duplicates.
     """
     with_near = threshold is not None
+    settings = vars(reading) | {"near": with_near}
+    if reading.line_breaks == "keep":
+        del settings["line_breaks"]  # earlier versions have no such setting
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step(
             "deduplicate",
             out / FOLDER,
-            settings={**vars(reading), "near": with_near},
+            settings=settings,
             packages=["rensa"] if with_near else [],
         ),
         [shard_of(name, parts) for name, (_, parts) in zip(names, outputs, strict=True)],

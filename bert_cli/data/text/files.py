@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
+from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
 
-Format = Literal["wikiextractor", "plain", "json-lines", "parquet"]
+Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -38,9 +39,19 @@ DECODERS: dict[str, Callable[[], Any]] = {
 }
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
+NOT_TEXT = {  # first bytes in lower case -> what the file is, and a command that extracts its text
+    b"%pdf": ("a PDF", "pdftotext FILE"),
+    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub", "pandoc FILE -t plain --wrap=none"),
+    b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office", "soffice --convert-to txt FILE"),
+    b"{\\rtf": ("rich text", "pandoc FILE -t plain --wrap=none"),
+    b"<!doctype html": ("HTML", "trafilatura < FILE"),
+    b"<html": ("HTML", "trafilatura < FILE"),
+}
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
+TABLES: dict[str, Format] = {".csv": "csv", ".tsv": "tsv"}
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
+WRAPPED_BYTES = 1 << 17  # unpacked bytes that decide whether its lines are wrapped
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
@@ -62,6 +73,7 @@ class Reading:
     format: str = "auto"
     text_field: str = "text"
     documents: str = "blank-lines"  # or `files`, each of which is one document
+    line_breaks: str = "keep"  # or `join`, or `auto` to join the lines of files that are wrapped
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class Part:
     size: int  # bytes of the file in this part
     start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
     stop: int | None = None  # end of the range; None is the end of the file
+    is_wrapped: bool = False  # lines are joined into paragraphs
 
 
 Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
@@ -129,7 +142,11 @@ def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]
 def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
     """Raise ConfigError for a setting in `names` that applies to none of these files."""
     formats = {part.format for part in parts}
-    applies = {"text_field": {"json-lines", "parquet"}, "documents": {"plain"}}
+    applies = {
+        "text_field": {"json-lines", "csv", "tsv", "parquet"},
+        "documents": {"plain"},
+        "line_breaks": {"plain"},
+    }
     for name in sorted(applies.keys() & names):
         if not applies[name] & formats:
             raise ConfigError(
@@ -172,14 +189,25 @@ def recognise(path: Path, reading: Reading) -> Part | None:
             "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
             "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
         )
-    return replace(part, format=kind)
+    is_wrapped = reading.line_breaks == "join" or (
+        reading.line_breaks == "auto"
+        and wrapped_width(head[:WRAPPED_BYTES].decode(errors="replace")) > 0
+    )
+    return replace(part, format=kind, is_wrapped=kind == "plain" and is_wrapped)
 
 
 def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET):
         return "parquet"
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:16].lower()
+    for magic, (kind, command) in NOT_TEXT.items():
+        if first.startswith(magic):
+            remedy = f"extract the text first, as with `{command.replace('FILE', path.name)}`"
+            raise DataError(str(path), f"is {kind}, not text", remedy)
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     name = path.stem if path.suffix.lower() in SUFFIXES else path.name
+    if (suffix := Path(name).suffix.lower()) in TABLES:
+        return TABLES[suffix]
     if name.lower().endswith(JSON_SUFFIXES) or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
@@ -306,11 +334,12 @@ def line_number(part: Part, offset: int) -> int:
 def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = False) -> list[Part]:
     """Split a file of twice `size` or more into ranges of about `size`, between documents.
 
-    With `anywhere` a document may be split at a line, where no end of one is near. Compressed files
+    With `anywhere` a document may be split at a line, where no end of one is near. Compressed files, tables
     and plain files that are one document are not split; Parquet files between row groups.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
-    if part.compression or is_document or part.size < 2 * size:
+    is_table = part.format in TABLES.values()  # its header names the columns
+    if part.compression or is_document or is_table or part.size < 2 * size:
         return [part]
     if part.format == "parquet":
         return _split_row_groups(part, size)

@@ -1,9 +1,10 @@
 """Split text into sentences: one per line, a blank line between documents.
 
-Each line is split alone. Of WikiExtractor's articles the titles are dropped; headings stay. The splitter is Punkt
-(Kiss and Strunk, 2006) where NLTK's data for the language are installed, else sentencex. Punkt by name downloads its
-parameters, or learns them from the first 2 MB of the corpus. On English articles the learned ones find boundaries
-with an F1 of 93.1, the installed ones 93.2 and sentencex 95.1; Punkt never splits after the full stop of Japanese.
+Each line is split alone, or each paragraph of wrapped text. Of WikiExtractor's articles the titles are dropped;
+headings stay. The splitter is Punkt (Kiss and Strunk, 2006) where NLTK's data for the language are installed, else
+sentencex. Punkt by name downloads its parameters, or learns them from the first 2 MB of the corpus. On English
+articles the learned ones find boundaries with an F1 of 93.1, the installed ones 93.2 and sentencex 95.1; Punkt never
+splits after the full stop of Japanese.
 """
 
 import re
@@ -66,14 +67,21 @@ BREAKS = {
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
-    reading = files.Reading(settings.input_format, settings.text_field, settings.documents)
+    begun = recorded_settings(settings.out, "preprocess") or {}
+    breaks: str = settings.line_breaks
+    if begun and breaks == "auto":
+        breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
+    form, field, documents = settings.input_format, settings.text_field, settings.documents
+    reading = files.Reading(form, field, documents, breaks)
     parts, notes = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
+    if not any(part.is_wrapped for part in parts):
+        reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
+    _report_joined_lines(parts, reading)
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
     outputs = plan_outputs(settings.input, parts, reading)
-    begun = recorded_settings(settings.out, "preprocess") or {}
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
     parameters: str = splitter
     if splitter == "punkt":
@@ -92,6 +100,8 @@ def run(settings: PreprocessSettings) -> None:
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
     recorded = {"language": language, "splitter": splitter, "parameters": parameters}
+    if reading.line_breaks != "keep":
+        recorded["line_breaks"] = reading.line_breaks
     # Recorded only where they are not the default, so that folders of earlier versions can be continued.
     later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
     run_shards(
@@ -127,6 +137,21 @@ def _shards(
         for (path, parts), numbers in zip(outputs, duplicates, strict=True)
     ]
     return shards, [note]
+
+
+def _report_joined_lines(parts: Sequence[files.Part], reading: files.Reading) -> None:
+    """Print how many files have hard line breaks, and what ends a document in them."""
+    wrapped = [part.path for part in parts if part.is_wrapped]
+    if not wrapped:
+        return
+    ends = "a blank line still ends a document; add --documents files if each file is one document"
+    if reading.documents == "files":
+        ends = "each file is one document"
+    print(
+        f"preprocess: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
+        f"each paragraph are joined ({ends}; --line-breaks keep splits at each line)",
+        flush=True,
+    )
 
 
 def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Reading) -> None:

@@ -295,6 +295,44 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
             read_file(tmp_path / "a", files.Reading(text_field=field))
 
 
+def test_tables_are_read_by_their_header(tmp_path):
+    body = files.Reading(text_field="body")
+    (tmp_path / "a.csv").write_bytes(
+        b'id,body\r\n1,"Say ""x"", then\n\nleave."\r\n\r\n2,Two.\r\n3,\r\n'
+    )
+    assert read_file(tmp_path / "a.csv", body) == [['Say "x", then', "leave."], ["Two."], []]
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b'body\tid\n"Quote.\t1\nTwo, too.\t2\n'))
+    assert read_file(tmp_path / "a.tsv.gz", body) == [['"Quote.'], ["Two, too."]]
+    part = files.recognise(tmp_path / "a.csv", body)
+    assert files.split_part(part, 10, body) == [part]
+    for rows, where, problem in (
+        (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
+        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "it has 3 cells for 2 columns"),
+        (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
+    ):
+        (tmp_path / "b.csv").write_bytes(rows)
+        for reader in (marked_lines, text_blocks):
+            with pytest.raises(DataError, match=rf"b.csv \({where}\): .*{problem}"):
+                list(reader(files.recognise(tmp_path / "b.csv", body), body))
+    assert read_file(tmp_path / "b.csv", files.Reading("plain")) == [["body,b", "1,2", '"cut']]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"%PDF-1.7\n", "is a PDF, not text; .*`pdftotext a`"),
+        (b"PK\x03\x04\x14", "is a zip archive, as are docx"),
+        (b"\xef\xbb\xbf\n<!DOCTYPE html>", "is HTML, not text; .*`trafilatura < a`"),
+        (b"<HTML lang='en'>", "is HTML"),
+        (b"{\\rtf1", "is rich text"),
+    ],
+)
+def test_files_that_need_another_program_first_are_named(tmp_path, data, problem):
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(DataError, match=problem):
+        files.recognise(tmp_path / "a", READING)
+
+
 PEAK = """
 import re, sys
 from pathlib import Path
