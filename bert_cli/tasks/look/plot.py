@@ -1,10 +1,10 @@
 """`bert plot`: draw the metrics of some runs over their steps, and write an HTML page with the pictures.
 
 A thin line is each step, a bold one the mean of the last steps, circles on a dashed line are held-out metrics, and a
-cross marks a step whose metric was not finite. The page is one file without scripts.
+cross marks a step whose metric was not finite. The page is one file without scripts; its pictures are SVG with text in
+the colour of the page's text, so that both follow the reader's light or dark scheme.
 """
 
-import base64
 import io
 import json
 import math
@@ -28,12 +28,20 @@ from bert_cli.train.history import HELD_OUT, Run, series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+END = ("state", "steps", "time in steps", "examples per second, median")
+"""Rows of the short table at the top of the page, beside the last losses and the scores."""
 PAGE, TEMPLATE = "index.html", Path(__file__).with_name("page.html")
 # Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
 Line = Literal["-", "--", ":", "-."]
 LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
 WIDTH, PANEL_HEIGHT, LEGEND_LETTERS = 9.0, 2.7, 105
+FOREGROUND = "#000000"  # as matplotlib writes the colour of text and axes
+SCHEMES = (
+    "<style>svg { color: #1f2328; fill: currentColor; color-scheme: light dark }"
+    "@media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
+)
+"""Also for a picture outside the page."""
 LOG_RATIO = 100.0
 """Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
 
@@ -67,14 +75,14 @@ def run(settings: PlotSettings) -> None:
         title: draw(title, panels, runs, names, window)
         for title, panels in pictures_of(runs).items()
     }
-    pages = {f"{re.sub('[ -]', '_', title.lower())}.png": png for title, png in pictures.items()}
+    pages = {f"{re.sub('[ -]', '_', title.lower())}.svg": svg for title, svg in pictures.items()}
     files = ", ".join(pages)
-    pages[PAGE] = page_of(runs, names, pictures, window).encode("utf-8")
+    pages[PAGE] = page_of(runs, names, pictures, window)
     for name, content in pages.items():
         path = settings.output / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
+            write_atomically(path, content.encode("utf-8"))
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise DataError(f"output ({path})", problem, "choose another folder") from error
@@ -124,19 +132,21 @@ def style_of(number: int) -> tuple[str, Line]:
 
 def draw(
     title: str, panels: Sequence[Panel], runs: Sequence[Run], names: Sequence[str], window: int
-) -> bytes:
-    """Return a picture as PNG: its panels one below the other, and a legend."""
+) -> str:
+    """Return a picture as SVG: its panels one below the other, and a legend."""
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     columns = max(1, min(len(names), LEGEND_LETTERS // (max(map(len, names)) + 7)))
     height = 0.9 + PANEL_HEIGHT * len(panels) + 0.22 * (math.ceil(len(names) / columns) + 1)
-    figure = Figure(figsize=(WIDTH, height), dpi=120, layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for panel, one in zip(panels, axes, strict=True):
         one.set_ylabel(panel.label)
-        one.grid(color="#d8dce1", linewidth=0.6)
+        one.grid(color=FOREGROUND, alpha=0.15, linewidth=0.6)
+        one.set_facecolor("none")
         one.spines[["top", "right"]].set_visible(False)
         for number, values in enumerate(runs):
             # Learning rates are often equal: earlier lines are wider and stay visible.
@@ -163,9 +173,13 @@ def draw(
         alignment="left",
         title_fontsize=8.5,
     )
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    out = io.StringIO()
+    # Text stays text. The salt makes equal pictures equal files, and the ids of two pictures in a page different.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :].replace(FOREGROUND, "currentColor")
+    return svg.replace("<defs>", f"<title>{title} over the steps</title>{SCHEMES}<defs>", 1)
 
 
 def _draw_run(
@@ -178,7 +192,7 @@ def _draw_run(
         is_finite = np.isfinite(values)
         if name == panel.held_out:
             axes.plot(
-                steps, values, "--o", color=colour, linewidth=1, markersize=5, mfc="white", zorder=4
+                steps, values, "--o", color=colour, linewidth=1, markersize=5, mfc="none", zorder=4
             )
         else:
             if window > 1:
@@ -209,9 +223,9 @@ def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
 
 
 def page_of(
-    runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, bytes], window: int
+    runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, str], window: int
 ) -> str:
-    """Return the HTML page: metrics, differing settings, pictures, all settings of each run."""
+    """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
     from jinja2 import Environment
 
     summaries = [history.summary_of(one, window) for one in runs]
@@ -224,6 +238,11 @@ def page_of(
         metrics[history.label_of(name)] = [
             history.in_words(name, summary.get(name)) for summary in summaries
         ]
+    ends = {
+        label: metrics[label]
+        for label in metrics
+        if label in END or label.endswith("loss, last") or label.startswith("score ")
+    }
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -231,16 +250,14 @@ def page_of(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
+        ends=ends,
         metrics=metrics,
         window=history.window_in_words(window),
         differing={
             name: map(history.value_in_words, values)
             for name, values in history.differing_settings(runs).items()
         },
-        pictures={
-            title: f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-            for title, png in pictures.items()
-        },
+        pictures=pictures.values(),
         settings=[
             (name, json.dumps(one.settings, indent=1, ensure_ascii=False))
             for name, one in zip(names, runs, strict=True)

@@ -44,6 +44,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "similarity": ("pooling", "top"),
 }
 """Task -> settings that have an effect on no other."""
+FILLS_MASKS = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of classes that are no models of texts."""
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -59,6 +61,11 @@ def run(settings: PredictSettings) -> None:
     described = embeddings.read_embedding(source.folder) if task in ("embed", "similarity") else {}
     most = source.config.max_position_embeddings
     _check_settings(settings, task, most)
+    if task in ("embed", "similarity") and source.architecture.endswith(FILLS_MASKS):
+        problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
+        print(
+            f"warning: {source.folder} {problem}; train it with `bert embed` first", file=sys.stderr
+        )
     length = min(most, described.pop("max_seq_length", most))
     length = settings.max_seq_length or length
     own = settings.model_dump(include={"pooling", "normalize"}, exclude_none=True)

@@ -1,16 +1,16 @@
 """`bert plot`: the pictures, the page, and the messages."""
 
 import html
-import io
 import json
 import re
 
-import numpy as np
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.tasks.look.plot import draw, page_of, pictures_of, style_of
+from bert_cli.tasks.look.plot import Panel, draw, page_of, pictures_of, style_of
 from bert_cli.train.history import Run
+
+RATE = Panel("learning rate", "learning_rate", smooth=False)
 
 
 def plot(*words) -> int:
@@ -24,14 +24,9 @@ def run_of(folder, lines) -> Run:
     return Run(folder)
 
 
-def has_colour(png: bytes, rows: tuple[float, float], number: int) -> bool:
-    """Return whether a part of the rows of a picture has a pixel in the colour of a run."""
-    from matplotlib.colors import to_rgb
-    from matplotlib.image import imread
-
-    image = imread(io.BytesIO(png))[..., :3]
-    start, stop = (int(fraction * len(image)) for fraction in rows)
-    return bool(np.isclose(image[start:stop], to_rgb(style_of(number)[0]), atol=1e-3).all(-1).any())
+def lines_of(svg: str, number: int) -> int:
+    """Return how many lines of a picture, those of its legend too, have the colour of a run."""
+    return svg.count(f"stroke: {style_of(number)[0].lower()}; stroke-width")
 
 
 def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
@@ -39,9 +34,9 @@ def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
     out, empty = tmp_path / "out", write_run(tmp_path / "empty", 0)
     assert plot(*runs, "--output", out) == 0
     names = ("loss", "accuracy", "learning_rate", "throughput", "gradient_norm")
-    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.png" for n in names)}
+    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.svg" for n in names)}
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.png, ")
+    assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.svg, ")
     assert printed.endswith("smoothed over 2 steps\n")
     # Flags may be between the runs; one step is no smoothing; a run without a step is only in the tables.
     assert plot(runs[0], "--smoothing", "1", "--output", out, empty) == 0
@@ -51,7 +46,7 @@ def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
     assert "have no step in metrics.jsonl yet" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     assert plot(*runs, "--output", "/proc/x") == 3
-    assert "output (/proc/x/loss.png): cannot be written" in capsys.readouterr().err
+    assert "output (/proc/x/loss.svg): cannot be written" in capsys.readouterr().err
 
 
 def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
@@ -70,10 +65,12 @@ def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
 
 def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_path, write_run):
     runs = [Run(write_run(tmp_path / name, 5)) for name in ("a", "b")]
-    for title, visible in (("Loss", [1]), ("Learning rate", [0, 1])):
-        png = draw(title, pictures_of(runs)[title], runs, ["a", "b"], 1)
-        # Below 0.75 is the legend.
-        assert all(has_colour(png, (0, 0.75), number) for number in visible)
+    for title, panels in pictures_of(runs).items():
+        svg = draw(title, panels, runs, ["a", "b"], 1)
+        # One more in the legend.
+        assert all(lines_of(svg, number) == len(panels) + 1 for number in (0, 1))
+    widths = re.findall(r"stroke-width: ([\d.]+)", draw("Learning rate", [RATE], runs, "ab", 1))
+    assert {"3.8", "1.8"} <= set(widths)
     assert len({style_of(number) for number in range(28)}) == 28
 
 
@@ -90,10 +87,10 @@ def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_
     }.items():
         runs = [run_of(tmp_path / name, lines), empty]
         for title, panels in pictures_of(runs).items():
-            png = draw(title, panels, runs, ["run", "empty"], 5)
+            svg = draw(title, panels, runs, ["run", "empty"], 5)
             if title == "Loss":
-                crosses[name] = has_colour(png, (0.6, 0.75), 0)
-    assert crosses["a gap"] and crosses["nothing finite"] and not crosses["constant"]
+                crosses[name] = len(re.findall(r'<use [^>]*style="fill: #0072b2', svg))
+    assert crosses["a gap"] == crosses["nothing finite"] == 1 and crosses["constant"] == 0
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
@@ -109,10 +106,14 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
         Run(write_run(tmp_path / "b", 8, seed=2, rate=None)),
         Run(write_run(tmp_path / "c", 0)),
     ]
-    page = page_of(runs, ["a", bad, "c"], {"Loss": b"png"}, 5)
-    assert not re.search(r"<(script|link|iframe)", page)
-    (address,) = re.findall(r'(?:src|href)="(.*?)"', page)
-    assert address.startswith("data:image/png;base64,")
+    names = ["a", bad, "c"]
+    pictures = {t: draw(t, p, runs, names, 5) for t, p in pictures_of(runs).items()}
+    page = page_of(runs, names, pictures, 5)
+    assert not re.search(r"<(script|link|iframe|img)", page)
+    assert all(
+        address[0] == "#" for address in re.findall(r'(?:src|href|url)[=(]"?(.*?)[")]', page)
+    )
+    assert page.count("<svg") == len(pictures) > 3
     rows = rows_of(page)
     assert rows["seed"] == ["1", "2", "1"]
     assert rows["rate"] == ["not set", "null", "not set"]
@@ -120,3 +121,20 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     assert rows["state"] == ["done", "killed", "empty, no step yet"]
     assert rows["mlm loss, last"] == ["4.0000", "5.0000", ""]
     assert "Settings that differ" not in page_of(runs[:1], ["a"], {}, 1)
+
+
+def test_a_page_starts_with_the_end_of_the_run_and_follows_the_readers_scheme(tmp_path, write_run):
+    runs = [Run(write_run(tmp_path / "a", 10, saved=(10,)))]
+    svg = draw("Loss", pictures_of(runs)["Loss"], runs, ["a"], 1)
+    page = page_of(runs, ["a"], {"Loss": svg}, 1)
+    headings = [page.index(f"<h2>{name}<") for name in ("Curves", "Metrics", "All settings")]
+    assert headings == sorted(headings)
+    ends = rows_of(page[: headings[0]])
+    assert {"state", "steps", "mlm loss, last"} <= ends.keys() and len(ends) <= 10
+    assert ends["mlm loss, last"] == rows_of(page[headings[1] :])["mlm loss, last"]
+    for text in (page, svg):
+        assert "@media (prefers-color-scheme: dark)" in text
+    # Text and axes have no colour of their own, text is no drawing of letters.
+    assert "#000000" not in svg and "currentColor" in svg
+    assert re.search("<text [^>]*>masked-LM loss", svg)
+    assert draw("Loss", pictures_of(runs)["Loss"], runs, ["a"], 1) == svg
