@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-MEANT = 0.8
-"""Likeness, from 0 to 1, from which a name is taken for another."""
+MIN_SIMILARITY = 0.8
+"""Minimum similarity of a suggested name, 0 to 1."""
 
 
 class BertError(Exception):
@@ -112,7 +112,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return best + any(wanted in form for form in forms) + forms[1].startswith(wanted)
 
     near = max(known, key=likeness, default=None)
-    return near if len(wanted) > 2 and near and likeness(near) >= MEANT else None
+    return near if len(wanted) > 2 and near and likeness(near) >= MIN_SIMILARITY else None
 
 
 def _plain(name: str) -> str:

@@ -12,9 +12,8 @@ from bert_cli.config.settings import SettingError, is_set, without_effect
 class EmbedSettings(FinetuneSettings):
     """Train vectors of texts, whose cosine is the similarity of the texts, and score them.
 
-    With pairs of similar texts the loss is InfoNCE: in a step each anchor is to find its own positive among those of
-    all pairs and all hard negatives. Accumulation makes large batches in little memory, as the vectors of the complete
-    batch are computed first.
+    With pairs of similar texts the loss is InfoNCE: each anchor is classified against the positives and hard
+    negatives of the whole batch. Gradient caching allows batches of a thousand pairs in the memory of a micro-batch.
     Example: bert embed --pretrained-ckpt-path runs/base --train-file pairs.tsv --save-ckpt-path runs/vectors
     --global-batch.grad-acc-steps-per-replica 32
     Example: bert embed --objective tsdae --pretrained-ckpt-path runs/base --train-file sentences.txt

@@ -283,8 +283,8 @@ class PredictSettings(Settings):
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are cut,
-    and their result has a remark."""
+    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are
+    truncated; their row has `"truncated": true`."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"

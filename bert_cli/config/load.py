@@ -39,7 +39,7 @@ RECIPES = "recipes.json"
 
 @dataclass(frozen=True)
 class Loaded:
-    """Values before validation, and what is known about them."""
+    """Unvalidated settings with the origin of each value, renamed keys and keys without effect."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str] = field(default_factory=dict)

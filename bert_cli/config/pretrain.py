@@ -93,7 +93,7 @@ class PretrainSettings(TrainSettings):
     """Stages after that of the other settings, in one run with one learning rate schedule."""
     decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
     """Continue the run in `pretrained_ckpt_path`, of schedule `constant` or `wsd`, from this step, with its optimizer
-    and its examples; the decay of `wsd` starts there, whatever its decay_frac, and ends with this run."""
+    and its examples; the `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
     budget_hours: Annotated[float | None, Field(gt=0.0, exclude_if=lambda hours: hours is None)] = (
         None
     )

@@ -22,7 +22,7 @@ jax: Any = import_module("jax") if BACKEND == "jax" else None
 Tensor = Any
 """A tensor of Keras' backend; Keras carries no types."""
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Gradients of the first inputs of an operation, and for the others what is summed over all axes but the last."""
+"""Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
 
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""

@@ -163,7 +163,7 @@ class GroupBertForPreTraining(GroupBertPreTrained, bert.BertForPreTraining):
 
 
 class GroupBertForMaskedLM(GroupBertPreTrained, bert.BertForMaskedLM):
-    """Masked-LM head; what else a checkpoint of pre-training has is left out silently."""
+    """Masked-LM head; other pre-training weights in the checkpoint are ignored."""
 
     _keys_to_ignore_on_load_unexpected = (r"bert\.pooler", r"cls\.seq_relationship")
 

@@ -66,7 +66,7 @@ class Optimizer:
     ) -> tuple[Array, Array, Array]:
         """Return the update direction and the new moments of a weight or a part of it, in float32.
 
-        The gradient is multiplied by `factor` within the moments' own factors, which saves XLA an array.
+        `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
         `updates` counts those made before this one (Loshchilov & Hutter 2019, Algorithm 2, the decay also
         multiplied by the learning rate).
         """

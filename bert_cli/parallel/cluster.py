@@ -41,7 +41,7 @@ class StoppedWhileJoiningError(Exception):
 
 @dataclass(frozen=True)
 class Processes:
-    """The host:port of each process in the order of ranks (none for a single one), this rank, and who gave them."""
+    """Addresses (host:port) by rank, empty for one process; the rank of this process; the source of both."""
 
     workers: tuple[str, ...]
     rank: int = 0

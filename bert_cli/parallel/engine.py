@@ -60,7 +60,7 @@ class Head(Protocol):
 class Mesh:
     """The replicas of a run, the devices of each of this process' replicas, and the device of the host's memory.
 
-    Meshes of a process have different numbers, and so different keys of their collectives.
+    `number` is unique in the process, so that two meshes never share a collective key.
     """
 
     replicas: int
@@ -284,7 +284,7 @@ class Engine(ABC):
 
 
 def kind_of(block: Any) -> Hashable:
-    """Return what blocks share that differ in the values of their weights and in their dropout ids alone."""
+    """Return a key that is equal for blocks that may share one trace."""
     return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
 
 

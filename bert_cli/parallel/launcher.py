@@ -246,7 +246,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
 
 def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
     """Pass on the signals that are named on standard input; at its end stop the program, and kill it after a while."""
-    # A person who runs the printed command is no launcher; a background job that reads a terminal is suspended.
+    # Do not read standard input when it is a terminal: the command was started by hand.
     if os.isatty(0) or not sys.stdin.buffer.readline():
         return
     for line in sys.stdin.buffer:

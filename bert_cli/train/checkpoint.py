@@ -330,8 +330,7 @@ def resume(
 ) -> None:
     """Load a checkpoint of this run into `state`; `settings`, all of the run's, name corpora that have changed.
 
-    A run that `is_branch` has its own end and decays its learning rate from there; its model's new rows are no longer
-    new.
+    With `is_branch`, total_steps, the schedule and the new-row settings may differ from the parent run.
 
     Raises CheckpointError when the checkpoint is of a run with other fixed settings, naming each difference, when a
     file has changed since it was saved, or when it holds values that no run can have.

@@ -38,7 +38,7 @@ REPEAT_SECONDS = 5.0
 
 @dataclass
 class State:
-    """What changes in a run."""
+    """The mutable state of a run."""
 
     weights: Mapping[str, Value]
     moments: Mapping[str, tuple[Value, Value]]
@@ -153,7 +153,7 @@ def means(
 
 @dataclass(frozen=True)
 class Info:
-    """What a hook knows of the step before it."""
+    """The step number, metrics and batch passed to each hook."""
 
     step: int
     """Steps completed."""

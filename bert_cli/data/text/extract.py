@@ -1,8 +1,8 @@
 """Turn a MediaWiki dump into text: our converter works on its chunks, or any program that `--with` names.
 
 A dump of many bzip2 streams is unpacked by the processes that convert it; any other is unpacked and split by this
-one. A program gets small dumps of some articles each. Every page of a chunk is searched for in its output; a chunk on
-which it fails is halved until the page at fault is alone. WikiExtractor, which expands templates, runs as such a
+one. A program gets small dumps of some articles each. Every page of a chunk is searched for in its output; failing
+chunks are bisected to isolate the offending page. WikiExtractor, which expands templates, runs as such a
 program (it is AGPL: called, never imported).
 """
 

@@ -1,7 +1,7 @@
 """JAX's runtime: the devices of a mesh, replicas x tensor parallelism, and the processes of a run.
 
 JAX's coordination service has a process of its own that outlives rank 0, because JAX aborts every process that loses
-the service. Which process is lost is seen by its connection to rank 0, which the kernel closes however a process ends.
+the service. A lost process is detected by its socket to rank 0: the kernel closes it however the process ends.
 What is imported from `jax._src` is not public in JAX 0.10.2.
 """
 

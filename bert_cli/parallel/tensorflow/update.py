@@ -25,8 +25,8 @@ UPDATES_WORTH_COMPILING, LARGE = 2**23, 2**18
 class DeviceUpdate:
     """The weights of one device, their gradients and moments, and the functions that update them.
 
-    Compiled functions assign to the variables that they are passed: a result that is returned is new memory, and a
-    processor reads memory before it overwrites it, so updates of 110 million weights took half as long again.
+    Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
+    assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
     """
 
     def __init__(

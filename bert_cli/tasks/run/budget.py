@@ -26,7 +26,7 @@ TRIAL_SAMPLES = 10**6  # of a run without a number of examples, to measure it
 def within_budget(
     settings: PretrainSettings, mesh: Mesh, stream: ExampleStream
 ) -> PretrainSettings:
-    """Return the settings with the numbers of examples that `budget_hours` allow, those of a run that continues.
+    """Return the settings with the number of examples that fits budget_hours; a resumed run keeps its numbers.
 
     Raises ConfigError for a budget in which no step fits, or another one than that of the run.
     """

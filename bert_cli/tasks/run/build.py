@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a kind of training gives to the run: its examples, their plan, its evaluation."""
+    """The parts of a run that differ between pre-training and the tasks: batches, plan, evaluation."""
 
     plan: Plan
     stream: Stream
@@ -52,7 +52,7 @@ class RunSpec:
     tokenizer: Path | None
     """The folder whose tokenizer is saved with the model."""
     label_names: Sequence[str] | None = None
-    """Names of a classifier's outputs, of which there are `labels`; None where they have none."""
+    """Class names, `labels` of them; None for regression or unnamed classes."""
     labels: int = 2
     prepare: Prepare = Step.prepare
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
@@ -78,7 +78,7 @@ class Run:
     step: Step
     form: Format
     fixed: dict[str, Any]
-    """What a checkpoint must share."""
+    """Values that must be equal for a checkpoint to be resumed."""
 
     def compile(self) -> None:
         """Trace and compile everything that a step needs."""

@@ -129,9 +129,9 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
 
 
 def repeated_text(stream: ExampleStream) -> Iterator[tuple[str, float, bool]]:
-    """Yield how often the text of each corpus repeats itself, by a sample: in words, the number, whether it is much."""
+    """Yield (message, repetition rate, is_excessive) for each corpus, estimated from a sample."""
     for source in stream.sources:
-        # Static records have copies with other masks; how many is unknown of those of other tools.
+        # Static records repeat each pair with other masks; those of other tools do not say how often.
         copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
         if copies is None:
             continue
