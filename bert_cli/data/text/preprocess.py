@@ -77,7 +77,8 @@ def run(settings: PreprocessSettings) -> None:
     files.refuse_without_effect(parts, settings.model_fields_set)
     if not any(part.is_wrapped for part in parts):
         reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
-    _report_joined_lines(parts, reading)
+    keep = "--line-breaks keep splits at each line"
+    report_joined_lines("preprocess", parts, reading, keep)
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
@@ -139,8 +140,10 @@ def _shards(
     return shards, [note]
 
 
-def _report_joined_lines(parts: Sequence[files.Part], reading: files.Reading) -> None:
-    """Print how many files have hard line breaks, and what ends a document in them."""
+def report_joined_lines(
+    command: str, parts: Sequence[files.Part], reading: files.Reading, remedy: str
+) -> None:
+    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines."""
     wrapped = [part.path for part in parts if part.is_wrapped]
     if not wrapped:
         return
@@ -148,8 +151,8 @@ def _report_joined_lines(parts: Sequence[files.Part], reading: files.Reading) ->
     if reading.documents == "files":
         ends = "each file is one document"
     print(
-        f"preprocess: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
-        f"each paragraph are joined ({ends}; --line-breaks keep splits at each line)",
+        f"{command}: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
+        f"each paragraph are joined ({ends}; {remedy})",
         flush=True,
     )
 

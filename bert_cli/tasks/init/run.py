@@ -21,7 +21,7 @@ from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.text import files
-from bert_cli.data.text.preprocess import load_splitter
+from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
@@ -43,9 +43,12 @@ def run(settings: InitSettings) -> None:
     if (settings.input / "corpus.json").exists():
         remedy = "give the text that they were made of"
         raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
-    reading = files.Reading(settings.input_format, settings.text_field, settings.documents)
+    form, field = settings.input_format, settings.text_field
+    reading = files.Reading(form, field, settings.documents, line_breaks="auto")
     parts, _ = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
+    keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
+    report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)
     print(f"init: {text.describe(facts)}", flush=True)
     machine, described = measure(settings, facts, model)

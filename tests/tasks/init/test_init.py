@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def test_the_held_out_documents_are_not_trained_on(home, monkeypatch):
     assert all(one in everything for one in texts("search/queries.jsonl", "text"))
     pairs = texts("pairs.jsonl", "anchor", "positive")
     assert pairs and not any(one in everything for one in pairs)
+
+
+def test_the_lines_of_wrapped_text_are_joined(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    documents = [textwrap.fill(" ".join(SENTENCES[n : n + 12]), 60) for n in range(0, 360, 12)]
+    (home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
+    words = ["init", "wrapped.txt", "wrapped", "--from", "model", "--for", "search"]
+    assert main(words) == 0
+    assert "init: 1 of 1 files, as wrapped.txt, have hard line breaks" in capsys.readouterr().out
+    rows = (home / "wrapped/text/train.jsonl").read_text().splitlines()
+    assert len(rows) == 27 and not any("\n" in json.loads(row)["text"] for row in rows)
 
 
 def test_a_dry_run_writes_nothing(home, monkeypatch, capsys):
