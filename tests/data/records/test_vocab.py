@@ -266,15 +266,25 @@ def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path):
         out = train(tmp_path, f"vocab{frequency}", min_frequency=frequency)
         pieces = find_vocabulary(str(out), cased=False).pieces
         assert {"zebra", "giraffe"} & {*pieces} == expected
-    for frequency, expected in ((3, {"zebra"}), (4, set())):
-        more = {"extend": str(tmp_path / "vocab4"), "min_frequency": frequency}
-        out = train(tmp_path, f"extended{frequency}", "+20", **more)
-        new = find_vocabulary(str(out), cased=False).pieces[len(pieces_of(tmp_path / "vocab4")) :]
-        assert {"zebra"} & {*new} == expected
 
 
-def pieces_of(folder: Path) -> Sequence[str]:
-    return read_vocabulary(folder / "vocab.txt").pieces
+def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path):
+    """`ze` is a step from z to zebra, and a piece of the three words zest alone."""
+    sentences(tmp_path)
+    base = train(tmp_path, "base", size=100)
+
+    def new_pieces(name: str, lines: Sequence[str], size: str, frequency: int) -> Sequence[str]:
+        sentences(tmp_path, lines)
+        out = train(tmp_path, name, size, extend=str(base), min_frequency=frequency)
+        first = len(read_vocabulary(base / "vocab.txt").pieces)
+        return find_vocabulary(str(out), cased=False).pieces[first:]
+
+    words = ["zebu", "yak", "ibex", "kudu", "okapi", "gaur", "oryx", "tapir"]
+    lines = [word for number, word in enumerate(words) for _ in range(40 - 4 * number)]
+    assert list(new_pieces("four", lines, "+4", 2)) == words[:4]
+    lines = ["zebra"] * 6 + ["zest"] * 3
+    assert list(new_pieces("often", lines, "+20", 4)) == ["zebra"]
+    assert list(new_pieces("seldom", lines, "+20", 2)) == ["zebra", "zest"]
 
 
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
