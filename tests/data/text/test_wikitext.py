@@ -81,6 +81,7 @@ def test_links_to_files_and_categories_show_nothing_in_any_language(link):
         ("{{Nihongo|headquarters|本部道場|honbu dōjō}}", "headquarters (本部道場, honbu dōjō)"),
         ("{{as of|2014|lc=y}}", "as of 2014"),
         ("{{As of|2019|03|1}}", "As of 1 March 2019"),
+        ("{{As of|2019|12|31}}", "As of 31 December 2019"),
         ("{{Tính đến|2019|October|21}}", "Tính đến 21 October 2019"),
         ("{{frac|3}} {{frac|1|2}} {{frac|2|1|2}}", "1/3 1/2 2 1/2"),
         ("1{{snd}}2{{nbsp}}3{{mdash}}4{{'s}}", "1 – 2 3—4's"),
