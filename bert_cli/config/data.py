@@ -145,6 +145,10 @@ class ExtractorSettings(DataSettings):
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, as "wikrs --format jsonl --input". Its last argument is a
     dump of some pages, and it writes <doc> blocks or JSON lines with title and text to standard output."""
+    templates: Path | None = None
+    """JSON file {"name of a template": "text with {1}", ...}: what the built-in converter writes for templates."""
+    keep_damaged: bool = False
+    """Accept a damaged or truncated dump, whose complete articles are kept, with exit code 0 instead of 3."""
 
 
 class ExtractSettings(ExtractorSettings, ExecutorSettings):

@@ -47,11 +47,13 @@ def run_shards(
     *,
     total: int | None = None,
     notes: Sequence[str] = (),
+    check: Callable[[Stats], None] = lambda _: None,
 ) -> manifest.Manifest:
     """Make every shard, write the manifest, print one summary line; return the manifest.
 
     `convert(inputs, output, **shard.arguments)` must be picklable. `total`, the sum of the shards' sizes, and
-    `notes`, read at the end, are for a generator of shards. DataError when OUT is of other settings or inputs,
+    `notes`, read at the end, are for a generator of shards. `check(counts)` may refuse the result with a DataError
+    before the manifest is written; the shards stay. DataError when OUT is of other settings or inputs,
     when a worker is killed, or when nothing was produced; SystemExit(130) on Ctrl-C.
     """
     if isinstance(shards, Sequence) and total is None:
@@ -82,10 +84,10 @@ def run_shards(
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
         counts = output.total(notes)
+        check(counts)
         if fresh == Stats() and (output.out / manifest.MANIFEST).exists():
-            record = manifest.read_manifest(
-                output.out
-            )  # with the times of the run that did the work
+            # With the times of the run that did the work.
+            record = manifest.read_manifest(output.out)
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}
             count = workers.processes if workers.scheduler is None else None

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,10 +25,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import Shard, Stats, Step
+from bert_cli.data.shards.manifest import Shard, Stats, Step, file_crc32c
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.files import compression_of
-from bert_cli.data.text.wikipedia import NAMESPACE, Chunk, Dump, find_dump
+from bert_cli.data.text.templates import read_rules
+from bert_cli.data.text.wikipedia import DAMAGED, NAMESPACE, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import atomic_file
@@ -59,6 +60,15 @@ def run(settings: ExtractSettings) -> None:
     if templates:
         command += ["--templates", str(templates.absolute())]
     recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
+    rules = read_rules(settings.templates) if settings.templates else {}
+    if settings.templates:
+        recorded["templates"] = file_crc32c(settings.templates)
+        if command:
+            raise ConfigError(
+                f"templates ({settings.templates})",
+                "has no effect on another extractor",
+                "leave it out",
+            )
     extractor = settings.with_program or ("wikiextractor" if templates else "bert")
     run_shards(
         Step(
@@ -69,11 +79,25 @@ def run(settings: ExtractSettings) -> None:
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
         _shards(dump, settings.chunk_megabytes * 1_000_000, templates),
-        partial(extract_chunk, header=dump.header, command=command),
+        partial(extract_chunk, header=dump.header, command=command, rules=rules),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
         notes=dump.notes,
+        check=partial(_check_damage, settings=settings, path=path),
     )
+
+
+def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
+    """Raise DataError for a damaged dump, or print what is lost of one that is accepted."""
+    damage = [note.partition(f"{path.name} ")[2] for note in counts.notes if DAMAGED in note]
+    if not damage:
+        return
+    more = f", and at {len(damage) - 1} more places" if damage[1:] else ""
+    problem = f"{damage[0]}{more}; the text of {counts.documents:,} articles is in {settings.out}"
+    if not settings.keep_damaged:
+        remedy = "get the dump again, or add --keep-damaged to this command to accept that text"
+        raise DataError(f"dump ({path})", problem, remedy)
+    print(f"extract: the dump {problem}")
 
 
 def _command(settings: ExtractSettings) -> list[str]:
@@ -152,11 +176,12 @@ def extract_chunk(
     chunk: Chunk,
     header: bytes,
     command: Sequence[str] = (),
+    rules: Mapping[str, str] | None = None,
 ) -> Stats:
     """Write the text of a chunk, and compare its pages with those of the result.
 
     The input has the pages, or is the dump, of which the chunk is a range. `command` is a program, by default our
-    converter.
+    converter, to which `rules` give the texts of templates.
     """
     (path,) = inputs
     notes: list[str] = []
@@ -166,7 +191,7 @@ def extract_chunk(
     else:
         chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
     pages = chunk.pages
-    titles, site = list(map(_id_and_title, pages)), site_of(header)
+    titles, site = list(map(_id_and_title, pages)), site_of(header, rules)
     with open(output, "wb") as file:
         if command:
             with TemporaryDirectory(dir=output.parents[1]) as folder:

@@ -63,7 +63,11 @@ GLOB = re.compile(r"[*?\[]")
 
 
 class DamagedError(Exception):
-    """Compressed data are damaged or cut off."""
+    """Compressed data are damaged or cut off, in the stream or frame that begins at byte `frame`."""
+
+    def __init__(self, problem: str, frame: int = 0) -> None:
+        super().__init__(problem)
+        self.frame = frame
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,7 @@ def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterat
     Raises DamagedError, also for a file that is cut off, which not all libraries report.
     """
     decoder = _decoder(compression, file.name) if compression else None
+    frame = file.tell()
     while packed := file.read(min(PACKED_BYTES, stop - file.tell())):
         if decoder is None:
             yield packed
@@ -249,15 +254,17 @@ def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterat
                 if not packed.strip(b"\0"):  # padding, as tapes and some mirrors add it
                     break
                 decoder = _decoder(compression, file.name)
+                frame = file.tell() - len(packed)
             try:
                 block = decoder.decompress(packed)
             except Exception as error:  # of a different class for each library
-                raise DamagedError(f"near byte {file.tell():,}: {error}") from error
+                place = file.tell() - len(packed)
+                raise DamagedError(f"behind byte {place:,}: {error}", frame) from error
             packed = decoder.unused_data
             if block:
                 yield block
     if decoder is not None and not decoder.eof:
-        raise DamagedError(f"it ends at byte {file.tell():,} within a frame")
+        raise DamagedError(f"it ends at byte {file.tell():,} within a frame", frame)
 
 
 def _decoder(compression: str, name: str) -> Any:

@@ -99,10 +99,10 @@ def _normal(name: str) -> str:
 def rule_of(head: str, rules: Rules) -> str | Function:
     """Return the rule of a template, an empty text where it is not known."""
     name = _normal(head)
-    rule = rules.get(name, "")
-    if not rule and name.startswith(tuple(PREFIXES)):
-        return next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
-    return rule
+    rule = rules.get(name)
+    if rule is None and name.startswith(tuple(PREFIXES)):
+        rule = next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
+    return rule or ""
 
 
 def fill(rule: str | Function, head: str, rest: str) -> str:

@@ -15,9 +15,15 @@ LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
 FIRST_STREAMS = 1 << 24  # bytes with the second stream of a file of many: its first has a header
 
+DAMAGED = "is damaged or cut off"  # in every note of lost text
 STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # begins a stream of bzip2; by chance, once in 10^22 bytes
 
 IGNORED = re.compile(r"^\.|-index\.txt")  # hidden files, and the index of a multistream dump
+# A redirect without its tag: in English, or in any language a page with nothing but that line and templates below.
+REDIRECT = re.compile(
+    rb"<text[^>]*>\s*+#(?:(?i:redirect)\s*+:?\s*+\[\[|[^\s#*:;\[\]{}|<&]++\s*+:?\s*+\[\[[^\[\]\n]*\]\]"
+    rb"(?:\s|\{\{[^{}]*\}\}|\[\[[^\[\]]*\]\])*+</text>)"
+)
 NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 
@@ -53,7 +59,8 @@ class Chunk:
 class Dump:
     """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass; `notes` describes its faults.
 
-    A file that ends in the middle of a page loses that page alone. With `streams`, only that range of bytes is read,
+    A file that ends in the middle of a page loses that page alone, and a damaged one what lies between the damage and
+    the next bzip2 stream, which is how Wikipedia's dumps are packed. With `streams`, only that range of bytes is read,
     one of those that `streams()` returns.
     """
 
@@ -73,7 +80,10 @@ class Dump:
             head = page[: page.find(b"<revision")]
             match = NAMESPACE.search(head)
             in_namespace = match is not None and match[1] == b"0"
-            is_article = in_namespace and b"<redirect" not in head
+            is_redirect = b"<redirect" in head or REDIRECT.match(
+                page, page.find(b"<text", len(head))
+            )
+            is_article = in_namespace and not is_redirect
             # Only an article starts a new chunk, so other pages at the end count with the last one.
             if is_article and chunk.article_bytes >= size:
                 chunk.raw_bytes, raw = self._raw_bytes - raw, self._raw_bytes
@@ -115,17 +125,20 @@ class Dump:
 
     def pages(self) -> Iterator[bytes]:
         """Yield every `<page>...</page>` of the file."""
-        rest, count = b"", 0
+        rest, count = bytearray(), 0
         for block in itertools.chain([self._rest], self._blocks):
+            if not block:  # the page has lost its end
+                rest.clear()
+            searched = max(0, len(rest) - len(b"</page>"))
             rest += block
             start = 0
-            while (end := rest.find(b"</page>", start)) >= 0:
+            while (end := rest.find(b"</page>", max(start, searched))) >= 0:
                 begin = rest.find(b"<page>", start, end)
                 start = end + len(b"</page>")
                 if begin >= 0:
                     count += 1
-                    yield rest[begin:start]
-            rest = rest[start:]
+                    yield bytes(rest[begin:start])
+            del rest[:start]
             if len(rest) > LARGEST_PAGE:
                 problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
                 remedy = "it is no MediaWiki dump, or a damaged one; get it again"
@@ -134,9 +147,13 @@ class Dump:
         if not is_last and rest.strip():
             problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
             raise DataError(f"dump ({self.path})", problem, "unpack it first, with bunzip2")
-        if is_last and b"</mediawiki>" not in rest:
-            problem = f"ends without </mediawiki>: pages may be missing after the last of {count:,}"
-            self.notes.append(f"{self.path.name} {problem}")
+        if (
+            is_last
+            and b"</mediawiki>" not in rest
+            and not any(DAMAGED in note for note in self.notes)
+        ):
+            problem = f"(no </mediawiki>): pages may be missing after the last of {count:,}"
+            self.notes.append(f"{self.path.name} {DAMAGED} {problem}")
 
     def _read_header(self) -> tuple[bytes, bytes]:
         """Return the text before the first page, or a default one without <siteinfo>, and the rest."""
@@ -164,16 +181,30 @@ class Dump:
         return header, rest
 
     def _unpacked(self) -> Iterator[bytes]:
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._start)
-                for block in unpack(file, compression_of(self.path), self._stop):
-                    self._raw_bytes = file.tell()
-                    yield block
-        except DamagedError as error:
-            where = f"between byte {max(self._raw_bytes, self._start):,} and byte {self._stop:,}"
-            problem = f"is damaged or cut off ({error}): pages {where} are missing"
-            self.notes.append(f"{self.path.name} {problem}")
+        """Yield the unpacked blocks, and an empty one where some are lost."""
+        start: int | None = self._start
+        while start is not None:
+            try:
+                with open(self.path, "rb") as file:
+                    file.seek(start)
+                    for block in unpack(file, compression_of(self.path), self._stop):
+                        self._raw_bytes = file.tell()
+                        yield block
+                return
+            except DamagedError as error:
+                start = self._next_stream(error.frame + 1)
+                lost = f"between byte {error.frame:,} and byte {start:,}" if start else "after that"
+                self.notes.append(f"{self.path.name} {DAMAGED} ({error}): pages {lost} are missing")
+                if start is not None and start >= self._stop:
+                    start = None
+            yield b""
+
+    def _next_stream(self, start: int) -> int | None:
+        """Return the first byte of the next bzip2 stream, None where there is none."""
+        with open(self.path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        match = STREAM.search(data, start)
+        return match.start() if match else None
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         first = b""

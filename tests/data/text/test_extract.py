@@ -7,14 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from support.processes import alive, kill_after_a_shard, wait_for
 
+from bert_cli import cli
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
+from bert_cli.data.text.files import find_files
 from bert_cli.data.text.wikipedia import Dump, find_dump
 from bert_cli.errors import ConfigError, DataError
 
@@ -35,7 +38,7 @@ DUMPS = {
         274,
         86,
         610,
-        "ends without </mediawiki>: pages may be missing after the last of 970",
+        "is damaged or cut off (no </mediawiki>): pages may be missing after the last of 970",
     ),
 }
 # A program for --with: it gets a dump as its last argument.
@@ -98,7 +101,8 @@ def extract_with(tmp_path, pages, body):
 @pytest.mark.parametrize("name", DUMPS)
 def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
     documents, redirects, others, note = DUMPS[name]
-    manifest = run(shared_data / "dumps" / name, tmp_path / "out", 2, megabytes=4)
+    source, is_cut = shared_data / "dumps" / name, "cut off" in note
+    manifest = run(source, tmp_path / "out", 2, megabytes=4, keep_damaged=is_cut)
     counts = manifest["counts"]
     assert documents == counts["documents"] == counts["pages_given"]
     assert counts["redirects"] == redirects
@@ -137,8 +141,10 @@ def test_a_dump_cut_in_a_page_or_without_siteinfo_gives_the_other_pages_and_a_no
     text = HEADER + articles(5)
     source = tmp_path / "cut.xml"
     source.write_text(text[: text.rindex("</text>") - 9])
-    manifest = run(source, tmp_path / "out")
-    note = "cut.xml ends without </mediawiki>: pages may be missing after the last of 4"
+    manifest = run(source, tmp_path / "out", keep_damaged=True)
+    note = (
+        "cut.xml is damaged or cut off (no </mediawiki>): pages may be missing after the last of 4"
+    )
     assert manifest["notes"] == [note]
     assert titles(tmp_path / "out") == [f"Article {n}" for n in range(1, 5)]
     source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
@@ -390,20 +396,122 @@ def test_a_page_in_two_later_streams_is_an_error_and_not_lost(tmp_path, monkeypa
         run(source, tmp_path / "out")
 
 
-def test_a_damaged_stream_loses_its_range_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "PACKED_EXPANSION", 1000.0)  # a range for every stream
+@pytest.mark.parametrize("expansion", [1000.0, 1e-3])  # a range for every stream, or one for all
+def test_a_damaged_stream_of_a_packed_dump_is_lost_alone(tmp_path, monkeypatch, expansion, capsys):
+    monkeypatch.setattr(extract, "PACKED_EXPANSION", expansion)
     source, _ = multistream(tmp_path, 10, damage=4)
-    manifest = run(source, tmp_path / "out", 2)
-    assert 60 <= manifest["counts"]["documents"] < 75
-    (note,) = manifest["notes"]
-    assert re.match(
-        r"AA/wiki_0\d: samplewiki.* is damaged or cut off .*: pages between byte [1-9]", note
+    pages = [page for page in Dump(sample_dump()).pages() if b"<ns>0</ns>" in page]
+    lost = [page for page in list(Dump(sample_dump()).pages())[30:40] if b"<ns>0</ns>" in page]
+    lost = [page for page in lost if b"<redirect" not in page]
+    begin, end = [match.start() for match in wikipedia.STREAM.finditer(source.read_bytes())][4:6]
+    with pytest.raises(
+        DataError, match=f"pages between byte {begin:,} and byte {end:,} are missing"
+    ):
+        run(source, tmp_path / "out", 2)
+    manifest = run(source, tmp_path / "out", 2, keep_damaged=True)
+    assert len(pages) - 10 - len(lost) == manifest["counts"]["documents"] == 75 - len(lost)
+    assert 0 < len(lost) <= 10 and manifest["bytes_in_this_run"] == 0
+    assert (
+        f"between byte {begin:,} and byte {end:,} are missing; the text of "
+        in capsys.readouterr().out
     )
-    data = source.read_bytes()
-    source.write_bytes(data[: len(data) // 2])
-    manifest = run(source, tmp_path / "cut", 2)
-    assert "is damaged or cut off" in manifest["notes"][-2] + manifest["notes"][-1]
-    assert "without </mediawiki>: pages may be missing" in manifest["notes"][-1]
+
+
+def test_a_page_is_not_joined_from_two_damaged_streams(tmp_path):
+    pages = list(Dump(sample_dump()).pages())
+    data = Dump(sample_dump()).header + b"".join(pages) + b"</mediawiki>"
+    streams = [bz2.compress(data[n : n + 9000]) for n in range(0, len(data), 9000)]  # as pbzip2
+    streams[3] = streams[3][:40] + bytes(20) + streams[3][60:]
+    source = tmp_path / "dump.xml.bz2"
+    source.write_bytes(b"".join(streams))
+    reader = Dump(source)
+    read = list(reader.pages())
+    assert len(reader.notes) == 1 and 0 < len(pages) - len(read) < 10
+    assert set(read) < set(pages)
+
+
+def cut_in_a_page(data):
+    return data[: data.rindex(b"</text>") - 9]
+
+
+def flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
+
+
+def halved(data):
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    ("pack", "damage"),
+    [
+        (bytes, cut_in_a_page),
+        *((pack, halved) for pack in (bz2.compress, gzip.compress, lzma.compress)),
+        (bz2.compress, flipped),
+    ],
+)
+def test_a_damaged_dump_ends_with_exit_code_3_and_its_text_stays_until_it_is_accepted(
+    tmp_path, capsys, pack, damage
+):
+    pages = "".join(page(n, f"Page {n}", str(os.urandom(6000))) for n in range(1, 201))
+    source, out = tmp_path / "dump.xml", tmp_path / "out"
+    source.write_bytes(damage(pack((HEADER + pages + "</mediawiki>\n").encode())))
+    command = ["extract", str(source), str(out), "--processes", "1", "--chunk-megabytes", "1"]
+    messages = []
+    for _ in range(2):  # the same command again finds the same
+        assert cli.main(command) == 3
+        messages.append(capsys.readouterr().err)
+    assert messages[0] == messages[1] and len(messages[0].splitlines()) == 1
+    text = tree(out)
+    count = len(titles(out))
+    expected = rf"dump \({source}\): is damaged or cut off \(.*; the text of {count:,} articles is in {out}; "
+    assert count > 20 and re.search(expected + ".* --keep-damaged", messages[0])
+    assert not (out / "manifest.json").exists()
+    with pytest.raises(DataError, match="has not finished"):
+        find_files(out)
+    assert cli.main([*command, "--keep-damaged"]) == 0
+    assert f"the text of {count:,} articles is in {out}" in capsys.readouterr().out
+    assert tree(out) == text and len(find_files(out)) == len(text)
+    assert read_manifest(out)["counts"]["documents"] == count
+
+
+@pytest.mark.parametrize(
+    "word", ["REDIRECT", "redirect:", "WEITERLEITUNG", "перенаправление", "転送"]
+)
+def test_a_redirect_without_its_tag_is_no_article(tmp_path, word):
+    pages = page(1, "A", f"\n#{word} [[B]]\n{{{{R from x}}}}\n[[Category:C]]") + page(
+        2, "B", "Text."
+    )
+    pages += page(3, "C", "#one [[item]]\n#two [[items]]") + page(4, "D", "See #redirect [[B]].")
+    counts = run(dump(tmp_path / "dump.xml", pages), tmp_path / "out")["counts"]
+    assert (counts["documents"], counts["redirects"]) == (3, 1)
+    assert titles(tmp_path / "out") == ["B", "C", "D"]
+
+
+def test_the_time_to_split_is_linear_in_the_length_of_a_page(tmp_path):
+    seconds = []
+    for megabytes in (1, 16):
+        source = dump(tmp_path / "dump.xml", page(1, "A", "x" * (megabytes << 20)))
+        started = time.process_time()
+        assert len(list(Dump(source).pages())) == 1
+        seconds.append(time.process_time() - started)
+    assert seconds[1] < 64 * seconds[0] + 0.2  # 16 times; what is quadratic takes 256
+
+
+def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
+    source = dump(tmp_path / "dump.xml", page(1, "A", "B {{Mon_modèle|1|c=d}} {{nowrap|e}} f."))
+    file, out = tmp_path / "rules.json", tmp_path / "out"
+    file.write_text('{"mon modèle": "{x|c} ({1})", "nowrap": ""}', encoding="utf-8")
+    run(source, out, 2, templates=file)
+    assert "B d (1) f." in tree(out)["AA/wiki_00"]
+    run(source, out, templates=file)
+    with pytest.raises(
+        DataError, match=r"other settings \(templates was '[0-9a-f]{8}', now the default\)"
+    ):
+        run(source, out)
+    with pytest.raises(ConfigError, match=r"templates \(.*rules.json\): has no effect on another"):
+        run(source, tmp_path / "with", templates=file, **{"with": "cat"})
 
 
 @pytest.mark.parametrize("size", [200_000, 2_600_000])
