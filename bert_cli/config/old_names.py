@@ -29,6 +29,7 @@ RENAMES = {
     "enable_wandb": "wandb.enabled",
     "log_to_wandb": "wandb.enabled",
     "wandb_tags": "wandb.tags",
+    "wandb_entity": "wandb.entity",
     "wandb_entity_name": "wandb.entity",
     "wandb_project_name": "wandb.project",
     "wandb_name": "wandb.project",

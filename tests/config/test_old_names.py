@@ -133,6 +133,7 @@ VALUES = {
     "enable_wandb": (False, "wandb.enabled", False),
     "log_to_wandb": (True, "wandb.enabled", True),
     "wandb_tags": (["x", "y"], "wandb.tags", ["x", "y"]),
+    "wandb_entity": ("us", "wandb.entity", "us"),
     "wandb_entity_name": ("us", "wandb.entity", "us"),
     "wandb_project_name": ("TF2", "wandb.project", "TF2"),
     "wandb_name": ("TF2", "wandb.project", "TF2"),
@@ -238,6 +239,7 @@ def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
 COMMANDS = [
     ("pretrain", ["--dataset-dir", "a", "--total-num-train-samples", "300000", "--enable-wandb", "false"],
      ("wandb.enabled", False)),
+    ("squad", ["--enable-wandb", "true", "--wandb-entity", "us"], ("wandb.entity", "us")),
     ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
     ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
     ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),

@@ -136,7 +136,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
         "History.",
     ]
     source = corpus(tmp_path / "in", wiki_00=doc("A", *lines))
-    manifest = run(source, tmp_path / "out")
+    manifest = run(source, tmp_path / "out", sentence_splitter="punkt")
     assert (tmp_path / "out/AA/wiki_00.txt").read_text() == (
         "Dr. Smith of the U.S. Navy met J. R. Green at 5 p.m. on Sunday.\nThey spoke.\n"
         'He said "Stop it."\nThen he left.\n"Why?"\nshe asked.\nIt cost $3.50 (about £2).\n'
@@ -189,6 +189,16 @@ def test_a_download_that_hangs_or_fails_is_abandoned(monkeypatch, tmp_path):
         assert time.monotonic() - started < 20
 
 
+def test_a_file_whose_name_is_not_utf8_is_refused_before_the_work(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b\udcff.txt"):
+        (tmp_path / "in" / name).write_text("One. Two.\n")
+    for source in (tmp_path / "in", tmp_path / "in/*.txt"):
+        with pytest.raises(DataError, match=r"b\\udcff.txt': has a name that is not UTF-8; rename"):
+            run(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
     (tmp_path / "in.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
     manifest = run(tmp_path / "in.txt", tmp_path / "out", sentence_splitter="sentencex")
@@ -199,32 +209,17 @@ def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
         run(tmp_path / "in.txt", tmp_path / "b", sentence_splitter="sentencex", language="klingon")
 
 
-def test_the_splitter_is_punkt_where_its_data_are_installed_else_sentencex(
+def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
     bare, capsys, monkeypatch
 ):
+    monkeypatch.setattr(preprocess, "_is_installed", lambda language: True)
     (bare / "in.txt").write_text("Herr Dr. Maier kam. Er ging.\n\nDas war es.\n")
-    monkeypatch.setattr(preprocess, "_download", None)  # is not asked
     manifest = run(bare / "in.txt", bare / "out", language="german")
     recorded = {"language": "german", "splitter": "sentencex", "parameters": "sentencex"}
     assert manifest["settings"] == recorded
     line = "preprocess: sentencex splits the sentences, language german\n"
     assert line in capsys.readouterr().out
     assert (bare / "out/text_00000.txt").read_text().startswith("Herr Dr. Maier kam.\nEr ging.\n")
-    seen = []
-    monkeypatch.setattr(preprocess, "_is_installed", lambda language: seen.append(language) or True)
-    monkeypatch.setattr(preprocess, "_load_punkt", lambda *_: lambda text: text.split(" Er "))
-    manifest = run(bare / "in.txt", bare / "de", language="de")
-    assert manifest["settings"] == {
-        **recorded,
-        "language": "de",
-        "splitter": "punkt",
-        "parameters": "installed",
-    }
-    assert (
-        "punkt (installed parameters) splits the sentences, language de\n"
-        in capsys.readouterr().out
-    )
-    assert set(seen) == {"de"}
     # A folder that was begun keeps its splitter, also under another name of its language.
     assert run(bare / "in.txt", bare / "out", language="de")["settings"] == recorded
     with pytest.raises(DataError, match="splitter was 'sentencex', now 'punkt'"):
@@ -234,7 +229,8 @@ def test_the_splitter_is_punkt_where_its_data_are_installed_else_sentencex(
 def test_nltk_finds_its_data_by_the_code_of_a_language_too(bare, shared_data, monkeypatch):
     monkeypatch.setattr("nltk.data.path", [str(shared_data / "nltk_data")])
     (bare / "in.txt").write_text("Dr. Smith came. He left.\n\nHere.\n")
-    assert run(bare / "in.txt", bare / "out", language="en")["settings"]["splitter"] == "punkt"
+    manifest = run(bare / "in.txt", bare / "out", language="en", sentence_splitter="punkt")
+    assert manifest["settings"]["parameters"] == "installed"
     assert (bare / "out/text_00000.txt").read_text() == "Dr. Smith came.\nHe left.\n\nHere.\n"
 
 
