@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, nearest, needs_extra
+from bert_cli.errors import (
+    BertError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    nearest,
+    needs_extra,
+    printable,
+)
 from bert_cli.processes import NO_LOGS, print_help, quiet_imports
 
 VERSIONS = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
@@ -148,7 +156,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BertError as error:
         for line in str(error).splitlines():
-            print(f"bert: {line}", file=sys.stderr)
+            print(f"bert: {printable(line)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("bert: interrupted; the same command continues", file=sys.stderr)
@@ -157,7 +165,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
         known = _known_failure(error)
         if known is None:
             raise
-        print(f"bert: {known}", file=sys.stderr)
+        print(f"bert: {printable(str(known))}", file=sys.stderr)
         return known.exit_code
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 MIN_SIMILARITY = 0.8
 """Minimum similarity of a suggested name, 0 to 1."""
+UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class BertError(Exception):
@@ -25,12 +26,19 @@ class BertError(Exception):
 
     def __init__(self, where: str, problem: str = "", remedy: str = "") -> None:
         # All three are `args`, so that an error survives pickling on its way from a child process.
+        where, problem, remedy = map(redact, (where, problem, remedy))
         super().__init__(where, problem, remedy)
         self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
         message = f"{self.where}: {self.problem}" if self.problem else self.where
         return f"{message}; {self.remedy}" if self.remedy else message
+
+
+def redact(text: str) -> str:
+    """Return text with `***` in place of what is secret in its addresses: user and password, and queries."""
+    text = re.sub(r"(\w://)[^\s/?#\"']*@", r"\1***@", text)
+    return re.sub(r"(\w://[^\s?#\"']*\?)[^\s#\"')]+", r"\1***", text)
 
 
 class ConfigError(BertError):
@@ -60,6 +68,17 @@ class DeviceError(BertError):
 def combine(errors: Sequence[ConfigError]) -> ConfigError:
     """Return one error that prints several, each on its own line."""
     return errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
+    plural = "" if number == 1 else "es" if what.endswith(("ch", "ss")) else "s"
+    return f"{number:,} {what}{plural}"
+
+
+def printable(text: str) -> str:
+    """Return text with escapes in place of control characters, which a folder's name may send to a terminal."""
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def needs_extra(extra: str) -> str:

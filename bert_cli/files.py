@@ -69,6 +69,41 @@ def parse_json(
     return value
 
 
+def json_with_unique_keys(text: str) -> Any:
+    """Return the value of JSON text. A key that stands twice in an object raises a JSONDecodeError, too."""
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        repeated = [name for number, name in enumerate(names) if name in names[:number]]
+        if repeated:
+            raise ValueError(f"the key {repeated[0]!r} stands twice in an object")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=to_dict)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # also an integer of more than 4,300 digits
+        raise json.JSONDecodeError(str(error), text, 0) from None
+
+
+def is_utf8(value: object) -> bool:
+    """Return whether a text or path can be written to a JSON file; Linux allows any bytes in a file name."""
+    try:
+        str(value).encode() if isinstance(value, str | Path) else b""
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refuse_undecodable(paths: Iterable[Path]) -> None:
+    """Raise DataError for a file whose name the manifest of a step could not hold."""
+    for path in paths:
+        if not is_utf8(path):
+            problem = "has a name that is not UTF-8"
+            raise DataError(ascii(str(path)), problem, "rename it")
+
+
 def is_stdout(path: Path | None) -> bool:
     """Return whether a JSON report goes to standard output, which then holds nothing else."""
     return str(path) == "-"

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from bert_cli.errors import printable
+
 if TYPE_CHECKING:  # slow imports, which `bert --help` does without
     from multiprocessing.connection import Connection
 
@@ -137,7 +139,7 @@ def print_table(
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     out = console(width=10_000)
     if out.is_terminal:
         out.print(table)

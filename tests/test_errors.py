@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from bert_cli.config.load import field_paths
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.errors import nearest, needs_extra
+from bert_cli.errors import DataError, count, nearest, needs_extra, printable, redact
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "bert_cli").rglob("*.py"))
@@ -48,3 +48,29 @@ def test_a_message_names_the_pinned_packages_of_an_extra_or_how_to_install_it(mo
     monkeypatch.setattr(importlib.metadata, "requires", absent)
     command = needs_extra("cuda").partition("; ")[2]
     assert f"`{command}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_message_shows_a_password_or_a_token_of_an_address():
+    for text, shown in {
+        "http://user:secret@host:80/a (b)": "http://***@host:80/a (b)",
+        "s3://KEY:se/cret@bucket": "s3://KEY:se/cret@bucket",
+        "https://host/a?token=secret&b=secret: fails": "https://host/a?*** fails",
+        "mirror 'https://token@host/', which": "mirror 'https://***@host/', which",
+        "user@host:/folder; did you mean a?": "user@host:/folder; did you mean a?",
+    }.items():
+        assert redact(text) == shown == redact(shown)
+        assert str(DataError(text, text, text)) == f"{shown}: {shown}; {shown}"
+
+
+def test_the_name_of_a_folder_sends_nothing_to_the_terminal():
+    name = "runs/\x1b[31mred\x07\x9b\u202e\udcffé 日本"
+    assert printable(name) == r"runs/\x1b[31mred\x07\x9b\u202e\udcffé 日本"
+
+
+def test_a_noun_agrees_with_its_number():
+    assert [count(n, "micro-batch") for n in (0, 1, 2)] == [
+        "0 micro-batches",
+        "1 micro-batch",
+        "2 micro-batches",
+    ]
+    assert (count(1, "process"), count(1000, "process")) == ("1 process", "1,000 processes")

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.settings import SettingError, is_set, without_effect
+from bert_cli.errors import count
 
 
 class EmbedSettings(FinetuneSettings):
@@ -75,7 +76,7 @@ class EmbedSettings(FinetuneSettings):
     @model_validator(mode="after")
     def _check_objective(self) -> "EmbedSettings":
         if (len(self.columns) > 1) != (self.objective == "pairs"):
-            problem = f"names {len(self.columns)} columns for objective {self.objective!r}"
+            problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
         if is_set(self, "held_out_fraction") and (self.validation_file or self.retrieval_file):

@@ -21,6 +21,7 @@ from bert_cli.config.settings import (
     without_effect,
 )
 from bert_cli.config.training import Engine, GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
+from bert_cli.errors import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
@@ -95,9 +96,7 @@ def window_error(
     if tokens >= doc_stride:
         return None
     rest = f"max_query_length {max_query_length} and the special tokens"
-    problem = (
-        f"{max_seq_length} leaves {max(0, tokens)} tokens of a paragraph after {rest}, fewer than "
-    )
+    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a paragraph after {rest}, fewer than "
     remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
     return f"{problem}doc_stride ({doc_stride})", remedy
 

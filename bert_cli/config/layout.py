@@ -21,8 +21,8 @@ from bert_cli.config.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.config.training import GlobalBatch, TrainSettings, count, short
-from bert_cli.errors import ConfigError
+from bert_cli.config.training import GlobalBatch, TrainSettings, short
+from bert_cli.errors import ConfigError, count
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 Shape = tuple[int, int]  # replicas, devices of each
@@ -110,7 +110,7 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     least = min(fullest(_laid_out(settings, shape, 0.0))[1].total for shape in shapes)
     offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
-        f"parallel.layout ({devices} devices of {size(memory)})",
+        f"parallel.layout ({count(devices, 'device')} of {size(memory)})",
         f"nothing fits, at best the fullest device needs {size(least)}, and {USABLE:.0%} of its memory "
         f"can be filled, so it takes devices of {size(least / USABLE)}",
         f"give --parallel.recompute, --parallel.{offload}, or a smaller "
@@ -145,7 +145,7 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     asked = math.prod(parallel.tensor_shape)
     if here < asked:
-        problem = f"are fewer than the {processes} processes"
+        problem = f"are fewer than the {count(processes, 'process')}"
         problem += f" times the {asked} of parallel.tensor" if asked > 1 else ""
         raise ConfigError(f"devices ({devices})", problem, f"start at most {devices // asked}")
     check_processes(batch, processes, is_auto=True)

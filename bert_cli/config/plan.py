@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import LearningRate, TrainSettings, count
-from bert_cli.errors import ConfigError
+from bert_cli.config.training import LearningRate, TrainSettings
+from bert_cli.errors import ConfigError, count
 
 MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 
@@ -104,8 +104,9 @@ class Plan:
     def step_in_words(self) -> str:
         """Return the size of a step as text: examples, or packs and their sequences."""
         if self.sequences_per_example > 1:
-            return f"{self.examples_per_step:,} packs, {self.sequences_per_step:,} sequences"
-        return f"{self.examples_per_step:,} examples"
+            packs = count(self.examples_per_step, "pack")
+            return f"{packs}, {count(self.sequences_per_step, 'sequence')}"
+        return count(self.examples_per_step, "example")
 
 
 def make_plan(

@@ -263,9 +263,3 @@ def short(blocks: Sequence[str]) -> list[str]:
     """Return blocks as in a config: emb, hid*4."""
     runs = [(name, len(list(equal))) for name, equal in itertools.groupby(blocks)]
     return [name if times == 1 else f"{name}*{times}" for name, times in runs]
-
-
-def count(number: int, what: str) -> str:
-    """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
-    plural = "" if number == 1 else "es" if what.endswith("ch") else "s"
-    return f"{number:,} {what}{plural}"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.load import leaves
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, printable
 from bert_cli.files import is_locked, read_json
 from bert_cli.train.checkpoint import (
     BEST,
@@ -186,7 +186,7 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     for folder in folders:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
-            problem = f"nothing below it has {METRICS}" if folder.is_dir() else "is no folder"
+            problem = f"nothing below it has {METRICS}" if folder.is_dir() else "no such folder"
             remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
         for run in below:
@@ -199,11 +199,11 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     """Return the shortest ends of the runs' paths that are all different, with the same number of parts."""
     parts = [run.folder.resolve().parts[1:] for run in runs]
     for number in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(path[-number:]) for path in parts]
+        names = [printable("/".join(path[-number:])) for path in parts]
         # The folder of a seed says nothing without its parent.
         if len(set(names)) == len(names) and not all(name.startswith("seed_") for name in names):
             return names
-    return [str(run.folder) for run in runs]
+    return [printable(str(run.folder)) for run in runs]
 
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:

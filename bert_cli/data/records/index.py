@@ -50,7 +50,7 @@ from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import atomic_file, write_json_atomically
+from bert_cli.files import atomic_file, refuse_undecodable, write_json_atomically
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
@@ -117,6 +117,7 @@ def record_files(folder: Path) -> list[Path]:
     if not visible:
         problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
         raise DataError(f"folder ({folder})", problem, "give a folder of records")
+    refuse_undecodable(visible)
     return [folder / name for name in sorted(visible, key=Path.as_posix)]
 
 

@@ -30,7 +30,7 @@ from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, count
 from bert_cli.files import format_bytes, is_stdout, output_json
 
 if TYPE_CHECKING:
@@ -124,8 +124,9 @@ def run(settings: InspectSettings) -> None:
     print_line = partial(console.print, soft_wrap=True)
     sampled = f"a sample of {number:,}, drawn from the complete folder"
     print_line(
-        f"{settings.folder}: {len(source):,} {report['format']} records of {source.sequence_length} positions, in "
-        f"{report['files']:,} files, {format_bytes(report['bytes'])}, vocabulary of {report['vocab_size']:,} tokens\n"
+        f"{settings.folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
+        f"in {count(report['files'], 'file')}, {format_bytes(report['bytes'])}, "
+        f"vocabulary of {report['vocab_size']:,} tokens\n"
         f"read: {'all of them' if number == len(source) else sampled} (seed {settings.seed})"
     )
     if settings.examples:
@@ -228,7 +229,7 @@ class SampleStatistics:
             return counts[part] / counts[of] if counts[of] else None
 
         counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
-        pairs = sum(count * (count - 1) // 2 for count in self._texts.values())
+        pairs = sum(number * (number - 1) // 2 for number in self._texts.values())
         duplicates = None
         if counts["examples"] > 1:
             # The sample has a pair of equal texts as often as it has any pair of examples.
@@ -343,9 +344,9 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
     counts = [sum(lengths[n] for n in range(first, last + 1)) for first, last in ranges]
     most, width, digits = max(1, *counts), len(f"{max(counts):,}"), len(str(longest))
     lines = []
-    for (first, last), count in zip(ranges, counts, strict=True):
-        bar = "#" * -(-BAR_WIDTH * count // most)
-        lines.append(f"  {first:>{digits}} - {last:>{digits}}  {count:>{width},}  {bar}".rstrip())
+    for (first, last), records in zip(ranges, counts, strict=True):
+        bar = "#" * -(-BAR_WIDTH * records // most)
+        lines.append(f"  {first:>{digits}} - {last:>{digits}}  {records:>{width},}  {bar}".rstrip())
     return lines
 
 

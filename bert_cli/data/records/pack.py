@@ -29,7 +29,7 @@ from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.stream.permutation import permute
 from bert_cli.data.stream.source import Packs
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count
 from bert_cli.files import write_atomically
 
 Numbers = npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ def run(settings: PackSettings) -> None:
     write_corpus(out, description | ({} if copies is None else {"duplication_factor": copies}))
     unpacked = counts["tokens"] / (counts["sequences"] * length)
     print(
-        f"pack: {counts['sequences']:,} sequences in {counts['records']:,} packs of at most {most}; of "
+        f"pack: {count(counts['sequences'], 'sequence')} in {count(counts['records'], 'pack')} of at most {most}; of "
         f"{length} positions {filled:.1%} hold a token, {unpacked:.1%} with one sequence in each"
     )
 

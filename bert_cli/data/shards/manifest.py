@@ -21,8 +21,14 @@ import google_crc32c
 from pydantic import BaseModel
 
 from bert_cli import __version__, files
-from bert_cli.errors import DataError
-from bert_cli.files import JSON, InnerPath, read_json, write_json_atomically
+from bert_cli.errors import DataError, count, redact
+from bert_cli.files import (
+    JSON,
+    InnerPath,
+    read_json,
+    refuse_undecodable,
+    write_json_atomically,
+)
 
 MANIFEST = "manifest.json"
 DONE = ".done"
@@ -139,14 +145,14 @@ class OutputFolder:
     def __init__(self, step: Step) -> None:
         self.step, self.out = step, step.out
         self.done, self.partial = self.out / DONE, self.out / ".partial"
-        self.settings: dict[str, Any] = json.loads(json.dumps(step.settings))
+        self.settings: dict[str, Any] = _without_secrets(step.settings)
         self.versions = package_versions(step.packages)
         self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
         shutil.rmtree(self.partial, ignore_errors=True)
         for path in (*self.done.rglob(".*.part"), *self.out.glob(f".{MANIFEST}.*.part")):
             path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
-        record = {"step": step.name, "settings": self.settings}
+        record: JSON = {"step": step.name, "settings": self.settings}
         write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
@@ -247,7 +253,7 @@ class OutputFolder:
             details = "".join(f" ({note})" for note in total.notes[:2])
             raise DataError(
                 f"{self.step.name} ({self.out})",
-                f"{len(markers)} shards gave no {self.step.counted}{details}",
+                f"{count(len(markers), 'shard')} gave no {self.step.counted}{details}",
                 f"check that the input is what `bert {self.step.name}` reads",
             )
         different = sum(marker.versions != self.versions for marker in markers)
@@ -342,7 +348,12 @@ def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
     record = read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
         raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
-    return record.settings
+    return _without_secrets(record.settings)
+
+
+def _without_secrets(settings: Mapping[str, JSON]) -> dict[str, Any]:
+    cleaned: dict[str, Any] = json.loads(redact(json.dumps(settings)))
+    return cleaned
 
 
 def finished_files(folder: Path) -> list[Path]:
@@ -364,6 +375,7 @@ def finished_files(folder: Path) -> list[Path]:
     if not files:
         problem = "holds no files" if folder.exists() else "does not exist"
         raise DataError(where, problem, "give a text, or the output folder of the previous step")
+    refuse_undecodable(files)
     return files
 
 

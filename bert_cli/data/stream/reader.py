@@ -26,7 +26,7 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import Ints, row_keys
 from bert_cli.data.stream.permutation import permute, record_at
 from bert_cli.data.stream.source import ByLength, Numbers, Records
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, count
 
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
 MULTIPLE = 8  # length buckets end at multiples of so many positions, as matrix units want them
@@ -48,11 +48,12 @@ class Batching:
     """That of a run whose steps differ in size or in their masks."""
 
     def __post_init__(self) -> None:
-        step, size, count = self.examples_per_step, self.micro_batch_size, self.world_size
-        if step < 1 or step % (size * count):
+        step, size = self.examples_per_step, self.micro_batch_size
+        if step < 1 or step % (size * self.world_size):
+            processes = count(self.world_size, "process")
             raise ConfigError(
-                f"global_batch ({step} examples a step)",
-                f"cannot be divided among {count} processes with micro_batch_size {size}",
+                f"global_batch ({count(step, 'example')} a step)",
+                f"cannot be divided among {processes} with micro_batch_size {size}",
                 "change one of these numbers",
             )
 

@@ -18,7 +18,7 @@ from typing import Any
 from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, parse_corpus
 from bert_cli.data.shards.manifest import file_crc32c
 from bert_cli.data.shards.runner import plan_disk_space, run_in_threads
-from bert_cli.errors import BertError, ConfigError, DataError, needs_extra
+from bert_cli.errors import BertError, ConfigError, DataError, needs_extra, redact
 from bert_cli.files import (
     DISK_IS_FULL,
     LockUnsupportedError,
@@ -65,7 +65,9 @@ def local_copy(url: str, cache: Path) -> Path:
             part.unlink(missing_ok=True)  # of a killed process
         for old in sorted(cache.glob(f"{prefix}*")):
             if old != folder:
-                print(f"fetch: {url} has changed since it was copied to {old}; remove it if unused")
+                print(
+                    f"fetch: {redact(url)} has changed since it was copied to {old}; remove it if unused"
+                )
         left = [file for file in files if not is_complete(file)]
         size = sum(file["bytes"] for file in left)
         there = sum(file["bytes"] for file in files) - size

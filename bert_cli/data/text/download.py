@@ -19,7 +19,7 @@ from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output, read_manifest
 from bert_cli.data.shards.runner import Progress, plan_disk_space, summary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int])
             pause = PAUSES[failures]
             failures += 1
             again = f"trying again in {pause:.0f} s ({failures} of {len(PAUSES)})"
-            print(f"download: {urlsplit(url).netloc}: {error}; {again}", file=sys.stderr)
+            print(f"download: {urlsplit(redact(url)).netloc}: {error}; {again}", file=sys.stderr)
             time.sleep(pause)
 
 
@@ -248,6 +248,8 @@ def _write_manifest(
 ) -> None:
     seconds, size = time.monotonic() - started, _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
-    output.write_manifest(stats, seconds, received, {target.name: stats}, url=url, sha1=sha1)
+    output.write_manifest(
+        stats, seconds, received, {target.name: stats}, url=redact(url), sha1=sha1
+    )
     print(f"download: {target}, SHA-1 {sha1}")
     print(summary("download", stats, seconds, received))

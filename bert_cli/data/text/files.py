@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, cast, get_args
 from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.files import refuse_undecodable
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
@@ -110,6 +111,7 @@ def find_files(source: Path) -> list[Path]:
     files = [path for path in paths if path.is_file()]
     if not files:
         raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
+    refuse_undecodable(files)
     return files
 
 

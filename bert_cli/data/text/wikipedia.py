@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bert_cli.data.text.files import SUFFIXES, DamagedError, compression_of, unpack
 from bert_cli.errors import DataError
+from bert_cli.files import refuse_undecodable
 
 LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
@@ -37,6 +38,7 @@ def find_dump(path: Path) -> Path:
             names = ", ".join(dump.name for dump in dumps[:4]) or "none"
             problem = f"holds {len(dumps)} dumps ({names})"
             raise DataError(f"dump ({path})", problem, "give one file")
+        refuse_undecodable(dumps)
         return dumps[0]
     if not path.is_file():
         raise DataError(f"dump ({path})", "no such file", "`bert download` fetches one")

@@ -31,7 +31,7 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
 from bert_cli.config.settings import Cluster, Parallel
-from bert_cli.errors import DeviceError
+from bert_cli.errors import DeviceError, count
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
     Processes,
@@ -220,9 +220,9 @@ def open_mesh(
     devices = [one for one in jax.local_devices() if (one.platform == "cpu") == (kind == "CPU")]
     devices = devices[:needed]
     if len(devices) < needed:
-        where = f"layout ({local} replicas x {each} devices in this process)"
+        where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
         remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {needed} {kind}s, here are {len(devices)}", remedy)
+        raise DeviceError(where, f"needs {count(needed, kind)}, here are {len(devices)}", remedy)
     names = [f"jax:{kind}:{number}" for number in range(needed)]
     rows = tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))
     mesh = Mesh(replicas, rows, "", processes)

@@ -22,7 +22,7 @@ from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import Coordin
 from tensorflow.python.eager import context
 
 from bert_cli.config.settings import Cluster, Parallel
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import ConfigError, DeviceError, count
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
     Processes,
@@ -233,9 +233,9 @@ def open_mesh(
         problem = "NCCL's sums in TensorFlow are not known to support it"
         raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
     if gpus and len(gpus) < needed:
-        where = f"layout ({local} replicas x {stages} devices in this process)"
+        where = f"layout ({count(local, 'replica')} x {count(stages, 'device')} in this process)"
         remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {needed} GPUs, here are {len(gpus)}", remedy)
+        raise DeviceError(where, f"needs {count(needed, 'GPU')}, here are {len(gpus)}", remedy)
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()

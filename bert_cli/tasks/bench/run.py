@@ -29,8 +29,7 @@ from bert_cli.config.tools import (
     BenchSquadSettings,
     benchmarks,
 )
-from bert_cli.config.training import count
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import ConfigError, DeviceError, count
 from bert_cli.files import is_stdout, output_json, read_json
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.processes import print_table, quiet_imports

@@ -21,6 +21,7 @@ from bert_cli.data.finetune.conll import (
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.errors import count
 from bert_cli.tasks.run import finetune, start
 from bert_cli.tasks.run.finetune import Logits, Result, Task
 from bert_cli.train.metrics import print_line
@@ -62,8 +63,8 @@ def _features(
 ) -> Features:
     features, cut = word_features(sentences, tokenizer, settings.max_seq_length)
     remarks, words = {**sentences.remarks, **cut}, sum(map(len, sentences.words))
-    more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(sentences):,} sentences, {words:,} words{more}")
+    more = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
+    print_line(f"{name}: {count(len(sentences), 'sentence')}, {count(words, 'word')}{more}")
     return features
 
 
@@ -83,6 +84,6 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
             lines += [*map(" ".join, zip(*rows, strict=True)), ""]
         path = folder / "predictions.conll"
         write_lines(path, lines)
-        print_line(f"validation: {len(sentences):,} sentences in {path}")
+        print_line(f"validation: {count(len(sentences), 'sentence')} in {path}")
 
     return Result(scores, write)

@@ -23,7 +23,7 @@ from bert_cli.data.finetune.squad_windows import (
     with_null_threshold,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, count
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.tasks.run import finetune, start
 from bert_cli.tasks.run.finetune import Logits, Result, Task
@@ -74,7 +74,9 @@ def _read(
         lambda: arrays_of_windows(make_windows(questions, tokenizer, training=training, **sizes)),
     )
     windows = windows_of(arrays)
-    print_line(f"{which}: {len(questions):,} questions in {len(windows.features):,} windows")
+    print_line(
+        f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
+    )
     for remark in (*remarks, *windows.remarks):
         print_line(f"  {remark}")
     return questions, windows

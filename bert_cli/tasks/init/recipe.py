@@ -15,8 +15,8 @@ import numpy as np
 
 from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, count
-from bert_cli.errors import ConfigError
+from bert_cli.config.training import BatchShape
+from bert_cli.errors import ConfigError, count
 from bert_cli.tasks.bench.flops import model_flops
 
 Goal = Literal["search", "labels", "fill-mask"]

@@ -19,8 +19,8 @@ from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
-from bert_cli.config.training import GlobalBatch, count
-from bert_cli.errors import BertError, ConfigError, DeviceError, install_command
+from bert_cli.config.training import GlobalBatch
+from bert_cli.errors import BertError, ConfigError, DeviceError, count, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
@@ -191,7 +191,7 @@ def check_layout(
         problem = f"{processes.count} processes cannot divide the replicas"
         report.error("layout", ConfigError(text, problem, remedy), **values)
     elif kind == "GPU" and needed > number:
-        text += f": needs {needed} GPUs in this process, which has {number}"
+        text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
         report.add("error", "layout", text, remedy, **values)
     else:
         text += f", idle for {idle:.1%} of a step"
@@ -266,8 +266,8 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     used = sum(file.stat().st_size for path in existing for file in path.iterdir())
     free, needed = free_bytes(folder), max(0, (number + 1) * each - used)
     text = (
-        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {number} checkpoints of {format_bytes(each)} and "
-        f"one being written {'still need' if used else 'need'} {format_bytes(needed)}"
+        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {count(number, 'checkpoint')} of "
+        f"{format_bytes(each)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
     )
     values = {"checkpoint": each, "kept": number, "needed": needed, "free": free, "kind": kind}
     remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"

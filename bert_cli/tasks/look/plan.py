@@ -15,8 +15,8 @@ from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
-from bert_cli.config.training import count, short
-from bert_cli.errors import ConfigError
+from bert_cli.config.training import short
+from bert_cli.errors import ConfigError, count
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 

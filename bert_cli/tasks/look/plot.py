@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from bert_cli.config.tools import PlotSettings
-from bert_cli.config.training import count
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count, printable
 from bert_cli.files import write_atomically
 from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
@@ -87,9 +86,11 @@ def run(settings: PlotSettings) -> None:
             problem = f"cannot be written ({error.strerror})"
             raise DataError(f"output ({path})", problem, "choose another folder") from error
     for folder in empty:
-        print(f"{folder}: has no step yet; it is only in the tables")
+        print(f"{printable(folder)}: has no step yet; it is only in the tables")
     smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
-    print(f"{settings.output / PAGE}: {count(len(runs), 'run')}, {files}; {smoothing}")
+    print(
+        f"{printable(str(settings.output / PAGE))}: {count(len(runs), 'run')}, {files}; {smoothing}"
+    )
 
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:

@@ -7,12 +7,13 @@ because results of fine-tuning often differ more between seeds than between sett
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count, printable
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
 from bert_cli.train import health, history
@@ -42,7 +43,7 @@ def run(settings: RunsSettings | CompareSettings) -> None:
 def _list_runs(settings: RunsSettings) -> None:
     for folder in settings.folders:
         if not folder.is_dir():
-            raise DataError(f"folders ({folder})", "is no folder", "give one that contains runs")
+            raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
     runs = {
         one.folder.resolve(): one
         for folder in settings.folders
@@ -57,10 +58,12 @@ def _list_runs(settings: RunsSettings) -> None:
         print_table(COLUMNS, [_row(one) for one in described], right=(2, 3))
         for one in described:
             if "warning" in one:
-                print(f"{one['run']}: {one['warning']}")
+                print(printable(f"{one['run']}: {one['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
-        print(f"{folders}: no runs; a run is a folder that was given as --save-ckpt-path")
+        print(
+            f"{printable(folders)}: no runs; a run is a folder that was given as --save-ckpt-path"
+        )
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -81,10 +84,13 @@ def _describe(run: Run) -> dict[str, Any]:
         }
         if warning := health.warning_of(run):
             described["warning"] = warning
-    except DataError as error:
-        described |= {"state": "unreadable", "why": str(error)}
-    written = datetime.fromtimestamp(run.written).astimezone() if run.written else None
-    described["written"] = None if written is None else written.isoformat("T", "seconds")
+    except Exception as error:  # an edited file may hold anything; the other runs are still listed
+        described |= {"state": "unreadable", "why": str(error) or type(error).__name__}
+    described["written"] = None
+    with suppress(OSError):
+        if run.written:
+            written = datetime.fromtimestamp(run.written).astimezone()
+            described["written"] = written.isoformat("T", "seconds")
     return described
 
 
@@ -178,7 +184,7 @@ def _open(folder: Path, where: str) -> list[Run]:
     runs = history.open_runs([folder], where)
     inner = [one.folder for one in runs if one.folder != folder]
     if any(one.parent != folder or not one.name.startswith("seed_") for one in inner):
-        problem = f"contains {len(inner)} runs"
+        problem = f"contains {count(len(inner), 'run')}"
         raise DataError(f"{where} ({folder})", problem, f"give one of them, as {inner[0]}")
     for one in runs:
         if not one.steps:

@@ -10,9 +10,8 @@ from time import monotonic
 
 from bert_cli.config.plan import Plan
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import count
 from bert_cli.data.stream.reader import ExampleStream
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, count
 from bert_cli.parallel.engine import Mesh, watchdog
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train.checkpoint import complete_checkpoints, read_state

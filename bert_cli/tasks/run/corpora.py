@@ -186,7 +186,7 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
         return local_copy(path, settings.dataset_cache.expanduser())
     if not Path(path).is_dir():
         remedy = "give one that `bert tokenize` has made"
-        raise DataError(f"{name} ({path})", "there is no such folder", remedy)
+        raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)
 
 

@@ -6,9 +6,9 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 from contextlib import ExitStack
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import count
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.errors import count
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import budget, build, corpora, probe, start, train
 from bert_cli.train import health

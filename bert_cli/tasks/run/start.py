@@ -17,7 +17,7 @@ from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import decay_step
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape, LearningRate, TrainSettings, count
+from bert_cli.config.training import BatchShape, LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
@@ -28,7 +28,7 @@ from bert_cli.data.records.tokenizer import (
     read_tokenizer,
     split_word,
 )
-from bert_cli.errors import CheckpointError, ConfigError, nearest
+from bert_cli.errors import CheckpointError, ConfigError, count, nearest
 from bert_cli.files import read_json
 from bert_cli.model import hf, scaling, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
@@ -193,7 +193,7 @@ def find_folder(name: str, flag: str) -> Path:
     if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
         near = nearest(path.name, [folder.name for folder in path.parent.glob("*/")])
         hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
-        raise CheckpointError(where, "is no folder", hint)
+        raise CheckpointError(where, "no such folder", hint)
     return _download(name, where)
 
 

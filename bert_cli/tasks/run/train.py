@@ -24,7 +24,7 @@ from bert_cli.config import layout
 from bert_cli.config.plan import describe
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.errors import CheckpointError, ConfigError, count
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
@@ -96,8 +96,8 @@ def run_training(
     """
     began, plan = time.monotonic(), spec.plan
     lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
-    if (count := mesh.processes.count) > 1:
-        lines.append(f"{count} processes from {mesh.processes.source}; this is rank 0")
+    if (number := mesh.processes.count) > 1:
+        lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
     print_line("\n".join(["plan:", describe(plan), *(f"  {line}" for line in lines)]))
     engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
@@ -137,7 +137,7 @@ def run_training(
         print_line(f"run: dry run ended at {at} after {duration}; nothing was saved")
     elif finished:
         newest = run.folder / checkpoint_name(state.step)
-        print_line(f"run: {state.step:,} steps done, {duration}; the model is {newest}")
+        print_line(f"run: {count(state.step, 'step')} done, {duration}; the model is {newest}")
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
     return engine, state, "finished" if finished else "stopped"

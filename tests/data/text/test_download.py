@@ -134,6 +134,20 @@ def test_a_dump_arrives_under_its_dated_name_and_is_fetched_once(server, tmp_pat
     assert read_manifest(tmp_path)["sha1"] == SHA1
 
 
+def test_a_password_of_the_mirror_is_neither_stored_nor_printed(server, tmp_path, capsys):
+    mirror = server.address.replace("://", "://user:secret@")
+    server.statuses = [500]
+    for _ in range(2):
+        settings = DownloadSettings(out=tmp_path / "out", language="xx", mirror=mirror)
+        download.run(settings)
+    with pytest.raises(DataError) as caught:
+        download.run(settings.model_copy(update={"date": "20230101", "out": tmp_path / "b"}))
+    printed = "".join(capsys.readouterr())
+    texts = [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert len(texts) >= 2 and "***@127.0.0.1" in texts[0] and "***@127.0.0.1" in printed
+    assert "secret" not in "".join([printed, str(caught.value), *texts])
+
+
 def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(server, tmp_path, capsys):
     server.statuses = [503, 429]
     server.hang_up_after = [len(BODY) // 2, 1000]

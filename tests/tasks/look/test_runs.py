@@ -70,11 +70,30 @@ def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, bert):
     code, out, _ = bert("runs", tmp_path / "empty")
     assert code == 0 and "no runs" in out
     code, _, error = bert("runs", tmp_path / "absent")
-    assert code == 3 and "is no folder" in error
+    assert code == 3 and "no such folder" in error
     # A run that cannot be read does not hide the others.
     (folder / "base" / "settings.json").write_text("{")
     code, out, _ = bert("runs", folder)
     assert code == 0 and "settings.json: Invalid JSON" in out and "glue mrpc" in out
+    for text in ('{"global_batch": 3, "bert_config": 5, "max_predictions_per_seq": 1}', "{}"):
+        (folder / "base" / "settings.json").write_text(text)
+        code, out, _ = bert("runs", folder)
+        assert code == 0 and "glue mrpc" in out and "base" in out
+
+
+def test_the_name_of_a_folder_cannot_send_escape_sequences(tmp_path, write_run, bert):
+    name = "red\x1b[31m\x07"
+    write_run(tmp_path / name, 8, saved=(8,))
+    write_run(tmp_path / "b", 8, saved=(8,), seed=2)
+    for words in (
+        ("runs", tmp_path),
+        ("compare", tmp_path / name, tmp_path / "b"),
+        ("plot", tmp_path / name, tmp_path / "b", "--output", tmp_path / name),
+        ("runs", tmp_path / f"no{name}"),
+    ):
+        code, out, error = bert(*words)
+        assert "red\\x1b[31m\\x07" in out + error, words
+        assert "\x1b" not in out + error, (words, code)
 
 
 def test_differing_settings_and_results_are_side_by_side(two, bert):
@@ -113,7 +132,7 @@ def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, b
     (tmp_path / "folder").mkdir()
     empty = write_run(tmp_path / "empty", 0)
     for other, message in {
-        tmp_path / "absent": "is no folder",
+        tmp_path / "absent": "no such folder",
         tmp_path / "folder": "has metrics.jsonl",
         tmp_path: "contains 3 runs; give one of them",
         empty: "has no step in metrics.jsonl yet",

@@ -119,7 +119,7 @@ def test_records_of_another_vocabulary_are_refused(home, adapted, tmp_path, caps
         (adapted, other, [], 2, rf"save_ckpt_path \({adapted}\): holds a run .*another folder"),
         (new, one, held_out, 2, rf"validation_dir \({larger}\).*of dataset_dir"),
         (new, one, sized, 2, r"dataset_dir \(.*give --bert-config.vocab-size"),
-        (new, tmp_path / "non", [], 3, r"dataset_dir \(.*/non\): there is no such folder"),
+        (new, tmp_path / "non", [], 3, r"dataset_dir \(.*/non\): no such folder"),
         (new, home / "static", static, 2, "masking: has no effect on"),
     ):
         assert main(arguments(home, run, "--dataset-dir", corpus, *flags)) == code

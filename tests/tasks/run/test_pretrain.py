@@ -242,7 +242,7 @@ def test_initial_weights_that_do_not_fit_are_an_error(complete, tmp_path, capsys
     (cut / MODEL).write_bytes(b"cut")
     for changes, message in (
         ({"bert_config__intermediate_size": 64, "pretrained_ckpt_path": complete}, "intermediate_size"),
-        ({"pretrained_ckpt_path": tmp_path / "none"}, "is no folder"),
+        ({"pretrained_ckpt_path": tmp_path / "none"}, "no such folder"),
         ({"pretrained_ckpt_path": cut, "compile_only": None}, f"{cut / MODEL}: cannot be read"),
     ):  # fmt: skip
         assert main(arguments(tmp_path / "run", **changes)) == 4
