@@ -1,6 +1,7 @@
 """The settings of the data steps. Checks of files are the steps' own."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -13,7 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-from bert_cli.config.settings import Positional, SettingError, Settings, is_remote, without_effect
+from bert_cli.config.settings import (
+    Positional,
+    SettingError,
+    Settings,
+    Size,
+    is_remote,
+    without_effect,
+)
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
@@ -162,7 +170,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """A MediaWiki dump: .xml, or packed as .bz2, .xz, .gz or .zst; or a folder with exactly one."""
     out: Positional[Path]
     """Folder of the text."""
-    chunk_megabytes: int = Field(16, ge=1)
+    chunk_megabytes: Size = 16
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
@@ -174,8 +182,8 @@ class SplittingSettings(DataSettings):
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
     sentence_splitter: Splitter = "auto"
-    """`punkt` (NLTK; learned from the text if it has no data), `sentencex` (faster, more languages), `lines` for text
-    with one sentence on each line, or `auto`: Punkt if its data for the language are installed, else sentencex."""
+    """`sentencex`, `punkt` (NLTK; learned from the text if it has no data), or `lines` for text with one sentence on
+    each line; `auto` is that of a folder that was begun, else sentencex."""
     deduplicate: bool = False
     """Drop documents that equal an earlier one except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
@@ -260,10 +268,12 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
 def _check_vocabulary_size(value: Any) -> int | str:
     """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
     text = str(value)
-    if text.startswith("+") and text[1:].isdecimal():
+    is_number = re.fullmatch(r"\+?\d{1,7}", text) is not None
+    if is_number and text.startswith("+"):
         return text
-    if not text.isdecimal() or int(text) < 100:
-        raise SettingError("", f"got {text}", "give a number from 100 on, or +2000 with --extend")
+    if not is_number or int(text) < 100:
+        remedy = "give a number from 100 to 9,999,999, or +2000 with --extend"
+        raise SettingError("", f"got {text}", remedy)
     return int(text)
 
 

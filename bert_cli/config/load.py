@@ -25,8 +25,8 @@ from bert_cli.config.options import (
     split_at_dashes,
 )
 from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError
-from bert_cli.errors import ConfigError, combine, nearest
-from bert_cli.files import read_json
+from bert_cli.errors import ConfigError, combine, nearest, redact
+from bert_cli.files import json_with_unique_keys, read_json
 from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -77,7 +77,7 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     if name.removesuffix(".json") in shipped:
         return shipped[name.removesuffix(".json")]
     siblings = {
-        file.stem: str(Path(name).with_name(file.name)) for file in path.parent.glob("*.json")
+        file.stem: str(Path(name).parent / file.name) for file in path.parent.glob("*.json")
     }
     stem = nearest(Path(name).stem, siblings)
     near = siblings[stem] if stem else nearest(Path(name).stem, shipped)
@@ -95,6 +95,10 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         names = " -> ".join(one.name for one in chain)
         raise ConfigError(f"extends ({names})", "a file extends itself", "break the circle")
     raw = read_json(path, dict[str, Any], ConfigError, "a config is one JSON object {...}")
+    try:
+        json_with_unique_keys(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(str(path), error.msg, "change the file") from None
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
@@ -231,7 +235,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
 def describe(settings: BaseModel, loaded: Loaded) -> str:
     """Return every setting with its value and origin, one on each line, as `--dry-run` prints them."""
     rows = [
-        (where, json.dumps(value), _origin_of(where, loaded.origins) or "default")
+        (where, redact(json.dumps(value)), _origin_of(where, loaded.origins) or "default")
         for where, value in leaves(settings.model_dump(mode="json"))
     ]
     width = max(len(where) for where, _, _ in rows)

@@ -12,20 +12,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
-from bert_cli.config.settings import HIDDEN, POSITIONAL, USUAL, group_of
+from bert_cli.config.settings import (
+    HIDDEN,
+    OFTEN_PATHS,
+    PATH_ENDINGS,
+    POSITIONAL,
+    USUAL,
+    group_of,
+    kinds_of,
+)
 from bert_cli.errors import ConfigError, combine, nearest
+from bert_cli.files import json_with_unique_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-PATH_ENDINGS = ("_dir", "_path", "_file")
-OFTEN_PATHS = ("model", "vocab")
-"""Settings that take a name or a path."""
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
 NULL = ("null", "None")
 # Program -> the remedy for words that it does not take.
@@ -137,7 +143,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     """Describe one setting; `group` holds the command's defaults of the group it belongs to."""
     name = path.rpartition(".")[2]
     path = path.removesuffix(name) + (about.alias or name)
-    kinds, positional = _kinds(about.annotation), POSITIONAL in about.metadata
+    kinds, positional = kinds_of(about.annotation), POSITIONAL in about.metadata
     required = required and group is None and about.is_required()
     takes = "" if kinds == [bool] else _takes(kinds, name)
     flags = (flag_of(path),) if takes else (flag_of(path), off_flag_of(path))
@@ -171,22 +177,13 @@ def _with_default(text: str, default: Any, required: bool) -> str:
     return text if default in (None, "") else f"{text} (default: {default})"
 
 
-def _kinds(annotation: Any) -> list[Any]:
-    """Return the types of a setting without None and without the conditions on them."""
-    if hasattr(annotation, "__metadata__"):
-        return _kinds(annotation.__origin__)
-    if get_origin(annotation) in (Union, UnionType):
-        return [kind for one in get_args(annotation) for kind in _kinds(one)]
-    return [] if annotation is NoneType else [annotation]
-
-
 def _takes(kinds: Sequence[Any], name: str) -> str:
     """Return the placeholder of a value: one word for each type that it may have."""
     words: list[str] = []
     for kind in kinds:
         if get_origin(kind) is list:
             # An element alone is a list of one; lists of lists are written as JSON.
-            (kind,) = _kinds(get_args(kind)[0])
+            (kind,) = kinds_of(get_args(kind)[0])
             word = METAVARS.get(kind, "JSON")
             if group_of(kind) and len(kinds) > 1:
                 continue
@@ -246,7 +243,8 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
             first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
             remedy = f"give one of them, as {first}; {program} --help lists all"
             where = f"{program} ({flag_of(key)})"
-            raise ConfigError(where, "is a group of settings", remedy) from error
+            problem = f"is a group of settings{f' in JSON ({error.msg})' if given else ''}"
+            raise ConfigError(where, problem, remedy) from error
     return values
 
 
@@ -282,7 +280,7 @@ def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argp
 def _other_value(given: Any) -> Any:
     if isinstance(given, list):
         return " ".join(given) or "true"
-    value = json.loads(given)
+    value = json_with_unique_keys(given)
     if not isinstance(value, dict):
         raise json.JSONDecodeError("not an object", given, 0)
     return value
@@ -300,11 +298,11 @@ def _value(option: Option, given: Any) -> Any:
         if text in NULL:
             return None
         if text.lstrip().startswith("["):
-            values += json.loads(text)
+            values += json_with_unique_keys(text)
         elif text.lstrip().startswith("{"):
-            values.append(json.loads(text))
+            values.append(json_with_unique_keys(text))
         else:
-            values += next(csv.reader([text], skipinitialspace=True), [])
+            values += next(csv.reader([text], skipinitialspace=True), []) or [text] * option.is_path
     return values
 
 

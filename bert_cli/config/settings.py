@@ -8,10 +8,23 @@ rounded. So a run may be resumed with other values of these two.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from bert_cli.errors import count
+from bert_cli.files import is_utf8
 
 T = TypeVar("T")
 POSITIONAL = "positional"
@@ -24,10 +37,19 @@ USUAL = "usual"
 Usual = Annotated[T, USUAL]
 """A setting of a training run that `--help` lists; `--help-all` lists every setting."""
 Positive = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=10**7)]
+"""A size for which memory is allocated before anything else would find it too large."""
+Depth = Annotated[int, Field(ge=1, le=1000)]
+"""A number of layers, each of which costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 ENDS = {"emb", "heads"}
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
+INTEGERS = 2**63
+"""Integers are smaller in absolute value, as int64 is."""
+PATH_ENDINGS = ("_dir", "_path", "_file")
+OFTEN_PATHS = ("model", "vocab")
+"""Settings that take a name or a path."""
 Engine = Literal["tensorflow", "jax"]
 # Settings of `parallel` that another engine does not have.
 ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {
@@ -55,13 +77,36 @@ class SettingError(ValueError):
 
 
 class Settings(BaseModel):
-    """Frozen settings that refuse unknown keys; the docstring of a field is its help text."""
+    """Frozen settings that refuse unknown keys and infinity; the docstring of a field is its help text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     NEEDS: ClassVar[Mapping[str, str | tuple[Any, ...]]] = {}
     """Setting -> the setting without which it has no effect, or that setting and the values with which it has
     one; classes add to those of their bases."""
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _check_value(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        """Reject what pydantic would convert: booleans to 1, an empty path to the current folder."""
+        name = info.field_name or ""
+        kinds = kinds_of(cls.model_fields[name].annotation)
+        values = value if isinstance(value, list) else [value]
+        if bool not in kinds and any(isinstance(item, bool) for item in values):
+            raise SettingError("", "got a boolean", "--help shows what it takes")
+        if "" in values and (is_path(name) or Path in kinds or list[Path] in kinds):
+            raise SettingError("", "is empty", "give a path, '.' for the current folder")
+        if not all(map(is_utf8, values)):
+            raise SettingError("", f"{value!r} is not UTF-8", "rename it, or write it in UTF-8")
+        checked = handler(value)
+        for number in (value, checked):
+            if isinstance(number, int) and abs(number) >= INTEGERS:
+                raise SettingError("", "has too many digits", "give a number below 2^63")
+        return checked
 
     @model_validator(mode="after")
     def _check_needs(self) -> Self:
@@ -76,6 +121,20 @@ class Settings(BaseModel):
                 shown = f"{other} {value!r}" if isinstance(value, str) else other
                 raise without_effect(self, name, f"with {shown}", f"leave it out or change {other}")
         return self
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """Return the types of a setting without None and without the conditions on them."""
+    if hasattr(annotation, "__metadata__"):
+        return kinds_of(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def is_path(name: str) -> bool:
+    """Return whether a setting of this name is a path or the name of a model, also if its type is `str`."""
+    return name.endswith((*PATH_ENDINGS, "_cache")) or name in (*OFTEN_PATHS, "path", "extend")
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
@@ -141,15 +200,15 @@ class BertConfig(Settings):
         ("conv_kernel_size", "conv_group_size", "ffn_groups"), ("architecture", "groupbert")
     )
 
-    vocab_size: Positive = 30522
+    vocab_size: Size = 30522
     """Vocabulary size V; for pre-training it must be that of the records, which is the default."""
-    hidden_size: Positive = 768
+    hidden_size: Size = 768
     """Hidden size D."""
-    num_hidden_layers: Positive = 12
+    num_hidden_layers: Depth = 12
     """Encoder layers."""
-    num_attention_heads: Positive = 12
+    num_attention_heads: Size = 12
     """Attention heads N; must divide the hidden size."""
-    intermediate_size: Positive = 3072
+    intermediate_size: Size = 3072
     """Inner size F of the feed-forward layers."""
     hidden_act: Literal["gelu"] = "gelu"
     """Activation: the exact GELU of the paper."""
@@ -157,9 +216,9 @@ class BertConfig(Settings):
     """Dropout after embeddings, attention output and feed-forward output."""
     attention_probs_dropout_prob: Probability = 0.1
     """Dropout of the attention probabilities."""
-    max_position_embeddings: Positive = 512
+    max_position_embeddings: Size = 512
     """Maximum sequence length of the model."""
-    type_vocab_size: Positive = 2
+    type_vocab_size: Size = 2
     """Number of segments: first and second sentence."""
     initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
     """Standard deviation of the initial weights (a normal distribution truncated at two of them)."""
@@ -287,7 +346,7 @@ class Parallel(Settings):
         for number, stage in enumerate(stages):
             for entry in stage or [""]:
                 name, star, times = entry.partition("*")
-                if name not in BLOCKS or (star and not re.fullmatch(r"0*[1-9]\d*", times)):
+                if name not in BLOCKS or (star and not re.fullmatch(r"0*[1-9]\d{0,3}", times)):
                     raise SettingError(
                         "",
                         f"stage {number} names {entry!r}, which is not a block",
@@ -306,7 +365,7 @@ class Parallel(Settings):
             name, other = (name, other) if stages is None else (other, name)
             raise SettingError(name, f"needs {other}", "give both or neither")
         if not stages or len(stages) != len(devices):
-            problem = f"lists {len(devices)} devices for {len(stages)} stages"
+            problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
             raise SettingError(name, problem, "give one for each stage")
         if set(devices) != set(range(max(devices) + 1)):
             raise SettingError(name, f"{devices} leaves a device out", "number them from 0")

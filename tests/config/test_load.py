@@ -185,8 +185,20 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     assert (config.vocab_size, config.attention_probs_dropout_prob) == (30522, 0.0)
     kinds = (options.name, options.weight_decay_rate, rate.schedule_name, settings.seed)
     assert kinds == ("LAMB", 0.01, "up_down", 1984)
+    clipped = (options.max_gradient_norm, "gamma" in options.no_weight_decay)
+    assert clipped == ((1.0, True) if is_group else (None, False))
     samples = 460_849_152 if name.split("_")[3] == "phase1" else 34_239_360
     assert settings.total_num_train_samples == samples
+
+
+def test_squad_with_groupbert_has_the_numbers_of_the_original():
+    settings, _ = load(
+        SquadSettings, ["--config", "squad_groupbert_base", "--dataset-dir", "x"], "bert squad"
+    )
+    options, rate = settings.optimizer_opts, settings.optimizer_opts.learning_rate
+    assert (options.name, rate.max_learning_rate, rate.warmup_frac) == ("LAMB", 4e-4, 0.1)
+    assert (settings.num_epochs, settings.global_batch.examples) == (2.0, 40)
+    assert options.max_gradient_norm == 1.0 and "gamma" in options.no_weight_decay
 
 
 def test_the_run_folder_defaults_to_the_name_of_the_config(tmp_path):
@@ -274,3 +286,66 @@ def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
         # Their `~` was expanded.
         caches = {"dataset_cache", "cache_dir"}
         assert again.model_dump(exclude=caches) == first.model_dump(exclude=caches)
+
+
+LONG = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
+        ('"optimizer_opts": {"weight_decay_rate": 1e999}', "weight_decay_rate (c.json): got inf; input should"),
+        ('"bert_config": {"layer_norm_eps": NaN}', "layer_norm_eps (c.json): got nan; input should be a finite"),
+        ('"budget_hours": Infinity', "budget_hours (c.json): got inf; input should be a finite"),
+        ('"seed": true', "seed (c.json): got a boolean; --help shows what it takes"),
+        ('"parallel": {"tensor": [true]}', "parallel.tensor (c.json): got a boolean"),
+        ('"seed": 1, "seed": 2', "c.json: the key 'seed' stands twice in an object; change the file"),
+        ('"global_batch": {"replicas": 1, "replicas": 2}', "c.json: the key 'replicas' stands twice"),
+        (f'"log_every_steps": {LONG}', "log_every_steps (c.json): has too many digits; give a number below 2^63"),
+        (f'"log_every_steps": {12 * LONG}', "c.json: Invalid JSON: number out of range"),
+        ('"bert_config": {"num_hidden_layers": 1000000000}', "should be less than or equal to 1000"),
+        ('"bert_config": {"vocab_size": 1000000000}', "should be less than or equal to 10000000"),
+        ('"pretrained_ckpt_path": ""', "pretrained_ckpt_path (c.json): is empty; give a path"),
+        ('"extends": "."', "extends in c.json (.): no such file"),
+    ],
+)  # fmt: skip
+def test_a_file_cannot_say_what_json_or_pydantic_would_bend(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = '{"extends": "pretrain_tiny_128_phase1", "dataset_dir": "x", '
+    if '"extends"' in text:
+        start = "{"
+    Path("c.json").write_text(f"{start}{text}}}")
+    assert message in rejection("--config", "c.json")
+
+
+def test_a_flag_obeys_the_rules_of_a_file(tmp_path):
+    tiny = ("--config", "pretrain_tiny_128_phase1", "--dataset-dir", "x")
+    for words, message in (
+        (("--optimizer-opts.epsilon", LONG), "input should be a finite number"),
+        (("--checkpoint-every-steps", LONG), "(--checkpoint-every-steps): has too many digits"),
+        (("--save-ckpt-path", ""), "save_ckpt_path (--save-ckpt-path): is empty"),
+        (("--validation-dir", ""), "validation_dir (--validation-dir): is empty"),
+        (("--parallel", '{"trace": "a", "trace": "b"}'), "the key 'trace' stands twice"),
+        (("--save-ckpt-path", "runs/\udcff"), "is not UTF-8; rename it"),
+        (("--parallel.pipeline-stages", '[["hid*99999999999"]]'), "which is not a block"),
+    ):
+        assert message in rejection(*tiny, *words)
+    assert "--config (.): no such file" in rejection("--config", ".")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("extract", ("dump", ""), "out: is empty; give a path, '.' for the current folder"),
+        ("runs", ("",), "folders: is empty"),
+        ("predict", ("",), "model: is empty"),
+        ("tokenize", ("in", "out", "--vocab", ""), "vocab (--vocab): is empty"),
+        ("extract", ("dump", "out", "--chunk-megabytes", "9" * 25), "less than or equal to 10000000"),
+        ("vocab", ("in", "out", "--size", str(10**12)), "size (--size): got 1000000000000; give a number from 100 to"),
+    ],
+)  # fmt: skip
+def test_no_command_takes_an_empty_path_or_a_size_beyond_memory(command, words, message):
+    with pytest.raises(ConfigError) as caught:
+        load(COMMANDS[command].settings_class(), words, f"bert {command}")
+    assert message in str(caught.value)

@@ -75,7 +75,7 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
         (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
         (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
-        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stages; give one for each stage"),
+        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; give one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
