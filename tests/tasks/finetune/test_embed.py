@@ -465,7 +465,7 @@ WRONG = {
         ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
     ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
-    "names 1 columns": ("", ["--text-column", "text"]),
+    "names 1 column for": ("", ["--text-column", "text"]),
     "use replicas alone": (
         "",
         [
