@@ -282,8 +282,8 @@ class PredictSettings(Settings):
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum tokens of a text; by default the maximum sequence length of the model. Longer texts are
-    truncated; their row has `"truncated": true`."""
+    """Maximum tokens of a text; by default that of the run of `bert squad` or `bert embed`, or that of the model.
+    Longer texts are truncated; their row has `"truncated": true`."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"
@@ -296,11 +296,12 @@ class PredictSettings(Settings):
     normalize: bool | None = None
     """Scale the vectors of embed to length 1; by default as `bert embed` trained them, else not."""
     doc_stride: Positive = 128
-    """Tokens from the start of a window of a long context to that of the next, for question-answering."""
+    """Tokens from the start of a window of a long context to that of the next, for question-answering; by default
+    that of the run, else less where the model has few positions."""
     max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; the rest is cut off."""
+    """Maximum length of a question, in tokens; the rest is cut off. By default as for doc_stride."""
     max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens."""
+    """Maximum length of an answer, in tokens; by default that of the run."""
     version_2: bool = False
     """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
     null_score_diff_threshold: float | None = None

@@ -346,6 +346,24 @@ def _top_spans(
     return row, first, first + more
 
 
+class WindowSizes(BaseModel):
+    """The sizes of windows and answers in the settings of a run of `bert squad`."""
+
+    max_seq_length: int | None = None
+    doc_stride: int | None = None
+    max_query_length: int | None = None
+    max_answer_length: int | None = None
+
+
+def read_window_sizes(run: Path) -> dict[str, int]:
+    """Return the sizes in a run's folder, none where it has no settings. DataError where they cannot be read."""
+    path = run / "settings.json"
+    if not path.is_file():
+        return {}
+    remedy = "restore it, or move the checkpoint to a folder of its own"
+    return read_json(path, WindowSizes, DataError, remedy).model_dump(exclude_none=True)
+
+
 class _Threshold(BaseModel):
     threshold: float
 

@@ -7,10 +7,14 @@ built. Standard output has the answers only.
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from bert_cli.config.finetune import PredictSettings
+from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
 from bert_cli.data.finetune import embeddings, tables
-from bert_cli.data.finetune.squad_windows import read_null_threshold
+from bert_cli.data.finetune.squad_windows import (
+    read_null_threshold,
+    read_window_sizes,
+)
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use.model import (
@@ -46,6 +50,8 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 """Task -> settings that have an effect on no other."""
 FILLS_MASKS = ("ForMaskedLM", "ForPreTraining")
 """Ends of the names of classes that are no models of texts."""
+BY_MODEL = ("pooling", "normalize", "doc_stride", "max_query_length", "max_answer_length")
+"""Settings whose defaults are those of the model's folder."""
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -58,7 +64,11 @@ def run(settings: PredictSettings) -> None:
     """
     source = start.find_source(settings.model, "MODEL")
     task = task_of(source, settings.task)
-    described = embeddings.read_embedding(source.folder) if task in ("embed", "similarity") else {}
+    described: dict[str, Any] = {}
+    if task in ("embed", "similarity"):
+        described = embeddings.read_embedding(source.folder)
+    elif task == "question-answering":
+        described = read_window_sizes(source.folder.parent)
     most = source.config.max_position_embeddings
     _check_settings(settings, task, most)
     if task in ("embed", "similarity") and source.architecture.endswith(FILLS_MASKS):
@@ -68,8 +78,10 @@ def run(settings: PredictSettings) -> None:
         )
     length = min(most, described.pop("max_seq_length", most))
     length = settings.max_seq_length or length
-    own = settings.model_dump(include={"pooling", "normalize"}, exclude_none=True)
-    settings = settings.model_copy(update=described | own)
+    described |= settings.model_dump(exclude_unset=True, exclude_none=True, include=set(BY_MODEL))
+    if task == "question-answering":
+        described = _sizes_that_fit(settings, length) | described
+    settings = settings.model_copy(update=described)
     inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
@@ -100,6 +112,13 @@ def run(settings: PredictSettings) -> None:
             _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
         ]
         print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
+
+
+def _sizes_that_fit(settings: PredictSettings, length: int) -> dict[str, int]:
+    """Return sizes for windows of `length`: half of it for the question, and half of the rest for a stride, at most."""
+    query = min(settings.max_query_length, length // 2)
+    stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
+    return {"max_query_length": query, "doc_stride": stride}
 
 
 def _check_settings(settings: PredictSettings, task: str, most: int) -> None:

@@ -182,6 +182,31 @@ def test_questions_come_as_json_lines_with_contexts_of_several_windows(
     assert predict(capsys, models["question"], *WINDOWS, "--batch-size", 4) == result
 
 
+def test_questions_are_read_in_the_windows_of_the_run(models, capsys, tmp_path):
+    run = tmp_path / "run"
+    step = shutil.copytree(models["question"], run / "step_00000010")
+    context = "the cats sat on the mat . we like to eat in paris ." * 4
+    question = ["--question", "Where do we eat?", "--context", context]
+    sizes = {"max_seq_length": 24, "doc_stride": 5, "max_query_length": 6, "max_answer_length": 2}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    (given,) = predict(capsys, step, *question, *flags)
+    (run / "settings.json").write_text(json.dumps({**sizes, "seed": 1}))
+    assert predict(capsys, step, *question) == [given]
+    (longer,) = predict(capsys, step, *question, "--max-answer-length", 20)
+    assert longer["probability"] != given["probability"]
+    (run / "settings.json").write_text('{"doc_stride": "x"}')
+    with pytest.raises(DataError, match=r"settings.json \(doc_stride\)"):
+        predict(capsys, step, *question)
+
+
+def test_a_short_model_answers_without_sizes_of_windows(models, capsys):
+    question = ["--question", "Where do we eat?", "--context", "We like to eat in Paris."]
+    (row,) = predict(capsys, models["question"], *question)
+    assert row["answer"]
+    (row,) = predict(capsys, models["question"], *question, "--max-query-length", 8)
+    assert row["answer"]
+
+
 def test_the_threshold_decides_when_there_is_no_answer(models, capsys, tmp_path):
     question = [*WINDOWS, "--question", "What?", "--context", "the cat sat on the mat"]
     question += ["--version-2"]
