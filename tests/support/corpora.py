@@ -29,11 +29,13 @@ PIECES += [("##" if number % 3 == 0 else "") + f"w{number}" for number in range(
 def static_examples(first: int, count: int) -> dict[str, np.ndarray]:
     """Return examples whose record number is the token at position 1, after [CLS]."""
     rng = np.random.default_rng(first)
+    least = 2 * P
+    inside = np.tile(np.arange(1, least), (count, 1))
     examples = {
         "input_ids": rng.integers(5, WORDS, (count, S)),
-        "input_mask": rng.integers(0, 2, (count, S)),
+        "input_mask": (np.arange(S) < rng.integers(least, S + 1, (count, 1))).astype(int),
         "segment_ids": rng.integers(0, 2, (count, S)),
-        "masked_lm_positions": rng.integers(1, S, (count, P)),
+        "masked_lm_positions": rng.permuted(inside, axis=1)[:, :P],
         "masked_lm_ids": rng.integers(5, WORDS, (count, P)),
         "masked_lm_weights": rng.integers(0, 2, (count, P)).astype(np.float32),
         "next_sentence_labels": rng.integers(0, 2, count),

@@ -24,6 +24,7 @@ from bert_cli.data.records.formats import (
     parse_dynamic,
     parse_packs,
     parse_static,
+    static_mistakes,
 )
 from bert_cli.data.records.tfrecord import Ints, read_payloads
 from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds
@@ -170,13 +171,28 @@ class RecordFiles:
         corpus, length = self.corpus, self.corpus["sequence_length"]
         most = corpus.get("max_sequences_per_pack", 1)
         masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
-        columns = parse_static(self.payloads(records), length, masked, most if most > 1 else None)
+        sizes = (length, masked, most if most > 1 else None)
+        payloads = self.payloads(records)
+        try:
+            columns = parse_static(payloads, *sizes)
+        except DataError:
+            for record, payload in zip(records.tolist(), payloads, strict=True):
+                try:
+                    parse_static([payload], *sizes)
+                except DataError as error:
+                    problem = f"{error.where}: {error.problem}"
+                    raise DataError(self._name(record), problem, error.remedy) from None
+            raise
         limits = dict.fromkeys(PACKED_FIELDS, 1) | {"input_mask": most}
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
         of_positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
         limits |= dict.fromkeys(of_positions, length - 1)
         for name, values in columns.items():
             self._check(name, values, limits[name], records)
+        for problem, is_wrong in static_mistakes(columns):
+            if len(wrong := np.flatnonzero(is_wrong)):
+                remedy = "make the records again, with one prediction for each masked token"
+                raise DataError(self._name(int(records[wrong[0]])), problem, remedy)
         weight = np.float32(corpus.get("next_sentence", True))
         return {"next_sentence_weights": np.full(len(records), weight), **columns}
 
@@ -197,14 +213,16 @@ class RecordFiles:
         if not len(wrong):
             return
         at = tuple(wrong[0])
-        record = int(records[at[0]])
-        path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]
         raise DataError(
-            f"{path} (record {record - self.numbers_of(path)[0]}, counted from 0)",
+            self._name(int(records[at[0]])),
             f"{column} has {values[at].item()}, which is outside 0 to "
             f"{np.broadcast_to(limit, values.shape)[at]}",
             "make the records again, with the vocabulary in their folder",
         )
+
+    def _name(self, record: int) -> str:
+        path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]
+        return f"{path} (record {record - self.numbers_of(path)[0]}, counted from 0)"
 
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""

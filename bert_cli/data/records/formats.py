@@ -217,6 +217,25 @@ def parse_static(
     return columns
 
 
+def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
+    """Yield a mistake in masked examples whose values are possible, and whether each row [B] has it."""
+    is_token_BS = columns["input_mask"] > 0
+    is_hole_BS = is_token_BS[:, 1:] > is_token_BS[:, :-1]
+    yield "input_mask has padding before a token", is_hole_BS.any(axis=1) | ~is_token_BS[:, 0]
+    positions_BP, is_masked_BP = columns["masked_lm_positions"], columns["masked_lm_weights"] > 0
+    is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
+    yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
+    # Positions that increase are different; sorting all would take longer than the other checks.
+    rises_BP = (positions_BP[:, 1:] > positions_BP[:, :-1]) | ~is_masked_BP[:, 1:]
+    rows = np.flatnonzero(~rises_BP.all(axis=1))
+    # Unused slots become different negative numbers.
+    unused_P = ~np.arange(positions_BP.shape[1])
+    sorted_RP = np.sort(np.where(is_masked_BP[rows], positions_BP[rows], unused_P), axis=1)
+    is_twice_B = np.zeros(len(positions_BP), np.bool_)
+    is_twice_B[rows] = (sorted_RP[:, 1:] == sorted_RP[:, :-1]).any(axis=1)
+    yield "masked_lm_positions names a position twice", is_twice_B
+
+
 def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
     """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
     values: npt.NDArray[Any]

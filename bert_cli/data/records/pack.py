@@ -143,18 +143,9 @@ def convert(
 
 
 def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:
-    """Read the lengths of static records; DataError unless padding comes after all tokens."""
-    positions = np.arange(files.corpus["sequence_length"])
+    """Read the lengths of static records."""
     lengths = np.empty(end - first, np.uint16)
     for start in range(first, end, BLOCK):
         numbers = np.arange(start, min(start + BLOCK, end))
-        mask = files.static(numbers)["input_mask"]
-        lengths[numbers - first] = mask.sum(axis=1)
-        has_gap = (mask != (positions < mask.sum(axis=1)[:, None])).any(axis=1) | (mask[:, 0] == 0)
-        if has_gap.any():
-            raise DataError(
-                f"{files.folder} (record {numbers[np.argmax(has_gap)]})",
-                "its input_mask is not ones and then zeros, so it cannot be packed",
-                "make the records with `bert tokenize`",
-            )
+        lengths[numbers - first] = files.static(numbers)["input_mask"].sum(axis=1)
     return lengths

@@ -17,6 +17,7 @@ from support.corpora import (
     masked_examples,
     open_stream,
     sequences_of,
+    static_examples,
     write_folder,
 )
 
@@ -153,13 +154,15 @@ def test_a_corpus_without_pairs_or_of_unknown_masks_stays_one(tmp_path, kind):
 
 def test_records_that_cannot_be_packed_are_rejected(corpora, packed, tmp_path):
     folder, out = corpora["dynamic"], tmp_path / "out"
-    gaps = make_corpus(tmp_path / "gaps", "static", [3, 20])
+    examples = static_examples(0, 20)
+    examples["input_mask"][7, 3] = 0
+    gaps = write_folder(tmp_path / "gaps", "static", [static_payloads(examples)], PIECES)
     wrong = make_records(tmp_path / "wrong", "static", masked_lm_prob=0.001)
     for settings, message in (
         (settings_of(folder, out, sequence_length=8), r"sequence_length \(8\): .* 16 positions"),
         (settings_of(folder, folder / "packed"), r"out \(.*\): is inside"),
         (settings_of(packed["static"], out), r"is packed already, with up to 3 sequences"),
-        (settings_of(gaps, out), r"gaps \(record \d+\): its input_mask is not ones and then"),
+        (settings_of(gaps, out), r"tfrecord \(record 7, counted from 0\): input_mask has padding"),
         (settings_of(wrong, tmp_path / "none", sequence_length=4 * S), r"masked positions\): has"),
         (settings_of(folder, packed["dynamic"], max_sequences_per_pack=2), "was 3, now 2"),
     ):

@@ -123,6 +123,51 @@ def test_an_impossible_value_is_named_by_file_record_column_value_and_range(tmp_
     index.run(IndexSettings(folder=folder, processes=1))
 
 
+def test_static_records_of_others_that_contradict_themselves_are_named(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+
+    def change(columns):
+        return columns["input_mask"], columns["masked_lm_positions"], columns["masked_lm_weights"]
+
+    def hole(mask, positions, weights):
+        mask[3, 2] = 0
+
+    def empty(mask, positions, weights):
+        mask[3], weights[3] = 0, 0
+
+    def padding(mask, positions, weights):
+        mask[3, 4:] = 0
+        positions[3, 0], weights[3, 0] = 4, 1
+
+    def twice(mask, positions, weights):
+        positions[3, :2], weights[3, :2] = 1, 1
+
+    for make, message in (
+        (hole, "input_mask has padding before a token; make the records again"),
+        (empty, "input_mask has padding before a token; "),
+        (padding, "masked_lm_positions names padding; "),
+        (twice, "masked_lm_positions names a position twice; "),
+    ):
+        examples = static_examples(5, 5)
+        make(*change(examples))
+        rewrite(folder, static_payloads(examples))
+        expected = rf"wiki_001\.tfrecord \(record 3, counted from 0\): {message}"
+        with pytest.raises(DataError, match=expected):
+            open_stream(folder)[0]
+        with pytest.raises(DataError, match=expected):
+            index.run(IndexSettings(folder=folder, check=True, processes=1))
+
+
+def test_a_record_of_another_schema_is_named_by_file_and_number(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+    payloads = list(static_payloads(static_examples(5, 5)))
+    payloads[3] = changed(payloads[3], "input_ids", varint(7) * (S - 1))
+    rewrite(folder, payloads)
+    expected = rf"wiki_001\.tfrecord \(record 3, counted from 0\): .*S {S}.*features input_ids"
+    with pytest.raises(DataError, match=expected):
+        open_stream(folder)[0]
+
+
 def test_dynamic_records_are_checked_too(tmp_path, capsys):
     for change, wrong in (
         ({"vocab_size": 500}, r"tokens has \d+, which is outside 0 to 499"),
