@@ -52,7 +52,7 @@ FLAGS = (
     "--xla_gpu_deterministic_ops=true",
 )
 SERVICE = """
-import signal, sys, time
+import psutil, signal, sys, time
 from jax._src.lib import _jax
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
@@ -61,7 +61,12 @@ service = _jax.get_distributed_runtime_service(
 )
 print(flush=True)
 sys.stdin.read()  # until rank 0 has ended
-time.sleep(60)
+# JAX aborts a process that loses the service: it waits for the other ranks, whose ends close their connections.
+until, port = time.monotonic() + 60, int(sys.argv[1].rpartition(":")[2])
+while time.monotonic() < until and any(
+    link.status == "ESTABLISHED" and link.laddr.port == port for link in psutil.net_connections("tcp")
+):
+    time.sleep(0.1)
 """
 
 

@@ -158,6 +158,23 @@ def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start,
     assert "late" in ranks.texts[1]
 
 
+def test_the_coordination_service_ends_with_the_last_rank(monkeypatch):
+    monkeypatch.setattr(runtime, "_links", runtime.Links())
+    port = runtime._start_service(2, None)
+    service = runtime._links.service
+    try:
+        with socket.create_connection(("127.0.0.1", port)):  # that of another rank
+            service.stdin.close()  # as rank 0 does by its end
+            time.sleep(1.0)
+            assert service.poll() is None
+        assert service.wait(20) == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    finally:
+        service.kill()
+        service.stdout.close()
+
+
 @pytest.mark.parametrize(
     ("scenario", "rank", "count"),
     [
