@@ -23,6 +23,7 @@ Goal = Literal["search", "labels", "fill-mask"]
 TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.45  # of a new vocabulary, punctuation included
 FILLED = 0.93  # of the positions of a record
+TRAINED = 0.9  # of the documents: the others are held out
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES, LEAST_PAIRS = 3200, 64  # in the hours, if there are as many
 PAIR_FRACTION = 0.25  # of the hours, at most, after masked-LM training
@@ -42,14 +43,12 @@ class TextFacts:
     text_bytes: float
     words: float
     documents: float
-    languages: Mapping[str, float]
-    """ISO 639 code -> fraction of the documents, the most frequent first."""
-    long_document: float
-    """Words that nine of ten documents do not exceed."""
+    languages: Mapping[str, float]  # ISO 639 code -> fraction of the documents, the most first
+    long_document: float  # words that nine of ten documents do not exceed
     pieces_per_word: float = PIECES_PER_WORD
-    unknown: float = 0.0
-    """Fraction of the words that the vocabulary of the model to start from lacks."""
+    unknown: float = 0.0  # fraction of the words that the vocabulary of the model lacks
     is_estimated: bool = False
+    is_cut: bool = False  # its few documents are cut into pieces, which are counted
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,8 @@ class Machine:
     kind: str
     devices: int
     precision: str
-    flops: float
-    """Operations per second that training reaches, of all devices."""
-    spread: tuple[float, float] = (0.95, 1.2)
-    """Factors of the time, from the fastest and the slowest measured step."""
+    flops: float  # operations per second in training, of all devices
+    spread: tuple[float, float] = (0.95, 1.2)  # factors of the time, from the measured steps
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,7 @@ class Start:
 
     name: str
     config: BertConfig
-    vocabulary: str = ""
-    """What `--vocab` takes."""
+    vocabulary: str = ""  # what `--vocab` takes
     is_cased: bool = False
     is_for_sentences: bool = False
     pooling: str = "mean"
@@ -87,20 +83,17 @@ class Recipe:
     start: Start | None
     goal: Goal
     out: Path
-    name: str
-    """The size of a new model, or the name of the one to start from."""
+    name: str  # the size of a new model, or the name of the one to start from
     config: BertConfig
     new_pieces: int = 0
     seconds: float = 0.0
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Command -> its config."""
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
-    """What, value and reason."""
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # by command
+    rows: list[tuple[str, str, str]] = field(default_factory=list)  # what, value, reason
     warnings: list[str] = field(default_factory=list)
 
-    def add_row(self, what: str, value: str, rule: str = "") -> None:
-        """Add a row with the source of a rule as its reason."""
-        self.rows.append((what, value, TABLE[rule or what]["source"]))
+    def add_row(self, rule: str, value: str) -> None:
+        """Add the value of a rule, with its source as the reason."""
+        self.rows.append((rule, value, TABLE[rule]["source"]))
 
     def add_config(self, command: str, what: str, seconds: float, **values: Any) -> None:
         """Add the config of a command that takes so long."""
@@ -238,9 +231,8 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     sizes = TABLE["batch"]["batches"]
     batch = next((n for n in sizes if examples >= TABLE["batch"][kind] * n), sizes[-1])
     updates = math.ceil(examples / batch)
-    warmup = TABLE["warm-up"][kind]
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    model: dict[str, Any] = {"bert_config": {name: getattr(config, name) for name in names}}
+    warmup = TABLE["warm-up"]["fraction"]
+    model: dict[str, Any] = {"bert_config": config.model_dump(exclude={"vocab_size"})}
     if chosen.start is not None:
         model = {"pretrained_ckpt_path": chosen.name}
         rule = TABLE["new pieces"]
@@ -248,10 +240,11 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
             chosen.new_pieces = step(rule["pieces"], text.words)
     shown = f"{config.num_hidden_layers} layers of {config.hidden_size}"
     tokens = float(f"{text.words * text.pieces_per_word:.2g}")
-    chosen.add_row("model", f"{chosen.name}: {shown}", "size")
     if chosen.start is None:
+        chosen.add_row("size", f"{chosen.name}, {shown}")
         chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
     else:
+        chosen.rows.append(("model", f"{chosen.name}, {shown}", "--from"))
         chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
     chosen.add_row("length", f"{length}: about {records:,} records, {tokens:,.0f} tokens")
     chosen.add_row("epochs", f"{epochs:g}, {examples:,} examples")
@@ -271,7 +264,7 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         **model,
         max_seq_length=length,
         max_predictions_per_seq=predictions,
-        total_num_train_samples=examples,
+        num_epochs=epochs,
         global_batch=batch_of(batch, machine),
         optimizer_opts=optimizer(rate, warmup, machine.precision),
         evaluate_every_steps=max(1, updates // EVALUATIONS),
@@ -306,7 +299,8 @@ def _expected_bits(chosen: Recipe, examples: int) -> str:
 
 def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:
     text, machine, out, rule = chosen.text, chosen.machine, chosen.out, TABLE["pairs"]
-    number = max(1, round(USABLE * min(rule["of_document"] * text.documents, text.words / 100)))
+    documents = max(text.documents, text.text_bytes / rule["document"])
+    number = max(1, round(TRAINED * min(rule["of_document"] * documents, text.words / 100)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.
     pair = BatchShape(2, rule["length"])
     each = 4 / 3 * model_flops(chosen.config, (), pair) / machine.flops
@@ -317,9 +311,10 @@ def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:
     epochs = min(float(rule["epochs"]), float(f"{fitting / number:.2g}"))
     start = str(out / "run") if has_masked_lm or chosen.start is None else chosen.start.name
     if not has_masked_lm:
-        chosen.add_row("model", f"{start}, a model of sentences: no masked-LM training", "pairs")
-    chosen.add_row("pairs", f"about {number:,} of the text, {epochs:g} epochs of {rule['batch']}")
-    chosen.add_row("", f"AdamW at {rule['rate']:g}, {rule['length']} tokens", "pairs")
+        reason = "a model of sentences: no masked-LM training, which spoils its vectors"
+        chosen.rows.append(("model", start, reason))
+    how = f"{epochs:g} epochs of {rule['batch']}, AdamW at {rule['rate']:g}"
+    chosen.add_row("pairs", f"about {number:,} of the text, {how}")
     chosen.add_config(
         "embed",
         f"Vectors of texts, trained on pairs of the text, from {start}",

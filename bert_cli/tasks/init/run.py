@@ -63,6 +63,7 @@ def run(settings: InitSettings) -> None:
     with atomic_folder(settings.out) as folder:
         split = load_splitter("sentencex", language, None)
         documents = text.documents_of(parts, reading)
+        documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs
         sentence = text.divide(folder, documents, facts.documents, split, has_pairs)
         lines = "\n".join(commands(chosen, language, sentence))

@@ -1,15 +1,17 @@
 """The text of `bert init`: its words, documents and languages, a part that is held out, and pairs for search.
 
-A long document, such as a book in one file, counts as several, so that a part of it can be held out.
+A few long documents, such as books, count as many short ones, so that a part of them can be held out.
 """
 
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from bert_cli.errors import DataError
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
 
 SAMPLED_BYTES, PIECE_BYTES = 1 << 26, 1 << 20  # what is read of a larger text, in pieces of it
-LONGEST_DOCUMENT = 20_000  # characters
+FEW_DOCUMENTS = 20  # that are cut into pieces
+LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
@@ -37,17 +40,26 @@ PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/q
 
 
 def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:
-    """Yield the lines of each document; a long one is cut."""
+    """Yield the lines of each document."""
     for part in parts:
         lines: list[str] = []
         for kind, line in marked_lines(part, reading):
-            if lines and (kind == "document" or sum(map(len, lines)) > LONGEST_DOCUMENT):
+            if kind == "document" and lines:
                 yield lines
                 lines = []
             if kind == "body":
                 lines.append(line)
         if lines:
             yield lines
+
+
+def cut(documents: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield the documents in pieces of LONG_DOCUMENT characters."""
+    for lines in documents:
+        sizes = itertools.accumulate(map(len, lines))
+        numbered = zip((size // LONG_DOCUMENT for size in sizes), lines, strict=True)
+        for _, piece in itertools.groupby(numbered, itemgetter(0)):
+            yield [line for _, line in piece]
 
 
 def read_facts(
@@ -59,13 +71,15 @@ def read_facts(
     """
     pieces = [one for part in parts for one in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
-    sample: list[str] = []
+    documents: list[list[str]] = []
     size = 0
     for lines in documents_of(pieces[::every], reading):
-        sample.append("\n".join(lines))
-        size += len(sample[-1].encode())
+        documents.append(lines)
+        size += sum(len(line.encode()) + 1 for line in lines)
         if size > SAMPLED_BYTES:  # of compressed files, which are not split
             break
+    is_cut = len(documents) < FEW_DOCUMENTS
+    sample = ["\n".join(lines) for lines in (cut(documents) if is_cut else documents)]
     lengths = [len(WORD.findall(text)) for text in sample]
     if len(lengths) < 2 or not any(lengths):
         problem = f"has {len(lengths)} document{'s' * (len(lengths) != 1)} of {sum(lengths)} words"
@@ -80,6 +94,7 @@ def read_facts(
         languages=_languages(sample[:: 1 + len(sample) // LANGUAGE_SAMPLE]),
         long_document=float(np.percentile(lengths, 90)),
         is_estimated=is_estimated,
+        is_cut=is_cut,
     )
     if vocabulary is None:
         return facts
@@ -159,7 +174,8 @@ def mask_word(sentence: str) -> str:
 def pairs_of(sentences: Sequence[str]) -> list[tuple[str, str]]:
     """Return pairs of a sentence and a later passage, each pair from another part of the document."""
     long = [one for one in sentences if len(one) >= SENTENCE_CHARACTERS]
-    number = min(TABLE["pairs"]["of_document"], len(long) // (PASSAGE + 1))
+    wanted = math.ceil(TABLE["pairs"]["of_document"] * sum(map(len, long)) / LONG_DOCUMENT)
+    number = min(max(TABLE["pairs"]["of_document"], wanted), len(long) // (PASSAGE + 1))
     bounds = [len(long) * n // number for n in range(number + 1)] if number else []
     return [
         (long[first], " ".join(long[end - PASSAGE : end]))

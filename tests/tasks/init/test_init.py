@@ -130,9 +130,21 @@ def test_words_without_spaces_are_counted_by_characters():
     assert text.mask_word("a b c") == "a [MASK] c"
 
 
+def test_few_long_documents_are_cut_into_pieces(home, tmp_path):
+    (tmp_path / "book.txt").write_text("\n".join(SENTENCES * 4))
+    reading = text.files.Reading()
+    parts, _ = text.files.recognise_all(tmp_path / "book.txt", reading)
+    assert len([*text.documents_of(parts, reading)]) == 1
+    pieces = [*text.cut(text.documents_of(parts, reading))]
+    assert [line for piece in pieces for line in piece] == SENTENCES * 4
+    facts = text.read_facts(parts, reading, None)
+    assert facts.is_cut and facts.documents == len(pieces) > 1
+
+
 def test_pairs_are_a_sentence_and_a_later_passage_of_another_part():
     sentences = [f"This is sentence number {n} of it." for n in range(12)]
     pairs = text.pairs_of(["Short.", *sentences])
+    assert len(text.pairs_of([*sentences] * 100)) > 3
     assert [anchor for anchor, _ in pairs] == [sentences[0], sentences[4], sentences[8]]
     assert pairs[0][1] == " ".join(sentences[1:4])
     assert text.pairs_of(sentences[:3]) == []
