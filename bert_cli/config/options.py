@@ -243,7 +243,8 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
             first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
             remedy = f"give one of them, as {first}; {program} --help lists all"
             where = f"{program} ({flag_of(key)})"
-            problem = f"is a group of settings{f' in JSON ({error.msg})' if given else ''}"
+            in_json = f", in JSON ({error.msg})" if error.doc.startswith("{") else ""
+            problem = f"is a group of settings{in_json}"
             raise ConfigError(where, problem, remedy) from error
     return values
 
