@@ -1,4 +1,4 @@
-"""Atomic writes, file locks, JSON files checked against a type, free disk space.
+"""Atomic writes, file locks, JSON files checked against a type, checksums, free disk space.
 
 Files that a run left behind may have been edited, cut or replaced, so `read_json` validates them
 against a type and its callers need no checks. Every output is written to a partial file and renamed
@@ -17,12 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+import google_crc32c
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
-from bert_cli.errors import BertError, ConfigError, DataError
+from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
+BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
+STATE, OWN_CHECKSUM = "state.json", "own_crc32c"
+"""The file that completes a checkpoint, and its key for the checksum of its other entries."""
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
@@ -123,6 +127,62 @@ def output_json(path: Path, value: JSON) -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise DataError(f"json ({path})", problem, "choose another file") from error
+
+
+# --- checksums
+
+
+class Checksums(BaseModel):
+    """The entries of state.json that verify a checkpoint."""
+
+    crc32c: dict[InnerPath, str] = {}
+    """Checksum of each other file; older checkpoints have none."""
+    own_crc32c: str | None = None
+    """Checksum of the other entries; older checkpoints have none."""
+
+
+def file_crc32c(path: Path) -> str:
+    """Return the CRC32C of a file as eight hexadecimal digits."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            checksum.update(block)
+    return str(checksum.digest().hex())
+
+
+def json_crc32c(record: Mapping[str, JSON]) -> str:
+    """Return the CRC32C of a JSON object without its own checksum, whatever its layout on disk."""
+    content = {name: value for name, value in record.items() if name != OWN_CHECKSUM}
+    text = json.dumps(content, sort_keys=True)
+    return str(google_crc32c.Checksum(text.encode()).digest().hex())
+
+
+def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+    """Verify state.json of a checkpoint, and its files but those with such an end of their name.
+
+    A folder without state.json, as other programs write a model, has nothing to verify. Raises CheckpointError for
+    a file that has changed since it was saved.
+    """
+    state = folder / STATE
+    if not state.is_file():
+        return
+    restore = "copy the checkpoint again, or take another one; a folder that was changed on purpose is a model"
+    remedy = remedy or f"{restore} of its own without {STATE}"
+    saved = read_json(state, Checksums, CheckpointError, remedy)
+    actual = json_crc32c(read_json(state, dict[str, Any], CheckpointError, remedy))
+    if saved.own_crc32c not in (None, actual):
+        problem = f"has changed since it was saved (crc32c {actual}, and it has {saved.own_crc32c})"
+        raise CheckpointError(str(state), problem, remedy)
+    for name, crc32c in saved.crc32c.items():
+        if name.endswith(but):
+            continue
+        try:
+            actual = file_crc32c(folder / name)
+        except OSError as error:
+            actual = f"cannot be read: {error.strerror}"
+        if actual != crc32c:
+            problem = f"has changed since it was saved (crc32c {actual}; {STATE} has {crc32c})"
+            raise CheckpointError(str(folder / name), problem, remedy)
 
 
 # --- writing

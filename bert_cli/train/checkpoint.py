@@ -1,9 +1,9 @@
 """The folder of a run: its lock, its checkpoints, and the best of them.
 
 A checkpoint `step_00000100/` is a Hugging Face model directory, so other tools open it, with optimizer.safetensors and
-state.json: the step, the loss scale, the fixed settings and a checksum of each file. It is written under another name,
-forced to disk and renamed: a folder step_* with a state.json is complete. There is no pickle. A value that no run can
-have (not finite, or a changed byte) is neither saved nor loaded.
+state.json: the step, the loss scale, the fixed settings and a checksum of each file and of itself. It is written under
+another name, forced to disk and renamed: a folder step_* with a state.json is complete. There is no pickle. A value
+that no run can have (not finite, or a changed byte) is neither saved nor loaded.
 """
 
 import json
@@ -21,23 +21,27 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.data.shards.manifest import file_crc32c, package_versions
+from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import (
     JSON,
+    OWN_CHECKSUM,
     PARTIAL,
-    InnerPath,
+    STATE,
     LockUnsupportedError,
     atomic_folder,
+    file_crc32c,
+    json_crc32c,
     lock_file,
     read_json,
+    verify_checkpoint,
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
 from bert_cli.train.loop import Array, State, StateCopy, named_moments
 
 SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
-BEST, LOCK, STATE = "best.json", "lock", "state.json"
+BEST, LOCK = "best.json", "lock"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
 # Those that decide the numbers of a run.
@@ -86,7 +90,7 @@ class Format:
 
 
 class SavedState(BaseModel):
-    """The content of state.json."""
+    """The content of state.json, besides its checksums."""
 
     model_config = ConfigDict(strict=True)
     step: NonNegativeInt
@@ -94,8 +98,6 @@ class SavedState(BaseModel):
     fixed: dict[str, Any]
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    crc32c: dict[InnerPath, str] = {}
-    """Checksum of each other file of the checkpoint; older checkpoints have none."""
 
 
 class Best(BaseModel):
@@ -259,6 +261,7 @@ def save(
                     if file.is_file()
                 },
             }
+            record[OWN_CHECKSUM] = json_crc32c(json.loads(json.dumps(record)))
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
     except OSError as error:
         remedy = "make room or choose another save_ckpt_path, then run the same command again"
@@ -307,11 +310,12 @@ def find_fault(name: str, value: Array, dtype: str = "") -> str:
 
 
 def read_state(path: Path) -> SavedState:
-    """Return state.json of a checkpoint. Raises CheckpointError if it is absent or of another checkpoint."""
+    """Return state.json of a checkpoint. Raises CheckpointError if it is absent, changed or of another checkpoint."""
     saved = read_json(path / STATE, SavedState, CheckpointError, _remove(path))
     if checkpoint_name(saved.step) != path.name:
         problem = f"is of another checkpoint than its folder {path.name}"
         raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
+    verify_checkpoint(path, but=("",), remedy=_remove(path))  # state.json alone
     return saved
 
 
@@ -347,7 +351,7 @@ def resume(
         remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
         remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
-    verify(path, saved)
+    verify_checkpoint(path, remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
     _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
     moments = read_tensors(path / OPTIMIZER)
@@ -362,18 +366,6 @@ def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
     peak = {name: rate.get(name) for name in ("max_learning_rate", "reference_batch_size")}
     options = {**fixed["optimizer_opts"], "learning_rate": peak}
     return {n: one for n, one in fixed.items() if n not in own} | {"optimizer_opts": options}
-
-
-def verify(path: Path, saved: SavedState) -> None:
-    """Raise CheckpointError where a file of a checkpoint has changed since it was saved."""
-    for name, crc32c in saved.crc32c.items():
-        try:
-            checksum = file_crc32c(path / name)
-        except OSError as error:
-            checksum = f"cannot be read: {error.strerror}"
-        if checksum != crc32c:
-            problem = f"has changed since it was saved (crc32c {checksum}; {STATE} has {crc32c})"
-            raise CheckpointError(str(path / name), problem, _remove(path))
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -392,10 +384,21 @@ def read_tensors(path: Path) -> dict[str, Array]:
     """Return all tensors of a safetensors file. Raises CheckpointError if it is absent or incomplete."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return {name: read_tensor(path, file, name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
+
+
+def read_tensor(path: Path, file: Any, name: str) -> Array:
+    """Return a tensor of an open safetensors file. Raises CheckpointError for a dtype that NumPy does not have."""
+    try:
+        value: Array = file.get_tensor(name)
+    except (AttributeError, TypeError) as error:
+        problem = f"is {file.get_slice(name).get_dtype()}, which cannot be read"
+        remedy = "convert it to float32, float16 or bfloat16 where it was written"
+        raise CheckpointError(f"{path}: {name}", problem, remedy) from error
+    return value
 
 
 def _assign(

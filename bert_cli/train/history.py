@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError, printable
-from bert_cli.files import is_locked, read_json
+from bert_cli.files import STATE, is_locked, read_json
 from bert_cli.train.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -29,7 +29,6 @@ from bert_cli.train.checkpoint import (
     METRICS,
     SCORES,
     SETTINGS,
-    STATE,
     checkpoint_name,
     complete_checkpoints,
     step_of,

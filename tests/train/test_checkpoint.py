@@ -22,7 +22,7 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import Encoder, Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import format_bytes
+from bert_cli.files import OWN_CHECKSUM, STATE, format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
@@ -33,7 +33,6 @@ from bert_cli.train.checkpoint import (
     LOCK,
     MODEL,
     OPTIMIZER,
-    STATE,
     best_checkpoint,
     complete_checkpoints,
     lock_run,
@@ -455,8 +454,9 @@ def test_the_fixed_settings_are_those_that_decide_numbers():
 
 
 def change_state(path: Path, **changes) -> None:
-    """Edit state.json of a checkpoint."""
+    """Edit state.json of a checkpoint, which then has no checksum of its own, as in older versions."""
     record = json.loads((path / STATE).read_text(encoding="utf-8"))
+    del record[OWN_CHECKSUM]
     (path / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
 
 
@@ -479,6 +479,26 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
     assert bytes_of(fresh[0]) == bytes_of(tiny[1])
     (saved / MODEL).write_bytes((saved / MODEL).read_bytes()[:100])
     assert failure(saved, fresh).startswith(f"{saved / MODEL}: cannot be read (")
+
+
+def test_an_edited_state_is_refused_and_its_layout_is_free(tiny, saved, fresh):
+    record = json.loads((saved / STATE).read_text(encoding="utf-8"))
+    (saved / STATE).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
+    checkpoint.resume(saved, *fresh, FIXED)
+    assert bytes_of(fresh[0]) == bytes_of(tiny[1])
+    for changes in (
+        {"loss_scale": {**record["loss_scale"], "value": 65536.0}},
+        {"fixed": {**record["fixed"], "seed": 7}},
+        {"crc32c": {}},
+    ):
+        (saved / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
+        for read in (
+            lambda: checkpoint.read_state(saved),
+            lambda: start.find_source(str(saved)).tensors(),
+        ):
+            with pytest.raises(CheckpointError) as error:
+                read()
+            assert str(error.value).startswith(f"{saved / STATE}: has changed since it was saved")
 
 
 def test_values_that_no_run_can_have_are_an_error(saved, fresh):

@@ -28,9 +28,9 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.tfrecord import Ints, read_payloads
 from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds
-from bert_cli.data.shards.manifest import MANIFEST, file_crc32c, read_manifest, recorded_step
+from bert_cli.data.shards.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.errors import DataError
-from bert_cli.files import InnerPath, parse_json, read_json
+from bert_cli.files import InnerPath, file_crc32c, parse_json, read_json
 
 CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"

@@ -36,7 +36,7 @@ from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import read_json, write_json_atomically
+from bert_cli.files import read_json, verify_checkpoint, write_json_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,6 +67,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             problem = f"no such file or folder with {VOCAB_FILE}"
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
         path, config_path = _download(name)
+    verify_checkpoint(path.parent, but=(".safetensors",))
     config: dict[str, Any] = {}
     if config_path is not None and config_path.is_file():
         config = read_json(config_path, dict[str, Any], DataError, "fix or remove it")

@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 from pydantic import BaseModel
 
 from bert_cli import __version__, files
@@ -25,6 +24,7 @@ from bert_cli.errors import DataError, count, redact
 from bert_cli.files import (
     JSON,
     InnerPath,
+    file_crc32c,
     read_json,
     refuse_undecodable,
     write_json_atomically,
@@ -33,7 +33,6 @@ from bert_cli.files import (
 MANIFEST = "manifest.json"
 DONE = ".done"
 COUNTS = ("documents", "sentences", "records", "bytes_in", "bytes_out")
-BLOCK_BYTES = 1 << 20  # the fastest of 64 kB to 16 MB
 CHECKSUM_THREADS = 4  # for disks that serve several reads at once
 Manifest = dict[str, Any]
 
@@ -394,15 +393,6 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
-
-
-def file_crc32c(path: Path) -> str:
-    """Return the CRC32C of a file as eight hexadecimal digits."""
-    checksum = google_crc32c.Checksum()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            checksum.update(block)
-    return str(checksum.digest().hex())
 
 
 def known_checksums(corpus: Path) -> dict[str, str | None]:

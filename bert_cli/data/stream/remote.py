@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, parse_corpus
-from bert_cli.data.shards.manifest import file_crc32c
 from bert_cli.data.shards.runner import plan_disk_space, run_in_threads
 from bert_cli.errors import BertError, ConfigError, DataError, needs_extra, redact
 from bert_cli.files import (
     DISK_IS_FULL,
     LockUnsupportedError,
     atomic_file,
+    file_crc32c,
     lock_file,
     write_atomically,
 )

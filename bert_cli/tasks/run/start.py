@@ -29,7 +29,7 @@ from bert_cli.data.records.tokenizer import (
     split_word,
 )
 from bert_cli.errors import CheckpointError, ConfigError, count, nearest
-from bert_cli.files import read_json
+from bert_cli.files import read_json, verify_checkpoint
 from bert_cli.model import hf, scaling, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
@@ -88,6 +88,7 @@ class Source:
 
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
+        verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
         tensors = dict(read_weights(self.weights))
         if not self.replaced:
             return tensors
@@ -173,7 +174,16 @@ def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
 
 
 def find_folder(name: str, flag: str) -> Path:
-    """Return the model's folder for a path, a run's folder or a name on the hub."""
+    """Return the model's folder for a path, a run's folder or a name on the hub; a checkpoint's files are verified.
+
+    Its weights are verified when they are read.
+    """
+    folder = _find_folder(name, flag)
+    verify_checkpoint(folder, but=(checkpoint.MODEL, checkpoint.OPTIMIZER))
+    return folder
+
+
+def _find_folder(name: str, flag: str) -> Path:
     path, where = Path(name).expanduser(), f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
@@ -200,11 +210,12 @@ def find_folder(name: str, flag: str) -> Path:
 def find_tokenizer(name: str) -> Path:
     """Return the folder of a tokenizer for a path of a vocabulary or a model, or a name on the hub."""
     path = Path(name).expanduser()
-    if has_tokenizer(path):
-        return path
-    if path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file():
-        return path.parent
-    return find_folder(name, "--tokenizer-path")
+    is_file = path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file()
+    folder = path.parent if is_file else path
+    if not has_tokenizer(folder):
+        return find_folder(name, "--tokenizer-path")
+    verify_checkpoint(folder, but=(checkpoint.MODEL, checkpoint.OPTIMIZER))
+    return folder
 
 
 def read_tokenizer_for(config: BertConfig, folder: Path) -> TextTokenizer:

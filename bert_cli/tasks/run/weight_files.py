@@ -34,14 +34,20 @@ class ShardIndex(BaseModel):
 
 
 def read_weights(path: Path) -> Tensors:
-    """Return the weights of a file or index, or of a TensorFlow checkpoint's prefix, by Hugging Face's names."""
+    """Return the weights of a file or index, or of a TensorFlow checkpoint's prefix, by Hugging Face's names.
+
+    Raises CheckpointError for a file that cannot be read or a weight that is not finite.
+    """
     if path.suffix == ".json":
         return _read_shards(path)
-    if path.suffix == ".bin":
-        return _read_torch(path)
-    if path.suffix == ".safetensors":
-        return checkpoint.read_tensors(path)
-    return _read_tensorflow(path)
+    readers = {".bin": _read_torch, ".safetensors": checkpoint.read_tensors}
+    tensors = readers.get(path.suffix, _read_tensorflow)(path)
+    for name, value in tensors.items():
+        # Integers are the buffers of transformers, as position_ids.
+        is_weight = value.size and value.dtype.kind not in "biuc"
+        if is_weight and (fault := checkpoint.find_fault(name, value)):
+            raise CheckpointError(f"{path}: {name}", fault, "use another checkpoint")
+    return tensors
 
 
 def _read_shards(index: Path) -> Tensors:

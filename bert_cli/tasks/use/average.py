@@ -6,7 +6,7 @@ Such a mean is often a better model than the last step of a run whose learning r
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import print_table, quiet_imports
 from bert_cli.tasks.run import corpora, start
 from bert_cli.train import checkpoint, history
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS, STATE
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array, State
 from bert_cli.train.metrics import print_line
 
@@ -87,13 +87,22 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
                 remedy = "average checkpoints of one model: lower --last"
                 raise CheckpointError(str(path / MODEL), problem, remedy)
         for name in files[-1].keys():  # noqa: SIM118 (not a dict)
-            total = sum(file.get_tensor(name).astype(np.float64) for file in files)
+            total: Any = sum(value.astype(np.float64) for value in _values(paths, files, name))
             means[name] = (total / len(files)).astype(files[-1].get_tensor(name).dtype)
     return means
 
 
+def _values(paths: Sequence[Path], files: Sequence[Any], name: str) -> Iterator[Array]:
+    for path, file in zip(paths, files, strict=True):
+        value = checkpoint.read_tensor(path / MODEL, file, name)
+        if fault := checkpoint.find_fault(name, value):
+            raise CheckpointError(f"{path / MODEL}: {name}", fault, "remove that checkpoint")
+        yield value
+
+
 def _open(path: Path, stack: ExitStack) -> Any:
-    checkpoint.verify(path, checkpoint.read_state(path))
+    checkpoint.read_state(path)
+    verify_checkpoint(path, but=(OPTIMIZER,))
     try:
         return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
     except (OSError, SafetensorError) as error:

@@ -18,7 +18,8 @@ from support.processes import wait_for
 from support.tiny_models import TINY_RUN, flags_of, metrics_of
 
 from bert_cli.cli import main
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, complete_checkpoints
+from bert_cli.files import STATE
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 TIMES = {
     "examples_per_second", "tokens_per_second", "seconds_per_step", "seconds_left", "seconds_waited"

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import metrics_of, write_model, write_records
 
 from bert_cli.cli import main
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, STATE, complete_checkpoints
+from bert_cli.files import STATE
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
 RUN = [

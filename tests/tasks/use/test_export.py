@@ -224,6 +224,15 @@ def test_an_export_with_other_outputs_is_removed(models, tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_that_no_model_has_are_not_compared_by_their_own_size(models, tmp_path, capsys):
+    """Float32 rounds numbers of 1e30 by 1e23, which must not pass as an equal output."""
+    huge = {"classifier.weight": lambda value: value * 1e30}
+    model = change_weights(models["two"], tmp_path / "model", huge)
+    with pytest.raises(CheckpointError, match="differ from the model's by"):
+        bert_export(model, tmp_path / "out", "--format", "hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypatch):
     def killed(served, folder):
         assert folder == tmp_path / ".partial_out" and not (tmp_path / "out").exists()

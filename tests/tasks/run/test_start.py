@@ -1,0 +1,127 @@
+"""Models on disk: what reads a checkpoint verifies it, and a vocabulary may have padding rows."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
+from safetensors.numpy import load_file, save_file
+from support.tiny_models import flags_of, write_model, write_records, write_reviews
+
+from bert_cli.cli import main
+from bert_cli.train.checkpoint import MODEL, complete_checkpoints
+
+TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 10
+RUN = {
+    "max-seq-length": 32,
+    "max-predictions-per-seq": 5,
+    "global-batch.micro-batch-size": 4,
+    "total-num-train-samples": 8,
+    "checkpoint-every-steps": 1,
+    "optimizer-opts.name": "AdamW",
+    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
+}
+
+
+def bert(*words: object) -> int:
+    return main([*map(str, words)])
+
+
+def pretrain(home: Path, run: Path, *words: object, **changes: object) -> int:
+    flags = flags_of(RUN, dataset_dir=home / "records", save_ckpt_path=run, **changes)
+    return bert("pretrain", *flags, *words)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Return a folder with a model, records, a table of texts, and a run of two steps."""
+    home = tmp_path_factory.mktemp("start")
+    write_model(home / "model")
+    write_records(home / "records", TEXT, home / "model")
+    write_reviews(home / "reviews.csv", 8)
+    assert pretrain(home, home / "run", "--pretrained-ckpt-path", home / "model") == 0
+    return home
+
+
+def flip(path: Path) -> None:
+    """Flip the highest bit of a byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x80
+    path.write_bytes(data)
+
+
+def readers(home: Path, model: Path, out: Path) -> dict[str, list[object]]:
+    """Return command lines that read a model, or its vocabulary alone."""
+    classify = ["classify", "--train-file", home / "reviews.csv", "--num-epochs", 1]
+    return {
+        "predict": ["predict", model, "good [MASK]"],
+        "export": ["export", model, out / "export", "--format", "saved-model"],
+        "average": ["average", model.parent, out / "mean", "--last", 2],
+        "classify": [*classify, "--pretrained-ckpt-path", model, "--save-ckpt-path", out / "c"],
+        "tokenizer": [
+            *classify,
+            *("--pretrained-ckpt-path", home / "model", "--tokenizer-path", model),
+            *("--save-ckpt-path", out / "t"),
+        ],
+        "tokenize": ["tokenize", home / "records_text", out / "r", "--vocab", model],
+        "pretrain": [
+            *("pretrain", *flags_of(RUN), "--dataset-dir", home / "records"),
+            *("--pretrained-ckpt-path", model, "--save-ckpt-path", out / "p"),
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", [MODEL, "vocab.txt", "state.json"])
+def test_a_flipped_bit_is_found_by_whatever_reads_the_file(name, home, tmp_path, capsys):
+    run = shutil.copytree(home / "run", tmp_path / "run")
+    saved = complete_checkpoints(run)[-1]
+    if name == "state.json":
+        text = (saved / name).read_text().replace('"value": 1.0', '"value": 2.0')
+        (saved / name).write_text(text)
+    else:
+        flip(saved / name)
+    commands = readers(home, saved, tmp_path)
+    if name == MODEL:
+        commands = {n: one for n, one in commands.items() if n not in ("tokenizer", "tokenize")}
+    elif name == "vocab.txt":
+        del commands["average"]
+    for command, words in commands.items():
+        capsys.readouterr()
+        assert bert(*words) == 4, command
+        output = capsys.readouterr()
+        assert f"{saved / name}: has changed since it was saved" in output.err, command
+        assert "probability" not in output.out
+    # The runs that were refused have their folders and locks, and no results.
+    assert not any((tmp_path / out).exists() for out in ("export", "mean", "r"))
+    assert not list(tmp_path.glob("?/step_*"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_named_with_its_file(value, home, tmp_path, capsys):
+    model = shutil.copytree(home / "model", tmp_path / "model")
+    tensors = load_file(model / MODEL)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    tensors[name].flat[5] = value
+    save_file(tensors, model / MODEL, metadata={"format": "pt"})
+    for command, words in readers(home, model, tmp_path).items():
+        if command in ("predict", "export", "classify", "pretrain"):
+            assert bert(*words) == 4, command
+            message = f"{model / MODEL}: {name}: has values that are not finite"
+            assert message in capsys.readouterr().err, command
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+def test_weights_of_a_dtype_that_numpy_lacks_are_named(dtype, home, tmp_path, capsys):
+    model = shutil.copytree(home / "model", tmp_path / "model")
+    entries, offset = {}, 0
+    for name, value in load_file(model / MODEL).items():
+        offsets = [offset, offset + value.size]
+        entries[name] = {"dtype": dtype, "shape": value.shape, "data_offsets": offsets}
+        offset += value.size
+    header = json.dumps(entries).encode()
+    (model / MODEL).write_bytes(len(header).to_bytes(8, "little") + header + bytes(offset))
+    assert bert("predict", model, "good [MASK]") == 4
+    error = capsys.readouterr().err
+    assert error.startswith(f"bert: {model / MODEL}: ") and f" is {dtype}, which cannot" in error
