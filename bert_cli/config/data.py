@@ -213,7 +213,7 @@ class RecipeSettings(DataSettings):
     """How examples are made from sentences."""
 
     vocab: str
-    """A vocab.txt, a folder with one, or a model name on the Hugging Face hub."""
+    """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: int = Field(128, ge=8, le=65535)
     """Sequence length S of an example, special tokens included."""
     mask_tokens: int = Field(20, ge=1)

@@ -201,7 +201,7 @@ class BertConfig(Settings):
     )
 
     vocab_size: Size = 30522
-    """Vocabulary size V; for pre-training it must be that of the records, which is the default."""
+    """Vocabulary size V; for pre-training by default that of the records, and at least that: more rows are padding."""
     hidden_size: Size = 768
     """Hidden size D."""
     num_hidden_layers: Depth = 12

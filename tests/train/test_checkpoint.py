@@ -20,7 +20,8 @@ from support.model_inputs import make_examples
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.records.tokenizer import Encoder, Normalization, write_vocabulary
+from bert_cli.data.records.encoder import Encoder
+from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import OWN_CHECKSUM, STATE, format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale

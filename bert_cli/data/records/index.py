@@ -44,6 +44,7 @@ from bert_cli.data.records.tokenizer import (
     Vocabulary,
     read_vocabulary,
     tokenizer_config,
+    vocabulary_bytes,
     write_vocabulary,
 )
 from bert_cli.data.records.vocab import find_vocabulary
@@ -267,7 +268,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
             f"while [CLS] is {cls} of {count}",
             "give the vocabulary that the records were made with",
         )
-    write_vocabulary(folder, vocabulary.path.read_bytes(), vocabulary.normalization)
+    write_vocabulary(folder, vocabulary_bytes(vocabulary.path), vocabulary.normalization)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
     return describe(vocabulary, format="static", **sizes)
 

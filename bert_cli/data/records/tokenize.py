@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.formats import (
     DynamicRecords,
     dynamic_payloads,
@@ -35,10 +36,10 @@ from bert_cli.data.records.sentence_pairs import (
 )
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import (
-    Encoder,
     Normalization,
     Vocabulary,
     read_vocabulary,
+    vocabulary_bytes,
     write_vocabulary,
 )
 from bert_cli.data.records.vocab import find_vocabulary
@@ -135,7 +136,7 @@ def run(settings: TokenizeSettings) -> None:
         Workers(settings.processes, settings.scheduler),
         notes=notes,
     )
-    write_vocabulary(settings.out, vocabulary.path.read_bytes(), normalization)
+    write_vocabulary(settings.out, vocabulary_bytes(vocabulary.path), normalization)
     masks = recipe.masks
     description = describe(
         vocabulary,

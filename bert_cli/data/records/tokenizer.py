@@ -1,28 +1,23 @@
-"""Vocabularies and tokenizers of BERT: read from a folder, written into one, and text to token ids.
+"""Vocabularies and tokenizers of BERT: read from a folder, and written into one.
 
 A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
-text is normalized; newer models on the hub have a tokenizer.json. There are no added tokens, so text cannot
-make special ids: a literal "[SEP]" is three tokens.
-
-The texts of a task are encoded by the `tokenizers` library, with the character offsets of each piece. `Encoder` encodes
-the text of `bert tokenize` to the same ids, five times as fast: every distinct word is encoded once. New words of ASCII
-characters are split here, longest piece first (Schuster and Nakajima 2012); others go to the library.
+text is normalized; newer models have a tokenizer.json alone. The texts of a task are encoded by the `tokenizers`
+library, with the tokens that a model's owner added to it. The five special tokens are never among them, so text cannot
+make their ids: a literal "[SEP]" is three tokens.
 """
 
 import hashlib
 import json
 import math
 import os
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import DataError
@@ -35,20 +30,14 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILE = "tokenizer.json"
-FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, "special_tokens_map.json")
+MAP_FILE, ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
+FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
-KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 
-# BERT removes control characters, which joins their neighbours, but `str.split` takes all of these except the first for
-# spaces. So they are removed beforehand, and the first one marks the end of a line or of a word.
-_END = "\0"
-_CONTROL_SPACES = "\0\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_ASCII_CONTROLS = re.compile(r"[\x01-\x1f\x7f]")
-_ASCII_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
-
-Ids = npt.NDArray[np.uint16 | np.uint32]
+TAKE_AGAIN = "take it from the model again"
 Numbers = npt.NDArray[np.int64]
+Part = TypeVar("Part")
 
 
 # --- vocabularies
@@ -123,9 +112,9 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
-    """Read a vocab.txt; DataError when it is none of BERT's, or not the one with the hash of some records."""
+    """Read a vocab.txt or tokenizer.json; DataError when it is none of BERT's, or not that of records with a hash."""
     try:
-        data = path.read_bytes()
+        data = vocabulary_bytes(path)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as text ({error})"
@@ -146,6 +135,30 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
         known.add(piece)
     _check_special(f"vocabulary ({path})", known)
     return Vocabulary(path, pieces, digest)
+
+
+def vocabulary_bytes(path: Path) -> bytes:
+    """Return the content of a vocab.txt, or that of one with the pieces of a tokenizer.json.
+
+    Raises DataError for a tokenizer.json that does not split text as BERT does.
+    """
+    if path.suffix != ".json":
+        return path.read_bytes()
+    description = _read_wordpiece(path)
+    pieces: dict[str, int] = description["model"].pop("vocab")
+    normalization = Normalization.of(normalizer_entries(path), cased=False)
+    expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
+    for part in ("normalizer", "pre_tokenizer", "model"):
+        for name, value in expected[part].items():
+            actual = (description[part] or {}).get(name)
+            # BERT strips accents by default where it lower-cases; both are the same vocabulary.
+            is_default = name == "strip_accents" and actual == (not normalization.cased)
+            if name != "vocab" and actual != value and not is_default:
+                where, problem = f"{path} ({part}.{name})", f"is {actual!r}, and BERT's {value!r}"
+                raise DataError(where, problem, "give a BERT model's vocabulary")
+    if sorted(pieces.values()) != [*range(len(pieces))]:
+        raise DataError(f"{path} (model.vocab)", "has ids without a piece", TAKE_AGAIN)
+    return "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)).encode()
 
 
 def _check_special(where: str, pieces: Iterable[str]) -> None:
@@ -182,6 +195,29 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE))
 
 
+class AddedToken(BaseModel):
+    """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
+
+    content: Annotated[str, Field(min_length=1)]
+    id: int | None = None  # the next one
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class _TokenizerFile(BaseModel):
+    added_tokens: list[AddedToken] = []
+
+
+class _ConfigFile(BaseModel):
+    added_tokens_decoder: dict[int, AddedToken] = {}
+    additional_special_tokens: list[str | AddedToken] | None = None
+    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
+    split_special_tokens: bool | None = False
+
+
 @dataclass(frozen=True)
 class TextTokenizer:
     """Text to pieces with their offsets; adds no special tokens."""
@@ -206,6 +242,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     else:
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
         raise DataError(str(folder), problem, "copy there the tokenizer files of the model")
+    _add_tokens(library, folder)
     ids: dict[str, int] = library.get_vocab()
     _check_special(f"{folder} (tokenizer)", ids)
     pieces = [""] * (1 + max(ids.values()))
@@ -216,20 +253,65 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(library, special, tuple(pieces), digest)
 
 
-def _from_json(path: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
+def _read_wordpiece(path: Path) -> dict[str, Any]:
     description = _read_json(path)
     if (kind := description.get("model", {}).get("type")) != "WordPiece":
         where = f"{path} (model.type {kind})"
         raise DataError(where, "is no WordPiece tokenizer", "give a BERT model")
+    return description
+
+
+def _from_json(path: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    description = _read_wordpiece(path)
     description |= dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
     try:
         return Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises Exception itself
-        raise DataError(
-            str(path), f"cannot be read ({error})", "take it from the model again"
-        ) from error
+        raise DataError(str(path), f"cannot be read ({error})", TAKE_AGAIN) from error
+
+
+def added_tokens(folder: Path) -> list[AddedToken]:
+    """Return the tokens that a model's owner added besides the five special ones, in the order of their ids."""
+    tokens = list(_read_part(folder / TOKENIZER_FILE, _TokenizerFile).added_tokens)
+    listed: list[str | AddedToken] = []
+    for name in (CONFIG_FILE, MAP_FILE):
+        config = _read_part(folder / name, _ConfigFile)
+        decoder = config.added_tokens_decoder.items()
+        tokens += [token.model_copy(update={"id": number}) for number, token in decoder]
+        extra = config.extra_special_tokens or []
+        listed += [*(config.additional_special_tokens or [])]
+        listed += extra.values() if isinstance(extra, dict) else extra
+    older = _read_part(folder / ADDED_FILE, dict[str, int])
+    tokens += [AddedToken(content=content, id=number) for content, number in older.items()]
+    contents = [token if isinstance(token, str) else token.content for token in listed]
+    tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
+    added: dict[str, AddedToken] = {}
+    for token in tokens:
+        if token.content not in SPECIAL_TOKENS:
+            added.setdefault(token.content, token)
+    return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
+
+
+def _add_tokens(library: "Tokenizer", folder: Path) -> None:
+    """Add the tokens of a model's owner to its tokenizer, so that texts get the ids of transformers."""
+    from tokenizers import AddedToken as LibraryToken
+
+    tokens = added_tokens(folder)
+    for token in tokens:
+        library.add_tokens([LibraryToken(**token.model_dump(exclude={"id"}))])
+        number = library.token_to_id(token.content)
+        if token.id not in (None, number):
+            where = f"{folder} (added token {token.content!r}, id {token.id})"
+            problem = f"its id would be {number}, as ids before it have no token"
+            raise DataError(where, problem, "take the tokenizer's files from the model again")
+    if tokens and _read_part(folder / CONFIG_FILE, _ConfigFile).split_special_tokens:
+        library.encode_special_tokens = True
+
+
+def _read_part(path: Path, kind: type[Part]) -> Part:
+    return read_json(path, kind, DataError, TAKE_AGAIN) if path.is_file() else kind()
 
 
 def model_max_length(folder: Path) -> int | None:
@@ -253,7 +335,8 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     """Return the tokenizer's files of a folder by name, with the limits of the model.
 
     transformers truncates a text at `model_max_length`, here the tokenizer's but at most the model's positions. With
-    `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does.
+    `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does with the five of
+    BERT; it would do so with others that the model's owner added too, so these decide where there are any.
     """
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not files:
@@ -261,7 +344,10 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     config = _read_config(folder)
     own = config.get("model_max_length")
     longest = min(positions, int(own)) if _is_length(own) else positions
-    config |= {"model_max_length": longest, "split_special_tokens": not fills_masks}
+    splits = not fills_masks
+    if any(token.special for token in added_tokens(folder)):
+        splits = bool(config.get("split_special_tokens"))
+    config |= {"model_max_length": longest, "split_special_tokens": splits}
     return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 
@@ -269,11 +355,19 @@ def normalization_of(folder: Path) -> Normalization | None:
     """Return how a folder's tokenizer normalizes text, None where its files do not say the case."""
     config = _read_config(folder)
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
-        config = _read_json(folder / TOKENIZER_FILE).get("normalizer") or {}
-        config["do_lower_case"] = config.get("lowercase")  # None of another kind of normalizer
-        config["tokenize_chinese_chars"] = config.get("handle_chinese_chars")
+        config = normalizer_entries(folder / TOKENIZER_FILE)
     unknown = config.get("do_lower_case") is None
     return None if unknown else Normalization.of(config, cased=False)
+
+
+def normalizer_entries(path: Path) -> dict[str, Any]:
+    """Return how a tokenizer.json normalizes text, with the keys of tokenizer_config.json."""
+    entries: dict[str, Any] = _read_json(path).get("normalizer") or {}
+    return {
+        "do_lower_case": entries.get("lowercase"),  # None of another kind of normalizer
+        "strip_accents": entries.get("strip_accents"),
+        "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
+    }
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -282,10 +376,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any], DataError, "take it from the model again")
-
-
-# --- text to ids
+    return read_json(path, dict[str, Any], DataError, TAKE_AGAIN)
 
 
 def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":
@@ -304,139 +395,3 @@ def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) 
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
-
-
-class Sentences(NamedTuple):
-    """Tokens of all lines of a text in a row, the tokens of each line, and which lines are white space alone."""
-
-    tokens: Ids
-    lengths: Numbers
-    blank: npt.NDArray[np.bool_]
-
-
-class Encoder:
-    """Encodes lines of text and caches their words; the vocabulary must hold [UNK]."""
-
-    def __init__(self, vocabulary: dict[str, int], normalization: Normalization) -> None:
-        self._vocabulary = vocabulary
-        self._longest_piece = max(map(len, vocabulary))
-        self._cased = normalization.cased
-        self._library = library_tokenizer(vocabulary, normalization)
-        self._clear()
-
-    def _clear(self) -> None:
-        dtype = np.uint16 if max(self._vocabulary.values()) < 65536 else np.uint32
-        self._words, self._parts = _Table(dtype), _Table(dtype)
-
-    def encode(self, text: str) -> Sentences:
-        """Encode the lines of a text, which only line feeds separate."""
-        for character in _CONTROL_SPACES:
-            if character in text:
-                text = text.replace(character, "")
-        if self._words.known > KNOWN_WORDS:
-            self._clear()
-        # One split of all lines takes half the time of one for each line.
-        words = self._words.numbers(text.replace("\n", f" {_END} ").split())
-        self._learn(self._words.new())
-        tokens, lengths = self._words.tokens(words)
-        ends = _ends(words)
-        blank = np.diff(ends, prepend=-1) == 1
-        return Sentences(tokens, _between(ends, lengths), blank)
-
-    def _learn(self, words: Sequence[str]) -> None:
-        """Encode new words and add their tokens to the table."""
-        ascii_flags = list(map(str.isascii, words))
-        joined = _ASCII_CONTROLS.sub("", _END.join(compress(words, ascii_flags)))
-        parts = self._parts.numbers(_ASCII_PARTS.findall(joined if self._cased else joined.lower()))
-        pieces = [
-            split_word(part, self._vocabulary, self._longest_piece) for part in self._parts.new()
-        ]
-        self._parts.add(list(chain.from_iterable(pieces)), list(map(len, pieces)))
-        ascii_tokens, part_lengths = self._parts.tokens(parts)
-
-        others = [word for word in words if not word.isascii()]
-        encodings = self._library.encode_batch_fast(others, add_special_tokens=False)
-        other_ids = [encoding.ids for encoding in encodings]
-
-        is_ascii = np.array(ascii_flags, np.bool_)
-        lengths = np.zeros(len(words), np.int64)
-        lengths[is_ascii] = _between(_ends(parts), part_lengths)[: np.count_nonzero(is_ascii)]
-        lengths[~is_ascii] = list(map(len, other_ids))
-        other_tokens = np.array(list(chain.from_iterable(other_ids)), ascii_tokens.dtype)
-        tokens = np.append(ascii_tokens, other_tokens)
-        self._words.add(tokens, lengths, np.argsort(~is_ascii, kind="stable"))
-
-
-def split_word(word: str, vocabulary: Mapping[str, int], longest_piece: int) -> list[int]:
-    """Split a word into the longest pieces, from the left, or [UNK] if that fails; one with ## continues another."""
-    ids: list[int] = []
-    if len(word) > LONGEST_WORD:
-        return [vocabulary["[UNK]"]]
-    while True:
-        end = min(len(word), longest_piece)
-        while (number := vocabulary.get(word[:end])) is None:
-            end -= 1
-            if end == 2 * word.startswith("##"):
-                return [vocabulary["[UNK]"]]
-        ids.append(number)
-        if end == len(word):
-            return ids
-        word = "##" + word[end:]
-
-
-class _Table:
-    """Numbers strings in the order of their first occurrence, and holds the tokens of each."""
-
-    def __init__(self, dtype: type[np.unsignedinteger]) -> None:
-        self._numbers: defaultdict[str, int] = defaultdict()
-        self._numbers.default_factory = self._numbers.__len__
-        self._tokens: Ids = np.zeros(0, dtype)
-        self._starts = np.zeros(0, np.int64)
-        self._lengths = np.zeros(0, np.int64)
-        self.numbers([_END])
-        self.add([], [0])  # number 0, without tokens
-
-    @property
-    def known(self) -> int:
-        return len(self._starts)
-
-    def numbers(self, strings: Iterable[str]) -> Numbers:
-        """Return the numbers of strings; a new string gets the next one."""
-        return np.fromiter(map(self._numbers.__getitem__, strings), np.int64)
-
-    def new(self) -> list[str]:
-        """Return the strings that have no tokens yet, in the order of their numbers."""
-        return list(self._numbers)[self.known :]
-
-    def add(
-        self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, order: Numbers | None = None
-    ) -> None:
-        """Add the tokens of the new strings, in the order of their numbers or in `order`."""
-        lengths = np.asarray(lengths, np.int64)
-        order = np.arange(len(lengths)) if order is None else order
-        starts = np.empty(len(lengths), np.int64)
-        starts[order] = len(self._tokens) + np.cumsum(lengths[order]) - lengths[order]
-        added = np.asarray(tokens, self._tokens.dtype)
-        self._tokens = np.concatenate((self._tokens, added))
-        self._starts = np.concatenate((self._starts, starts))
-        self._lengths = np.concatenate((self._lengths, lengths))
-
-    def tokens(self, numbers: Numbers) -> tuple[Ids, Numbers]:
-        """Return the tokens of these strings in a row, and the number of tokens of each."""
-        lengths = self._lengths[numbers]
-        ends = np.cumsum(lengths)
-        # From the index of a token in the result to its index in the table.
-        shift = self._starts[numbers] - (ends - lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        return self._tokens[np.arange(total) + np.repeat(shift, lengths)], lengths
-
-
-def _ends(numbers: Numbers) -> Numbers:
-    """Return where each line, or word, ends: at an _END, or at the end of all."""
-    return np.append(np.flatnonzero(numbers == 0), len(numbers))
-
-
-def _between(ends: Numbers, lengths: Numbers) -> Numbers:
-    """Return the sums of the lengths between the ends; the length of an _END is 0."""
-    before = np.append(0, np.cumsum(lengths))
-    return np.diff(before[ends], prepend=0)

@@ -20,14 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
+    TOKENIZER_FILE,
     VOCAB_FILE,
-    Encoder,
     Normalization,
     Vocabulary,
+    added_tokens,
+    has_tokenizer,
     library_tokenizer,
+    normalizer_entries,
     read_vocabulary,
     write_vocabulary,
 )
@@ -35,7 +39,7 @@ from bert_cli.data.shards.manifest import MANIFEST, Shard, Stats, Step, open_out
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import read_json, verify_checkpoint, write_json_atomically
 
 if TYPE_CHECKING:
@@ -53,50 +57,68 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
-    """Read the vocabulary that `--vocab` names: a vocab.txt, a folder with one, a run, or a model on the hub.
+    """Read the vocabulary that `--vocab` names: its file, a folder with one, a run, or a model on the hub.
+
+    The file is a vocab.txt, or the tokenizer.json of a model that has no other.
 
     ConfigError where its config, or its pieces, contradict `cased`; DataError where it does not exist.
     """
     path = Path(os.path.expandvars(name)).expanduser()
     if path.is_dir():
         # A run has one in each checkpoint.
-        path = max(path.glob(f"step_*/{VOCAB_FILE}"), default=path / VOCAB_FILE)
-    config_path: Path | None = path.with_name(CONFIG_FILE)
+        path = _file_of(max(filter(has_tokenizer, path.glob("step_*")), default=path))
     if not path.is_file():
-        if path.suffix == ".txt" or not _HUB_NAME.fullmatch(name):
-            problem = f"no such file or folder with {VOCAB_FILE}"
+        if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
+            problem = f"no such file or folder with {VOCAB_FILE} or {TOKENIZER_FILE}"
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
-        path, config_path = _download(name)
+        path = _file_of(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
-    config: dict[str, Any] = {}
-    if config_path is not None and config_path.is_file():
+    config_path, config = path.with_name(CONFIG_FILE), {}
+    if path.suffix == ".json":
+        config_path, config = path, normalizer_entries(path)
+    elif config_path.is_file():
         config = read_json(config_path, dict[str, Any], DataError, "fix or remove it")
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
     vocabulary = read_vocabulary(path)
     if "do_lower_case" not in config:
         _check_capitals(vocabulary, name, cased)
+    if added := added_tokens(path.parent):
+        listed = ", ".join(token.content for token in added[:3])
+        problem = f"has {count(len(added), 'token')} that its owner added ({listed}), which are in no record"
+        remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
+        raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
 
-def _download(name: str) -> tuple[Path, Path | None]:
-    """Return vocab.txt and, where there is one, tokenizer_config.json from the hub or its cache."""
-    from huggingface_hub.errors import RemoteEntryNotFoundError
+def _file_of(folder: Path) -> Path:
+    vocab = folder / VOCAB_FILE
+    return vocab if vocab.is_file() else folder / TOKENIZER_FILE
+
+
+def _download(name: str) -> Path:
+    """Return the folder of a model's tokenizer files, from the hub or its cache."""
+    from huggingface_hub.errors import EntryNotFoundError
 
     print(f"vocab: {name} is not here; asking the Hugging Face hub for it", file=sys.stderr)
+    paths: list[Path] = []
+    absent: Exception | None = None
     try:
-        path = _download_file(name, VOCAB_FILE)
-        try:
-            return path, _download_file(name, CONFIG_FILE)
-        except RemoteEntryNotFoundError:
-            return path, None
+        for file in (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE):
+            try:
+                paths.append(_download_file(name, file))
+            except EntryNotFoundError as error:
+                absent = absent or error
+        if paths and has_tokenizer(paths[0].parent):
+            return paths[0].parent
     except (OSError, ValueError) as error:  # those of the hub are OSErrors
-        raise DataError(
-            f"vocabulary ({name})",
-            f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0]})",
-            "check the name and the network, or give the path of a vocab.txt",
-        ) from error
+        absent = error
+    raise DataError(
+        f"vocabulary ({name})",
+        f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
+        f"({type(absent).__name__}: {str(absent).strip().splitlines()[0]})",
+        "check the name and the network, or give the path of a vocab.txt",
+    ) from absent
 
 
 def _download_file(name: str, file: str) -> Path:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.data.records.tokenizer import Encoder, Vocabulary
+from bert_cli.data.records.encoder import Encoder
+from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import marked_lines
 from bert_cli.errors import DataError

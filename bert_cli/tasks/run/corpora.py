@@ -30,7 +30,7 @@ from bert_cli.data.stream.reader import (
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import read_json
 
 if TYPE_CHECKING:
@@ -49,27 +49,48 @@ class StoredSizes(BaseModel):
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 
-def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
-    """Return the settings with the pack size and vocabulary size of their records, unless they are set.
-
-    Memory, layout and layers depend on them. A larger vocabulary than that of `source`, the model that the run starts
-    from, extends it. A folder that is absent or incomplete is refused when it is opened.
-    """
+def _stored_sizes(settings: PretrainSettings) -> list[StoredSizes]:
+    """Return the sizes of the run's records on this disk."""
     stored: list[StoredSizes] = []
     for path in () if settings.generated_dataset else settings.dataset_paths:
         with suppress(DataError):
             stored.append(read_json(Path(path) / "corpus.json", StoredSizes, DataError, ""))
+    return stored
+
+
+def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
+    """Return the settings with the pack size of their records, unless it is set, and rows for their vocabulary.
+
+    Memory, layout and layers depend on them. A larger vocabulary than that of `source`, the model that the run starts
+    from, extends it. More rows than the records have pieces are padding: those of `source`, or of new weights those
+    that are set. A folder that is absent or incomplete is refused when it is opened.
+    """
+    stored = _stored_sizes(settings)
     changed: dict[str, object] = {}
     most = max((sizes.max_sequences_per_pack for sizes in stored), default=1)
     if most > 1 and not is_set(settings, "max_sequences_per_pack"):
         changed["max_sequences_per_pack"] = most
     vocab_size = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), None)
-    model, known = settings.bert_config, source.config.vocab_size if source else 0
-    extends = known == model.vocab_size and (vocab_size or 0) > known
-    is_open = extends or not is_set(model, "vocab_size")
-    if vocab_size and is_open and vocab_size != model.vocab_size:
-        changed["bert_config"] = model.model_copy(update={"vocab_size": vocab_size})
+    model = settings.bert_config
+    rows = model.vocab_size if is_set(model, "vocab_size") else 0
+    rows = source.config.vocab_size if source else rows
+    if vocab_size and max(vocab_size, rows) != model.vocab_size:
+        changed["bert_config"] = model.model_copy(update={"vocab_size": max(vocab_size, rows)})
     return settings.model_copy(update=changed) if changed else settings
+
+
+def describe_vocabulary(
+    configured: PretrainSettings, settings: PretrainSettings, stream: ExampleStream
+) -> Iterator[str]:
+    """Yield how the rows of the word embeddings differ from the settings, and from the vocabulary of the records."""
+    before, rows = configured.bert_config.vocab_size, settings.bert_config.vocab_size
+    pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
+    if rows != before:
+        origin = "the records have" if rows == pieces else "the model has"
+        yield f"bert_config.vocab_size: {rows:,}, as {origin}, instead of {before:,}"
+    if rows > pieces:
+        padding = f"{count(rows - pieces, 'row')} of the word embeddings"
+        yield f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
 
 
 def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
@@ -160,7 +181,7 @@ def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
 def _open_source(
     folder: Path, settings: PretrainSettings, name: str, may_pack: bool = True
 ) -> Records:
-    """Open records, packed if that is set; their vocabulary must be the model's. `name` is the setting."""
+    """Open records, packed if that is set; the model must have a row for each piece. `name` is the setting."""
     packs = may_pack and is_set(settings, "max_sequences_per_pack")
     source = Records(
         folder,
@@ -170,13 +191,20 @@ def _open_source(
         masking=settings.masking,
         max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
     )
-    size, ours = source.corpus["vocab_size"], settings.bert_config.vocab_size
-    if size != ours:
+    size, rows = source.corpus["vocab_size"], settings.bert_config.vocab_size
+    where = f"{name} ({folder})"
+    if name == "dataset_dir":
+        if size > rows:
+            problem = f"has a vocabulary of {size}, and the model one of {rows}"
+            raise ConfigError(where, problem, f"give --bert-config.vocab-size {size}")
+        return source
+    trained = next(
+        (sizes.vocab_size for sizes in _stored_sizes(settings) if sizes.vocab_size), rows
+    )
+    if size != trained:
+        problem = f"has a vocabulary of {size}, and the records of the run one of {trained}"
         remedy = "make these records with the vocabulary of dataset_dir"
-        if name == "dataset_dir":
-            remedy = f"give --bert-config.vocab-size {size}"
-        problem = f"has a vocabulary of {size}, and the model one of {ours}"
-        raise ConfigError(f"{name} ({folder})", problem, remedy)
+        raise ConfigError(where, problem, remedy)
     return source
 
 

@@ -23,11 +23,10 @@ def run(settings: PretrainSettings) -> None:
         configured = start.with_shape_of(settings, source)
         sized = corpora.with_sizes_of_records(configured, source)
         settings, mesh, stop = train.prepare(sized, stack)
-        size = settings.bert_config.vocab_size
-        if size != configured.bert_config.vocab_size:
-            print_line(f"bert_config.vocab_size: {size:,}, as the records have")
         stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
         folder = stream.folder
+        for line in corpora.describe_vocabulary(configured, settings, stream):
+            print_line(line)
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         if settings.new_rows_only_steps and settings.decay_from is None:

@@ -19,6 +19,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
+from bert_cli.data.records.encoder import split_word
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -26,7 +27,6 @@ from bert_cli.data.records.tokenizer import (
     files_for_model,
     has_tokenizer,
     read_tokenizer,
-    split_word,
 )
 from bert_cli.errors import CheckpointError, ConfigError, count, nearest
 from bert_cli.files import read_json, verify_checkpoint
@@ -66,7 +66,9 @@ class Source:
     weights: Path
     """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
     replaced: Sequence[Sequence[int]] = ()
-    """For each new row at the end of an extended vocabulary, the rows of which it is the mean."""
+    """For each new row of an extended vocabulary, the rows of which it is the mean."""
+    first_new: int = 0
+    """The first of these rows; rows after them are padding."""
 
     @property
     def config(self) -> BertConfig:
@@ -93,9 +95,10 @@ class Source:
         if not self.replaced:
             return tensors
         for name in (name for name in tensors if name.endswith(BY_PIECE)):
-            old = tensors[name][: self.config.vocab_size - len(self.replaced)]
+            old, first = tensors[name], self.first_new
             means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]
-            tensors[name] = np.concatenate([old, np.array(means, old.dtype)])
+            padding = old[first + len(means) :]
+            tensors[name] = np.concatenate([old[:first], np.array(means, old.dtype), padding])
         return tensors
 
 
@@ -112,8 +115,9 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
         return source
     ids, longest = {piece: number for number, piece in enumerate(own)}, max(map(len, own))
     replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
-    described = {**source.described, "vocab_size": len(pieces)}
-    return replace(source, described=described, replaced=replaced)
+    rows = max(len(pieces), source.config.vocab_size)
+    described = {**source.described, "vocab_size": rows}
+    return replace(source, described=described, replaced=replaced, first_new=len(own))
 
 
 # --- find a model
@@ -170,7 +174,7 @@ def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
     if not model.replaced:
         problem = "has no effect on examples with the vocabulary of the model"
         raise ConfigError("new_rows_only_steps", problem, "leave it out")
-    return model.config.vocab_size - len(model.replaced)
+    return model.first_new
 
 
 def find_folder(name: str, flag: str) -> Path:

@@ -361,7 +361,13 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     """
     import tensorflow_text as text
 
-    normalizer = json.loads(tokenizer.library.to_str()).get("normalizer") or {}
+    description = json.loads(tokenizer.library.to_str())
+    if added := [token["content"] for token in description["added_tokens"]]:
+        problem = (
+            f"tensorflow-text has none of the tokens that the model's owner added ({added[0]})"
+        )
+        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
+    normalizer = description.get("normalizer") or {}
     lowers, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
     if not normalizer.get("handle_chinese_chars", True):
         problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"

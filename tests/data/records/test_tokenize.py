@@ -15,12 +15,12 @@ import pytest
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
 from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.records.tokenize import encode_groups, plan_groups
 from bert_cli.data.records.tokenizer import (
-    Encoder,
     Normalization,
     read_vocabulary,
     tokenizer_config,

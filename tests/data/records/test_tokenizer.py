@@ -2,14 +2,16 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer
 
-from bert_cli.data.records import tokenizer as module
+from bert_cli.data.records import encoder as module
+from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import (
-    Encoder,
+    CONFIG_FILE,
     Normalization,
     files_for_model,
     model_max_length,
@@ -46,6 +48,58 @@ def test_text_is_split_into_pieces_with_their_offsets_and_special_tokens_are_pla
     words = {piece: number for number, piece in enumerate(PIECES)}
     ours = Encoder(words, Normalization()).encode("[SEP] the [MASK] [CLS] [PAD]").tokens
     assert ours.tolist() == ids(tokenizer, "[SEP] the [MASK] [CLS] [PAD]")
+
+
+ADDED = "the [E1] Cats<x> entity1 e [SEP] [MASK] cats [E1]"
+
+
+@pytest.mark.parametrize("form", ["tokenizer.json", "decoder", "added_tokens.json", "names"])
+def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, tmp_path):
+    import transformers
+
+    first = len(PIECES)
+    saved = shutil.copytree(folder, tmp_path / "saved")
+    config = json.loads((saved / CONFIG_FILE).read_text())
+    plain = {"content": "[E1]", "lstrip": False, "rstrip": True, "single_word": False}
+    if form == "tokenizer.json":
+        theirs = transformers.BertTokenizerFast.from_pretrained(folder)
+        theirs.add_tokens(["[E1]", "entity1"])
+        theirs.add_special_tokens({"extra_special_tokens": ["<x>"]})
+        theirs.save_pretrained(saved)
+        (saved / "vocab.txt").unlink()
+    elif form == "decoder":
+        config["added_tokens_decoder"] = {
+            str(first): {**plain, "normalized": True, "special": False},
+            str(first + 1): {**plain, "content": "<x>", "normalized": False, "special": True},
+        }
+        (saved / CONFIG_FILE).write_text(json.dumps(config))
+    elif form == "added_tokens.json":
+        (saved / form).write_text(json.dumps({"entity1": first + 1, "[E1]": first}))
+    else:
+        config["additional_special_tokens"] = ["<x>", "[E1]"]
+        (saved / CONFIG_FILE).write_text(json.dumps(config))
+    ours = read_tokenizer(saved)
+    assert len(ours.pieces) > first
+    # transformers makes the special tokens of BERT from text, this tool never does.
+    text = ADDED.replace("[SEP]", "").replace("[MASK]", "")
+    theirs = transformers.AutoTokenizer.from_pretrained(saved)
+    expected = theirs(text, add_special_tokens=False)["input_ids"]
+    assert ids(ours, text) == expected and max(expected) >= first
+    assert not {2, 3, 4} & set(ids(ours, ADDED))
+    # The files of a model that is trained with it split text equally.
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    for name, content in files_for_model(saved, 32, fills_masks=False).items():
+        (trained / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(trained)
+    assert ids(read_tokenizer(trained), text) == expected
+    assert theirs(text, add_special_tokens=False)["input_ids"] == expected
+
+
+def test_added_tokens_that_cannot_have_their_ids_are_refused(folder):
+    (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES) + 3}))
+    with pytest.raises(DataError, match=r"\(added token '\[E1\]', id 21\): its id would be 18"):
+        read_tokenizer(folder)
 
 
 def test_a_tokenizer_saved_by_transformers_splits_text_equally(folder, tmp_path):

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import (
+    CONFIG_FILE,
     SPECIAL_TOKENS,
-    Encoder,
     Normalization,
     read_vocabulary,
     tokenizer_config,
@@ -84,6 +86,54 @@ def test_a_file_and_its_folder_are_the_same_vocabulary(tmp_path, monkeypatch):
     for name in paths:
         with pytest.raises(DataError, match=r"no such file or folder with vocab\.txt"):
             find_vocabulary(name, cased=False)
+
+
+def only_json(folder: Path, cased: bool = False) -> Path:
+    """Leave a folder with the files that transformers 5 writes: tokenizer.json, and no vocab.txt."""
+    import transformers
+
+    theirs = transformers.BertTokenizerFast.from_pretrained(folder, do_lower_case=not cased)
+    theirs.save_pretrained(folder)
+    (folder / "vocab.txt").unlink()
+    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", CONFIG_FILE}
+    return folder
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_a_folder_with_tokenizer_json_alone_is_the_vocabulary_of_its_vocab_txt(tmp_path, cased):
+    config = tokenizer_config(Normalization(cased=cased))
+    path = write_vocab(tmp_path / "txt", config=config)
+    expected = find_vocabulary(str(path), cased=cased)
+    folder = only_json(shutil.copytree(path.parent, tmp_path / "json"), cased)
+    for name in (folder, folder / "tokenizer.json"):
+        vocabulary = find_vocabulary(str(name), cased=cased)
+        assert vocabulary.pieces == expected.pieces and vocabulary.sha256 == expected.sha256
+        assert vocabulary.normalization == expected.normalization
+        with pytest.raises(ConfigError, match="says do_lower_case"):
+            find_vocabulary(str(name), cased=not cased)
+
+
+def test_a_tokenizer_json_that_splits_text_otherwise_is_refused(tmp_path):
+    write_vocab(tmp_path, config=tokenizer_config(Normalization()))
+    path = only_json(tmp_path) / "tokenizer.json"
+    description = json.loads(path.read_text())
+    for part, changes, message in (
+        ("model", {"type": "BPE"}, r"\(model.type BPE\): is no WordPiece tokenizer"),
+        ("model", {"continuing_subword_prefix": "@@"}, r"\(model.continuing_subword_prefix\)"),
+        ("normalizer", {"clean_text": False}, r"\(normalizer.clean_text\): is False"),
+        ("pre_tokenizer", {"type": "Whitespace"}, r"\(pre_tokenizer.type\): is 'Whitespace'"),
+    ):
+        changed = {**description, part: {**description[part], **changes}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            find_vocabulary(str(tmp_path), cased=False)
+
+
+def test_a_vocabulary_with_tokens_of_its_owner_is_refused_for_records(tmp_path):
+    path = write_vocab(tmp_path, config=tokenizer_config(Normalization()))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES)}))
+    with pytest.raises(DataError, match=r"has 1 token that its owner added \(\[E1\]\)"):
+        find_vocabulary(str(path), cased=False)
 
 
 def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_path):
@@ -171,12 +221,13 @@ class Hub(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    """The address of a hub with the repositories someone/model and someone/bare."""
+    """The address of a hub with the repositories someone/model, someone/bare and someone/new."""
     files = "resolve/main"
     write_vocab(
         tmp_path / "someone/model" / files, config=tokenizer_config(Normalization(cased=True))
     )
     write_vocab(tmp_path / "someone/bare" / files)
+    only_json(write_vocab(tmp_path / "someone/new" / files).parent)
     handler = partial(Hub, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -201,14 +252,17 @@ def find_all(tmp_path, endpoint, *names):
 def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
     model = ("someone/model", True)
     others = ("someone/model", False), ("someone/bare", False), ("someone/else", False)
-    answer, wrong_case, bare, absent = find_all(tmp_path, hub, model, *others)
+    new = ("someone/new", False)
+    answer, wrong_case, bare, absent, json_alone = find_all(tmp_path, hub, model, *others, new)
+    assert json_alone == bare
     assert answer.startswith(f"found {len(PIECES)} ")
     assert wrong_case.startswith("ConfigError --cased (false")
     assert bare.startswith("found")
     assert absent.startswith("DataError vocabulary (someone/else)")
     # A hub that does not answer is asked once and without noise.
-    cached, absent = find_all(tmp_path, "http://127.0.0.1:9", model, ("data/vocab9k", False))
-    assert cached == answer
+    nobody = ("data/vocab9k", False)
+    cached, again, absent = find_all(tmp_path, "http://127.0.0.1:9", model, new, nobody)
+    assert (cached, again) == (answer, json_alone)
     assert absent.startswith("DataError vocabulary (data/vocab9k): no such file or folder here")
     assert "refused" in absent
 

@@ -159,7 +159,6 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
         ({"dataset_dir": "$NO_SUCH_VARIABLE/x"}, ConfigError, "the variable is not set"),
         ({"dataset_dir": False}, ConfigError, "is missing"),
         ({"max_seq_length": 12}, DataError, "16"),
-        ({"bert_config__vocab_size": 200}, ConfigError, "1000"),
         ({"validation_dir": "nowhere"}, DataError, "no such folder"),
         ({"pretrained_ckpt_path": "nowhere"}, CheckpointError, "nowhere"),
     ):

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import flags_of, write_model, write_records, write_reviews
+from support.tiny_models import (
+    PIECES,
+    TINY,
+    flags_of,
+    write_model,
+    write_records,
+    write_reviews,
+)
 
 from bert_cli.cli import main
+from bert_cli.tasks.run import start
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 10
@@ -125,3 +133,78 @@ def test_weights_of_a_dtype_that_numpy_lacks_are_named(dtype, home, tmp_path, ca
     assert bert("predict", model, "good [MASK]") == 4
     error = capsys.readouterr().err
     assert error.startswith(f"bert: {model / MODEL}: ") and f" is {dtype}, which cannot" in error
+
+
+# --- vocabularies with padding rows
+
+ROWS = len(PIECES)
+PADDED = ROWS + 6
+
+
+@pytest.fixture(scope="module")
+def padded(home):
+    """Return a model with six rows more than its tokenizer has pieces."""
+    return write_model(home / "padded", TINY.model_copy(update={"vocab_size": PADDED}))
+
+
+def rows_of(model: Path) -> set[int]:
+    """Return the rows of a model according to its config, its word embeddings and its output bias."""
+    tensors = load_file(model / MODEL)
+    names = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+    config = json.loads((model / "config.json").read_text())
+    return {config["vocab_size"], *(len(tensors[name]) for name in names)}
+
+
+def test_a_padded_model_is_trained_further_and_stays_padded(home, padded, tmp_path, capsys):
+    words = ["--pretrained-ckpt-path", padded]
+    assert pretrain(home, tmp_path / "run", *words) == 0
+    printed = capsys.readouterr().out
+    message = f"bert_config.vocab_size: {PADDED}, and the records have {ROWS} tokens; 6 rows of"
+    assert f"{message} the word embeddings are padding" in printed
+    saved = complete_checkpoints(tmp_path / "run")[-1]
+    assert rows_of(saved) == {PADDED}
+    assert (saved / "vocab.txt").read_text().split() == PIECES
+    # Opened by transformers and compared, output by output.
+    assert bert("export", saved, tmp_path / "export", "--format", "hf") == 0
+    # Any number in the settings: the model's rows decide, and the same command continues.
+    sized = ["--bert-config.vocab-size", ROWS]
+    assert pretrain(home, tmp_path / "run", *words, *sized) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
+    home, tmp_path, capsys
+):
+    """The original's configs have 30,400 tokens, for records of 30,522."""
+    for size, rows in ((ROWS - 20, ROWS), (PADDED, PADDED)):
+        config, run = tmp_path / f"{size}.json", tmp_path / f"run{size}"
+        shape = {**TINY.model_dump(), "vocab_size": size}
+        config.write_text(json.dumps({"bert_config": shape}))
+        assert pretrain(home, run, "--config", config) == 0
+        printed = capsys.readouterr().out
+        changed = f"bert_config.vocab_size: {ROWS}, as the records have, instead of {size}"
+        assert (changed in printed) == (rows != size)
+        saved = complete_checkpoints(run)[-1]
+        assert rows_of(saved) == {rows}
+        # Phase 2 has the same number in its config.
+        words = ["--config", config, "--pretrained-ckpt-path", run]
+        assert pretrain(home, tmp_path / f"next{size}", *words) == 0
+        assert rows_of(complete_checkpoints(tmp_path / f"next{size}")[-1]) == {rows}
+
+
+@pytest.mark.parametrize("new", [2, 9])
+def test_new_pieces_replace_padding_rows_first(new, padded, tmp_path):
+    words = [f"good{number}" for number in range(new)]
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*PIECES, *words]))
+    source = start.find_source(str(padded))
+    extended, before = start.extended(source, tmp_path), source.tensors()
+    assert extended.config.vocab_size == max(PADDED, ROWS + new)
+    for name, value in extended.tensors().items():
+        if len(value) == len(before[name]) != PADDED:
+            continue
+        rows = before[name]
+        assert len(value) == extended.config.vocab_size
+        assert np.array_equal(value[:ROWS], rows[:ROWS])
+        assert np.array_equal(value[ROWS + new :], rows[ROWS + new :])
+        parts = [PIECES.index("good"), PIECES.index("##1")]
+        np.testing.assert_allclose(value[ROWS + 1], rows[parts].mean(0), rtol=1e-6)
