@@ -72,7 +72,7 @@ def run(settings: ExportSettings) -> None:
     ConfigError for a folder in use, a missing package or an unsupported model, CheckpointError when there is
     no model or its export gives other outputs.
     """
-    out = settings.out.expanduser()
+    out = settings.out
     _check_settings(settings, out)
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
@@ -356,22 +356,13 @@ def _without_log_noise() -> Iterator[None]:
 def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     """Return the tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
 
-    ConfigError for a tokenizer that does not split Chinese characters.
+    ConfigError for a tokenizer that does not split Chinese characters, or with added tokens.
     A second text without tokens adds no [SEP], and special tokens in a text are plain.
     """
     import tensorflow_text as text
 
-    description = json.loads(tokenizer.library.to_str())
-    if added := [token["content"] for token in description["added_tokens"]]:
-        problem = (
-            f"tensorflow-text has none of the tokens that the model's owner added ({added[0]})"
-        )
-        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
-    normalizer = description.get("normalizer") or {}
+    normalizer = _normalizer_of(tokenizer)
     lowers, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
-    if not normalizer.get("handle_chinese_chars", True):
-        problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"
-        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
     pieces = text.FastBertTokenizer(
         vocab=list(tokenizer.pieces),
         suffix_indicator="##",
@@ -417,6 +408,20 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
         }
 
     return encode
+
+
+def _normalizer_of(tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return how a tokenizer normalizes text. Raises ConfigError for what tensorflow-text cannot do."""
+    description = json.loads(tokenizer.library.to_str())
+    normalizer: dict[str, Any] = description.get("normalizer") or {}
+    problem = ""
+    if added := [token["content"] for token in description["added_tokens"]]:
+        problem = f"tensorflow-text lacks the tokens that the model's owner added ({added[0]})"
+    elif not normalizer.get("handle_chinese_chars", True):
+        problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"
+    if problem:
+        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
+    return normalizer
 
 
 def compare_encoders(tokenizer: TextTokenizer, encoder: Encoder, length: int) -> None:

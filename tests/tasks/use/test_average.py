@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import metrics_of, write_model, write_records
 
 from bert_cli.cli import main
-from bert_cli.files import STATE
+from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
@@ -149,6 +149,7 @@ def test_a_checkpoint_that_has_changed_or_is_of_another_shape_is_refused(copied,
     assert average(copied, tmp_path / "out") == 4
     assert f"{old / MODEL}: has changed since it was saved" in capsys.readouterr().err
     state = json.loads((old / STATE).read_text())
+    del state[OWN_CHECKSUM]
     (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))  # as in older checkpoints
     assert average(copied, tmp_path / "out") == 4
     error = capsys.readouterr().err
