@@ -29,6 +29,11 @@ Shape = tuple[int, int]  # replicas, devices of each
 
 # Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
 USABLE = 0.9
+# Fraction of a step that a pipeline may be idle in addition, for the sake of a larger micro-batch.
+MORE_IDLE = 0.05
+# Positions of a micro-batch from which a CPU is no faster: BERT-base, one core, 4 x 128 at 4.3 examples/s, 8 x 128 at
+# 5.3 and no more with larger ones. Narrower models need more.
+CPU_POSITIONS = 4096
 
 
 # --- idle time, traffic and the choice of a layout
@@ -138,6 +143,57 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
         where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
         remedy = f"give {flags}"
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
+
+
+def choose(
+    settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
+) -> Settings:
+    """Return the settings with the layout and the micro-batch that they leave open; `kind` is GPU or CPU.
+
+    The layout is that of the smallest micro-batch. Raises ConfigError when nothing fits.
+    """
+    is_auto = settings.parallel.layout == "auto"
+    laid = propose(settings, devices, memory, processes) if is_auto else settings
+    if laid.global_batch.examples_per_step is None:
+        return laid
+    return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
+
+
+def with_micro_batch(settings: Settings, size: int) -> Settings:
+    """Return the settings with this micro-batch and the same examples of a step."""
+    batch = settings.global_batch
+    each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
+    changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
+    return _changed(settings, "global_batch", {**changes, "examples_per_step": None})
+
+
+def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
+    """Return the settings with the largest micro-batch that fits, at least twice as large, and as fast at least.
+
+    The devices of a pipeline are then little more idle.
+    """
+    batch, allowed = settings.global_batch, idle(settings) + MORE_IDLE
+    each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
+    most = min(each, CPU_POSITIONS // settings.max_seq_length) if kind == "CPU" else each
+    for size in range(most, 2 * batch.micro_batch_size - 1, -1):
+        if each % size == 0:
+            larger = with_micro_batch(settings, size)
+            if fits(larger, memory) and idle(larger) <= allowed:
+                return larger
+    return None
+
+
+def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
+    """Return a line about memory that a larger micro-batch of the same step would use, if there is one."""
+    larger = _larger(settings, kind, memory)
+    if larger is None:
+        return []
+    number, batch = larger.global_batch.micro_batch_size, larger.global_batch
+    flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
+    return [
+        f"memory: {size(fullest(settings)[1].total)} of {size(memory)}; micro-batch {number} would fit, "
+        f"with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
+    ]
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape]:

@@ -7,6 +7,7 @@ reported at once: the path of the setting, the file or flag of its value, and th
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
 
+BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
 RECIPES = "recipes.json"
@@ -179,10 +181,22 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `merge`, in which a length of the run in `over` replaces the one in `under`, whichever it is."""
+    """Return `merge`, in which a value of `over` also replaces those of `under` that contradict it.
+
+    A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
+    """
     replaces = any(over.get(name) is not None for name in RUN_LENGTHS)
     left_out = RUN_LENGTHS if replaces else ()
-    return merge({name: value for name, value in under.items() if name not in left_out}, over)
+    kept = {name: value for name, value in under.items() if name not in left_out}
+    batch, changes = (values.get("global_batch") for values in (under, over))
+    if isinstance(batch, Mapping) and isinstance(changes, Mapping):
+        sizes = [batch.get(name, 1) for name in BATCH_SIZES]
+        if changes.get("micro_batch_size") == "auto" and all(isinstance(n, int) for n in sizes):
+            others = {name: value for name, value in batch.items() if name != BATCH_SIZES[-1]}
+            kept["global_batch"] = {"examples_per_step": math.prod(sizes), **others}
+        elif BATCH_SIZES[-1] in changes:
+            kept["global_batch"] = {n: one for n, one in batch.items() if n != "examples_per_step"}
+    return merge(kept, over)
 
 
 def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
@@ -209,7 +223,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
         # The description of a file does not hold for a run with other values.
         given.pop("about", None)
     renamed = {**_not_in(flags, files.renamed), **typed.renamed}
-    values, left_out = adapt(merge(_default_groups(settings), given), renamed, settings)
+    values, left_out = adapt(override(_default_groups(settings), given), renamed, settings)
     origins = dict(files.origins)
     for where, _ in leaves(flags):
         origins = {one: o for one, o in origins.items() if not one.startswith(f"{where}.")}

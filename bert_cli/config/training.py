@@ -5,9 +5,9 @@ The keys are those of Graphcore's BERT example.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,7 @@ from bert_cli.config.settings import (
     Wandb,
     is_set,
 )
+from bert_cli.errors import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
 
@@ -54,17 +55,57 @@ class GlobalBatch(Settings):
     NEEDS: ClassVar = {"growth_frac": "start_fraction"}
 
     micro_batch_size: Usual[Positive]
-    """Examples that a replica processes at once; they must fit in its memory."""
+    """Examples that a replica processes at once; they must fit in its memory. With `auto` the run takes the largest
+    number that does, as long as more are faster, and accumulates as many as make the batch of the config, or
+    `examples_per_step`."""
     replicas: Positive = 1
     """Model replicas that divide the examples of a step among them."""
     grad_acc_steps_per_replica: Usual[Positive] = 1
     """Micro-batches whose gradients a replica accumulates before an update."""
+    examples_per_step: Annotated[
+        Positive | None, Field(exclude_if=lambda examples: examples is None)
+    ] = None
+    """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
+    those of the config."""
     start_fraction: Annotated[
         float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
     ] = None
     """Fraction of the accumulation at the first step, from which the batch grows linearly."""
     growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.5)] = 0.5
     """Fraction of the run's examples after which the batch is complete."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accumulate_the_rest(cls, values: Any) -> Any:
+        """Derive the accumulation; with micro_batch_size auto from 1 example, until the memory is known."""
+        if not isinstance(values, Mapping):
+            return values
+        is_auto = values.get("micro_batch_size") == "auto"
+        is_given = "grad_acc_steps_per_replica" in values
+        total = str(values.get("examples_per_step"))
+        if is_auto and (is_given or total == "None"):
+            problem = "auto divides examples_per_step, and the accumulation follows"
+            remedy = "give examples_per_step, and not grad_acc_steps_per_replica"
+            raise SettingError("micro_batch_size", problem, remedy)
+        size = "1" if is_auto else str(values.get("micro_batch_size"))
+        replicas = str(values.get("replicas", 1))
+        # Other texts are rejected as the numbers that they are not.
+        if is_given or not all(map(str.isdecimal, (total, size, replicas))):
+            return values
+        accumulation, rest = divmod(int(total), int(size) * int(replicas) or 1)
+        if rest:
+            problem = f"{total} cannot be divided into micro-batches of {size} for {count(int(replicas), 'replica')}"
+            raise SettingError("examples_per_step", problem, "change one of them")
+        changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
+        return {**values, **changes, "examples_per_step": total if is_auto else None}
+
+    @model_validator(mode="after")
+    def _check_examples(self) -> "GlobalBatch":
+        if self.examples_per_step not in (None, self.examples):
+            problem = f"{self.examples_per_step} is not the product of the others, {self.examples}"
+            remedy = "leave it or grad_acc_steps_per_replica out"
+            raise SettingError("examples_per_step", problem, remedy)
+        return self
 
     @property
     def examples(self) -> int:

@@ -229,6 +229,8 @@ class Engine(ABC):
     """That of the run, for dropout and whatever else is drawn in a step."""
     head: Head
     weights: Mapping[str, Value]
+    asks_before_each_micro_batch = False
+    """Whether `update` calls `stop_requested` when the micro-batch before has been computed."""
     traced_steps = 0
     """Steps that are still to be recorded by the trace, if there is one."""
 

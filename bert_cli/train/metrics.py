@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,8 @@ START_SECONDS = 20.0
 FINISH_SECONDS = 12.0
 # Until the run ends without a tracker: less than its other processes wait for rank 0.
 LEAVE_SECONDS = 15.0
+# Of so many micro-batches, or of two that took as many seconds, a run forecasts its duration.
+FORECAST_TIMES, FORECAST_SECONDS = 10, 2.0
 # Settings that cannot influence how good a run is.
 NO_HPARAMS = (
     "about",
@@ -204,6 +206,45 @@ class Pace:
             "seconds_per_step": seconds,
             "seconds_left": mean * (self.work(self.total_steps) - self.work(step)),
         }
+
+
+class Forecast:
+    """Calls `report` once, with the shortest and the longest time that a micro-batch may take.
+
+    They are those of the first micro-batches of a long step, where they run one after another, or of the first steps,
+    and 10 % more on both sides. The very first one is left out, because it still warms up.
+    """
+
+    def __init__(
+        self, report: Callable[[float, float], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.report, self.clock, self.is_reported = report, clock, False
+        self.starts: list[float] = []
+        self.times: list[float] = []
+
+    def noting_each_start(self, stop_requested: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a `stop_requested`, asked before each micro-batch, that also notes the time."""
+
+        def asked() -> bool:
+            self.starts.append(self.clock())
+            if len(self.starts) > 2:
+                self._add(self.starts[-1] - self.starts[-2])
+            return stop_requested()
+
+        return asked
+
+    def step_ends(self, times: Sequence[float] | None) -> None:
+        """Note the mean time of a micro-batch in the last step, the last of `times`; the first step has none."""
+        self.starts.clear()
+        if times:
+            self._add(times[-1])
+
+    def _add(self, seconds: float) -> None:
+        self.times.append(seconds)
+        is_enough = len(self.times) > 1 and sum(self.times) > FORECAST_SECONDS
+        if not self.is_reported and (is_enough or len(self.times) >= FORECAST_TIMES):
+            self.is_reported = True
+            self.report(0.9 * min(self.times), 1.1 * max(self.times))
 
 
 class ProgressBar:

@@ -281,6 +281,49 @@ def test_too_little_memory_is_refused_with_the_least_that_is_enough():
         propose(given, 4, int((least - 0.06) * GB))
 
 
+def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
+    given = shipped(BASE, "--global-batch.micro-batch-size", "auto", "--parallel.layout", "auto")
+    sizes = []
+    for kind, devices, gigabytes in (("GPU", 8, 80), ("GPU", 1, 24), ("CPU", 1, 80)):
+        chosen = layout.choose(given, kind, devices, gigabytes * GB)
+        batch = chosen.global_batch
+        assert batch.examples == 65_280 and batch.replicas <= devices
+        assert len(estimate(chosen)) == 1 and layout.fits(chosen, gigabytes * GB)
+        sizes.append(batch.micro_batch_size)
+        accumulation = batch.grad_acc_steps_per_replica
+        larger = [n for n in range(2, accumulation + 1) if accumulation % n == 0]
+        if kind == "GPU":
+            twice = {"micro_batch_size": batch.micro_batch_size * larger[0]}
+            bigger = batch.model_copy(update=twice)
+            assert not layout.fits(
+                chosen.model_copy(update={"global_batch": bigger}), gigabytes * GB
+            )
+    # On a CPU larger ones are no faster: 32 sequences of 128.
+    assert sizes[0] > sizes[1] > sizes[2] == 32
+    again = layout.choose(layout.with_micro_batch(given, 16), "GPU", 8, 80 * GB)
+    assert again.global_batch.micro_batch_size == 16 and again.global_batch.examples == 65_280
+
+
+def test_an_open_micro_batch_keeps_a_given_layout():
+    given = shipped(BASE, "--global-batch.micro-batch-size", "auto")
+    chosen = layout.choose(given, "GPU", 16, 24 * GB)
+    assert chosen.parallel == given.parallel and chosen.global_batch.replicas == 4
+    assert chosen.global_batch.micro_batch_size > 32 and chosen.global_batch.examples == 65_280
+
+
+def test_memory_that_a_larger_micro_batch_would_use_is_named():
+    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), 8, 80 * GB)
+    (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
+    size, accumulation = map(
+        int, re.search(r"micro-batch-size (\d+) .*replica (\d+)", line).groups()
+    )
+    assert size * accumulation == 65_280 // 8 and size >= 64
+    flags = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
+    batch = chosen.global_batch.model_copy(update=flags)
+    assert layout.fits(chosen.model_copy(update={"global_batch": batch}), 80 * GB)
+    assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
+
+
 # --- engine jax
 
 

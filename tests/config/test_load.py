@@ -248,6 +248,34 @@ def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path,
         assert line.startswith(f"dataset_dir.1.{expected}")
 
 
+def test_the_accumulation_follows_from_the_examples_of_a_step(tmp_path):
+    batch = {"micro_batch_size": 4, "examples_per_step": 64}
+    mine = write(tmp_path / "mine.json", {**SMALL, "global_batch": batch})
+    given, auto = (
+        "--global-batch.grad-acc-steps-per-replica",
+        "--global-batch.micro-batch-size=auto",
+    )
+    for flags, expected in (
+        ([], (4, 1, 16, None)),
+        (["--global-batch.replicas", "2"], (4, 2, 8, None)),
+        ([given, "3"], (4, 1, 3, None)),
+        (["--global-batch.examples-per-step", "32"], (4, 1, 8, None)),
+        # Until the memory is known.
+        ([auto], (1, 1, 64, 64)),
+    ):
+        settings, _ = pretrain("--config", mine, *flags)
+        one = settings.global_batch
+        sizes = one.micro_batch_size, one.replicas, one.grad_acc_steps_per_replica
+        assert (*sizes, one.examples_per_step) == expected, flags
+    settings, _ = pretrain("--config", write(tmp_path / "plain.json", SMALL), auto)
+    assert settings.global_batch.examples_per_step == 1 * 2 * 3
+    for flags, problem in (
+        (["--global-batch.micro-batch-size", "5"], "64 cannot be divided into micro-batches of 5"),
+        ([auto, given, "3"], "auto divides examples_per_step"),
+    ):
+        assert problem in rejection("--config", mine, *flags)
+
+
 def test_a_length_replaces_the_one_of_the_file_below(tmp_path):
     write(tmp_path / "base.json", SMALL)
     short = {"extends": "base.json", "num_epochs": 3}

@@ -13,6 +13,7 @@ from bert_cli.train import metrics
 from bert_cli.train.checkpoint import write_best
 from bert_cli.train.loop import STOPPING
 from bert_cli.train.metrics import (
+    Forecast,
     Pace,
     ProgressBar,
     format_duration,
@@ -170,3 +171,36 @@ def test_a_failure_of_the_progress_bar_ends_the_bar_and_not_the_run(bar_on):
     with bar_on(ClosedTerminal()) as bar:
         bar.after_step(1, METRICS)
         assert not bar.shown
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_duration_is_forecast_from_the_first_micro_batches_of_a_long_step():
+    reported, clock = [], Clock()
+    asked = Forecast(lambda *times: reported.append(times), clock).noting_each_start(lambda: True)
+    # The first micro-batch takes 30 s, as it warms up, and is left out.
+    for clock.now in (0.0, 30.0, 34.0):
+        assert asked()
+    assert not reported
+    for clock.now in (39.0, 44.0, 90.0):
+        asked()
+    assert reported == [pytest.approx((0.9 * 4, 1.1 * 5))]
+
+
+def test_a_duration_is_forecast_from_the_first_steps_where_they_are_short():
+    reported, clock = [], Clock()
+    forecast = Forecast(lambda *times: reported.append(times), clock)
+    asked = forecast.noting_each_start(lambda: False)
+    for step, times in enumerate([None, *[[9.0, 0.1]] * 8, [0.2], [0.1], [0.5]]):
+        # The time between steps, in which a checkpoint is saved, is none of a micro-batch.
+        clock.now = 100.0 * step
+        assert not asked()
+        forecast.step_ends(times)
+    assert reported == [pytest.approx((0.09, 0.22))]

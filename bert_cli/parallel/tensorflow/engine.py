@@ -142,6 +142,9 @@ class TensorFlowEngine(Engine):
                 if optimizer is not None and any(stage.weights for stage in stages):
                     parts = stages, device_group(mesh, replica, device), optimizer, parallel
                     row.append(DeviceUpdate(*parts, compiled, mesh.host))
+        self._is_one_stage = len(replicas) == len(replicas[0]) == self.group.world_size == 1
+        # A GPU computes later than it is asked to.
+        self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
@@ -236,8 +239,7 @@ class TensorFlowEngine(Engine):
 
         `first_index` is that of the first one in the stream, for its dropout; `counts` are those of the whole step.
         """
-        is_one_stage = len(self.replicas) == len(self.replicas[0]) == self.group.world_size == 1
-        if not is_one_stage and _shapes(batch) not in self._traced_shapes:
+        if not self._is_one_stage and _shapes(batch) not in self._traced_shapes:
             # Examples of a new length: traced before threads need it.
             each = len(batch["input_ids"]) // len(self.replicas)
             self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
@@ -245,7 +247,7 @@ class TensorFlowEngine(Engine):
         workers = self._workers(batch, first_index, counts, loss_scale, abandoned)
         try:
             with reporting_out_of_memory():
-                if is_one_stage:
+                if self._is_one_stage:
                     work = work_of(self.schedule, 0, 1, len(batch["input_ids"]))
                     workers[0][0].run(work, stop_requested)
                 else:

@@ -8,12 +8,13 @@ the same probability, which is a loss of ln V, and ln 2 for the next sentence. A
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from bert_cli.config import layout
+from bert_cli.config import checks, layout
+from bert_cli.config.checks import Check
 from bert_cli.config.layout import size
 from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
 from bert_cli.config.plan import Plan, make_plan
@@ -47,7 +48,6 @@ TEMPORARY_FILE_SYSTEMS = {
 }
 MAX_IDLE = 1 / 3
 """Fraction of a step that devices may be idle without a warning."""
-MAX_EPOCHS = 100
 SAMPLE = 8
 """Examples that are read to check the records, and whose loss is computed: about 160 masked tokens of 128
 positions each."""
@@ -125,13 +125,8 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
             ),
         )
     )
-    changes = settings.stages or settings.budget_hours
-    if plan is not None and plan.epochs is not None and not changes:
-        text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} records"
-        many = plan.epochs > MAX_EPOCHS
-        text += ": it will overfit" if many else ""
-        remedy = "use more text, or a lower --total-num-train-samples"
-        report.add("warning" if many else "ok", "epochs", text, remedy, epochs=plan.epochs)
+    if plan is not None and not settings.budget_hours:
+        add_checks(report, checks.of_epochs(plan))
     check_memory(report, settings, processes, kind, memory)
     machine.check_precision(report, settings.precision, kind)
     check_folder(report, settings, plan)
@@ -175,10 +170,13 @@ def check_layout(
     `devices` are the kind and number of this process' devices, and the memory of each.
     """
     kind, number, memory = devices
-    if settings.parallel.layout == "auto":
+    if settings.parallel.layout == "auto" or settings.global_batch.examples_per_step is not None:
+        total = processes.count * number
         chosen = report.attempt(
             "layout",
-            lambda: layout.propose(settings, processes.count * number, memory, processes.count),
+            lambda: layout.choose(
+                start.with_saved_micro_batch(settings), kind, total, memory, processes.count
+            ),
             lambda one: f"chosen: {'; '.join(layout.describe_layout(one)) or 'one device'}",
         )
         return chosen or settings
@@ -319,7 +317,7 @@ def _check_examples(
 
     stream = report.attempt("dataset_dir", open_examples, describe)
     if stream is not None and not settings.generated_dataset:
-        check_repeats(report, stream)
+        add_checks(report, corpora.text_checks(stream, settings))
     if stream is not None and settings.validation_dir is not None:
         report.attempt(
             "validation_dir",
@@ -335,11 +333,11 @@ def _check_examples(
     return stream
 
 
-def check_repeats(report: Report, stream: Any) -> None:
-    """Estimate from a sample how often the text repeats itself."""
-    for text, often, is_much in corpora.repeated_text(stream):
-        level: Level = "warning" if is_much else "ok"
-        report.add(level, "repeated text", text, corpora.WITHOUT_COPIES, repeats=often)
+def add_checks(report: Report, found: Iterable[Check]) -> None:
+    """Add checks that a run makes too."""
+    for check in found:
+        level: Level = "warning" if check.warns else "ok"
+        report.add(level, check.what, check.text, check.remedy, **check.values)
 
 
 def check_first_loss(

@@ -33,12 +33,14 @@ def run(settings: PlanSettings) -> None:
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     asked: PretrainSettings = with_sizes_of_records(settings)
     chosen = asked
-    if asked.parallel.layout == "auto":
-        if devices is None or memory is None:
-            problem = "needs the number of devices and the memory of each"
-            missing = "--memory" if devices else "--devices"
-            raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
-        chosen = layout.propose(asked, devices, memory, processes)
+    if asked.parallel.layout == "auto" and (devices is None or memory is None):
+        problem = "needs the number of devices and the memory of each"
+        missing = "--memory" if devices else "--devices"
+        raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
+    if memory is not None:
+        chosen = layout.choose(asked, "GPU", devices or 1, memory, processes)
+    elif asked.global_batch.examples_per_step is not None:
+        print("micro_batch_size auto: --memory chooses it; this is the plan of the smallest")
     _print_layout(chosen)
     _check_devices(chosen, devices, processes)
     if memory is not None:
@@ -49,6 +51,8 @@ def run(settings: PlanSettings) -> None:
             remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
             raise ConfigError(f"--memory ({size(memory)})", f"{needed}; {usable}", remedy)
         print(f"fits: {needed}; {usable}")
+        for line in layout.idle_memory(chosen, "GPU", memory):
+            print(line)
     if chosen is not asked:
         print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
@@ -150,6 +154,7 @@ def _flags(settings: PretrainSettings) -> str:
         pipeline += " --parallel.replicated-tensor-sharding" * parallel.replicated_tensor_sharding
         pipeline += " --parallel.shard-weights" * parallel.shard_weights
     return (
-        f"--parallel.layout given --global-batch.replicas {batch.replicas} "
+        f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
+        f"--global-batch.replicas {batch.replicas} "
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} {pipeline}"
     )

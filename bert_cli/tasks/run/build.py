@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli import errors
+from bert_cli.config import checks
 from bert_cli.config.layout import check_processes
 from bert_cli.config.plan import Plan
 from bert_cli.config.training import TrainSettings
@@ -27,7 +29,7 @@ from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import Prepare, State, Step, means
-from bert_cli.train.metrics import BITS_PER_BYTE
+from bert_cli.train.metrics import BITS_PER_BYTE, Forecast, format_duration, print_line
 
 RandomBits = Callable[[Any, tuple[int, ...], int], Any]
 
@@ -99,6 +101,25 @@ class Run:
     def is_first_rank(self) -> bool:
         """Return whether this process writes the run's files."""
         return self.engine.group.rank == 0
+
+
+def forecast(run: Run) -> Forecast:
+    """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
+    plan, step = run.spec.plan, run.state.step
+    left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
+    size = plan.segment(step).micro_batch_size
+    steps = f"{errors.count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
+    more = "" if run.spec.evaluate is None else ", besides evaluations"
+
+    def report(shortest: float, longest: float) -> None:
+        times = " to ".join(format_duration(left * each) for each in (shortest, longest))
+        pace = f"{size / longest:,.1f} to {size / shortest:,.1f} examples/s"
+        print_line(f"pace: {pace} on this machine, so {times} for {steps}{more}")
+        check = checks.of_duration(left * longest)
+        if check.warns:
+            print_line(check.warning)
+
+    return Forecast(report)
 
 
 def runtime(engine: str) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field
 
+from bert_cli.config.checks import Check, of_vocabulary
 from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
@@ -149,8 +150,12 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
     return Mixture(list(zip(sources, weights, strict=True)), batching, settings.seed)
 
 
-def repeated_text(stream: ExampleStream) -> Iterator[tuple[str, float, bool]]:
-    """Yield (message, repetition rate, is_excessive) for each corpus, estimated from a sample."""
+def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[Check]:
+    """Yield, estimated from a sample, whether each corpus repeats itself and whether the vocabulary is too large.
+
+    The vocabulary of a pretrained model has been learnt already.
+    """
+    tokens = 0.0
     for source in stream.sources:
         # Static records repeat each pair with other masks; those of other tools do not say how often.
         copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
@@ -159,7 +164,12 @@ def repeated_text(stream: ExampleStream) -> Iterator[tuple[str, float, bool]]:
         rows = shuffled(source, np.arange(min(TEXT_SAMPLE, len(source))))
         often = repeats(rows, len(source))
         text = f"{source.folder}: {N} tokens in a row occur {often:.2f} times more, on average"
-        yield text, often, often > MAX_REPEATS * copies
+        is_much = often > MAX_REPEATS * copies
+        yield Check("repeated text", is_much, text, WITHOUT_COPIES, {"repeats": often})
+        mean = np.count_nonzero(rows["input_mask"]) / len(rows["input_mask"])
+        tokens += mean * len(source) / copies
+    if tokens and settings.pretrained_ckpt_path is None:
+        yield of_vocabulary(settings.bert_config.vocab_size, tokens)
 
 
 def open_held_out(settings: PretrainSettings) -> ExampleStream | None:

@@ -48,9 +48,9 @@ def run(settings: PretrainSettings) -> None:
         plan = corpora.plan_for(settings, stream)
         if description := stream.describe(plan.examples):
             print_line("\n".join(description))
-        for text, _, is_much in [] if folder is None else corpora.repeated_text(stream):
-            if is_much:
-                print_line(f"warning: {text}; {corpora.WITHOUT_COPIES}")
+        for check in [] if folder is None else corpora.text_checks(stream, settings):
+            if check.warns:
+                print_line(check.warning)
 
         def score(engine: Engine, step: int) -> dict[str, float]:
             values = {} if held_out is None else evaluate(settings, held_out, engine)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_cli.config.embed import EmbedSettings
+from bert_cli.config.layout import with_micro_batch
 from bert_cli.config.load import Loaded, validate
 from bert_cli.config.plan import decay_step
 from bert_cli.config.pretrain import PretrainSettings
@@ -286,6 +287,18 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     given = settings.model_dump(exclude_unset=True, by_alias=True)
     shape = source.config.model_dump() | given.get("bert_config", {})
     return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
+
+
+def with_saved_micro_batch(settings: Settings) -> Settings:
+    """Return settings that leave the micro-batch open with that of the run that they continue, if there is one."""
+    folder, is_open = settings.save_ckpt_path, settings.global_batch.examples_per_step is not None
+    checkpoints = complete_checkpoints(folder) if folder is not None and is_open else []
+    if not checkpoints:
+        return settings
+    # Dropout is a function of the micro-batch.
+    return with_micro_batch(
+        settings, checkpoint.read_state(checkpoints[-1]).fixed["micro_batch_size"]
+    )
 
 
 def disk_format(

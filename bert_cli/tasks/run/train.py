@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from bert_cli.config import layout
+from bert_cli.config import checks, layout
 from bert_cli.config.plan import describe
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
@@ -45,7 +45,7 @@ from bert_cli.train.loop import (
     gather_shards,
     train,
 )
-from bert_cli.train.metrics import Pace, ProgressBar, format_duration, print_line
+from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_duration, print_line
 
 # Settings that decide when the processes enter a collective, with `global_batch` and `parallel`.
 COLLECTIVE = (
@@ -71,12 +71,16 @@ def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopR
     metrics.silent = processes.rank > 0
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
-    if settings.parallel.layout != "given" or settings.require_gpu:
+    is_open = settings.global_batch.examples_per_step is not None
+    if settings.parallel.layout != "given" or is_open or settings.require_gpu:
         kind, local_devices, memory = build.find_devices(settings, processes)
-    if settings.parallel.layout != "given":
+    if settings.parallel.layout != "given" or is_open:
         devices = local_devices * processes.count
-        settings = layout.propose(settings, devices, memory, processes.count)
-        print_line(f"layout: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB")
+        settings = start.with_saved_micro_batch(settings)
+        settings = layout.choose(settings, kind, devices, memory, processes.count)
+        what = f"micro-batch {settings.global_batch.micro_batch_size}" if is_open else "layout"
+        lines = [f"{what}: chosen for {devices} x {kind} of {memory / 1e9:.1f} GB"]
+        print_line("\n".join([*lines, *layout.idle_memory(settings, kind, memory)]))
     try:
         mesh = open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
@@ -100,6 +104,9 @@ def run_training(
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
     print_line("\n".join(["plan:", describe(plan), *(f"  {line}" for line in lines)]))
+    for check in checks.of_epochs(plan):
+        if check.warns:
+            print_line(check.warning)
     engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
     step.prepare = spec.prepare
     form = start.disk_format(settings, state.weights, spec.tokenizer, spec.label_names)
@@ -230,9 +237,12 @@ def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) 
     if save is not None and run.settings.pretrained_ckpt_path and state.step == 0:
         _score_start(run)
     batches = read_ahead(run.spec.stream, state.step, last)
+    forecast = build.forecast(run)
+    if engine.asks_before_each_micro_batch:
+        run.step.stop_requested = forecast.noting_each_start(stop)
     with ProgressBar(state.step, last, stop) as bar:
         hooks = [
-            *_hooks(run, last, save, bar, stack),
+            *_hooks(run, last, save, bar, forecast, stack),
             (lambda info: writer.check(), Every(steps=1)),
         ]
         # All processes stop at the same step.
@@ -276,7 +286,12 @@ def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
 
 def _hooks(
-    run: Run, last: int, save: Callable[[], None] | None, bar: ProgressBar, stack: ExitStack
+    run: Run,
+    last: int,
+    save: Callable[[], None] | None,
+    bar: ProgressBar,
+    forecast: Forecast,
+    stack: ExitStack,
 ) -> Hooks:
     """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
     each, spec, settings = Every(steps=1), run.spec, run.settings
@@ -287,6 +302,7 @@ def _hooks(
     def measure(info: Info) -> None:
         examples, tokens = info.metrics["examples"], info.metrics["tokens"]
         info.metrics.update(pace.after_step(info.step, examples, tokens))
+        forecast.step_ends(pace.recent)
         info.metrics["seconds_waited"] = info.seconds_waited
         if spec.unigram_entropy is not None:
             info.metrics[health.ENTROPY] = spec.unigram_entropy

@@ -18,6 +18,7 @@ from support.processes import wait_for
 from support.tiny_models import TINY_RUN, flags_of, metrics_of
 
 from bert_cli.cli import main
+from bert_cli.config import layout
 from bert_cli.files import STATE
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
@@ -161,6 +162,32 @@ def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, c
     text = capsys.readouterr().out
     assert f"continues from {checkpoint} (step {step:,})" in text
     assert f"dry run ended at step {step + 2:,}" in text
+
+
+def test_a_run_continues_with_the_micro_batch_that_it_chose(
+    complete, tmp_path, monkeypatch, capsys
+):
+    auto = {
+        "global_batch__micro_batch_size": "auto",
+        "global_batch__grad_acc_steps_per_replica": False,
+    }
+    auto |= {"global_batch__examples_per_step": 8}
+    monkeypatch.setattr(layout, "CPU_POSITIONS", 4 * 16)
+    pretrain(tmp_path / "run", **auto, total_num_train_samples=8 * STEPS)
+    assert "micro-batch 4: chosen for 1 x CPU" in capsys.readouterr().out
+    assert_same_bytes(tmp_path / "run", complete)
+    monkeypatch.setattr(layout, "CPU_POSITIONS", 8 * 16)
+    assert_resumes_from(18, complete, tmp_path / "resumed", **auto)
+
+
+def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path, capsys):
+    long = {"global_batch__grad_acc_steps_per_replica": 15, "total_num_train_samples": 10**12}
+    pretrain(tmp_path, **long, dry_run=None)
+    plan, after = capsys.readouterr().out.split("pace: ")
+    assert "step 1/2" not in plan and "step 1/2" in after
+    text = r"[\d,.]+ to [\d,.]+ examples/s on this machine, so [\d,]+ d .* for 16,666,666,667 steps"
+    assert re.match(text, after)
+    assert "warning: the run takes" in after
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):

@@ -1,0 +1,46 @@
+"""The checks of a run that it shares with `bert doctor`."""
+
+import pytest
+
+from bert_cli.config import checks
+from bert_cli.config.plan import make_plan
+from bert_cli.config.pretrain import PretrainSettings
+
+STAGE = {"max_seq_length": 64, "max_predictions_per_seq": 9, "total_num_train_samples": 16}
+
+
+def settings_of(**changes):
+    values = {
+        "max_seq_length": 64,
+        "max_predictions_per_seq": 9,
+        "global_batch": {"micro_batch_size": 16},
+        "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.01}},
+        **changes,
+    }
+    return PretrainSettings.model_validate(values)
+
+
+@pytest.mark.parametrize(("epochs", "warns"), [(100, False), (101, True)])
+def test_many_epochs_are_a_warning(epochs, warns):
+    (check,) = checks.of_epochs(make_plan(settings_of(num_epochs=epochs), 1600))
+    assert check.warns == warns and ("it will overfit" in check.text) == warns
+    assert f"{epochs}.00 epochs of 1,600 examples" in check.text
+
+
+def test_synthetic_examples_and_stages_have_no_epochs_to_check():
+    many = {"total_num_train_samples": 16_000}
+    assert checks.of_epochs(make_plan(settings_of(**many), None)) == []
+    assert checks.of_epochs(make_plan(settings_of(**many, stages=[STAGE]), 2)) == []
+    assert checks.of_epochs(make_plan(settings_of(**many), 2))[0].warns
+
+
+def test_a_vocabulary_that_is_large_for_its_text_is_a_warning():
+    # 1 MB of English has about 230,000 tokens.
+    assert checks.of_vocabulary(30_522, 230_000).warns
+    assert not checks.of_vocabulary(8192, 230_000).warns
+
+
+def test_a_run_of_more_than_30_days_is_a_warning():
+    assert not checks.of_duration(30 * 86_400).warns
+    check = checks.of_duration(300 * 86_400)
+    assert check.warning.startswith("warning: the run takes 300 days at this pace; ")
