@@ -248,6 +248,12 @@ def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path,
         assert line.startswith(f"dataset_dir.1.{expected}")
 
 
+def test_shipped_configs_leave_the_vocabulary_to_the_records():
+    for name, path in named_configs().items():
+        model = json.loads(path.read_text()).get("bert_config", {})
+        assert "vocab_size" not in model or not name.startswith("pretrain"), name
+
+
 def test_the_accumulation_follows_from_the_examples_of_a_step(tmp_path):
     batch = {"micro_batch_size": 4, "examples_per_step": 64}
     mine = write(tmp_path / "mine.json", {**SMALL, "global_batch": batch})
