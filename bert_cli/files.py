@@ -198,6 +198,8 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror
+        # Of a copy or a rename the second path is written, and the first one only read.
+        written = str(error.filename2 or error.filename or path)
         if error.errno in DISK_IS_FULL:
             free, needed = free_bytes(path), round(size or 0)
             missing = (
@@ -207,7 +209,7 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
             reason = f"{os.strerror(error.errno)}, {format_bytes(free)} are free and {missing}"
         elif error.filename is not None or error.errno is None:
             raise
-        raise OSError(error.errno, reason, str(error.filename or path)) from error
+        raise OSError(error.errno, reason, written) from error
 
 
 @contextmanager

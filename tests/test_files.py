@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import bert_cli
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import (
     atomic_file,
+    atomic_folder,
     format_bytes,
     free_bytes,
     is_locked,
@@ -87,6 +89,14 @@ def test_a_file_that_fills_the_disk_leaves_nothing_and_names_path_and_missing_by
     with pytest.raises(FileNotFoundError) as error, name_path(path):
         (path.parent / "absent").read_bytes()
     assert error.value.filename == str(path.parent / "absent")
+
+
+def test_a_copy_that_fills_the_disk_blames_its_target_and_not_its_source(small_disk, tmp_path):
+    source, folder = tmp_path / "source", small_disk(1 << 16)
+    source.write_bytes(bytes(1 << 18))
+    with pytest.raises(OSError, match="No space left") as error, atomic_folder(folder / "o") as out:
+        shutil.copyfile(source, out / "copy")
+    assert error.value.filename == str(folder / ".partial_o" / "copy")
 
 
 def test_a_lock_is_exclusive_follows_no_link_and_keeps_the_content(tmp_path):

@@ -1,6 +1,5 @@
 """The settings of the data steps. Checks of files are the steps' own."""
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -36,14 +35,14 @@ class DataSettings(Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _paths_are_on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
-        """Expand `~`, and reject addresses: Path would drop one of their slashes."""
+        """Reject addresses: Path would drop one of their slashes."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
             return value
         if is_remote(str(value)):
             problem = f"{value} is an address, and this command works on files"
             raise SettingError("", problem, "copy them here first, as with `aws s3 cp --recursive`")
-        return os.path.expanduser(value)
+        return value
 
 
 class TextSettings(DataSettings):

@@ -25,7 +25,7 @@ from bert_cli.config.options import (
     sections_of,
     split_at_dashes,
 )
-from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError
+from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError, group_of
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.files import json_with_unique_keys, read_json
 from bert_cli.processes import print_help
@@ -33,6 +33,7 @@ from bert_cli.processes import print_help
 Model = TypeVar("Model", bound=BaseModel)
 
 BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
+PATH_NAMES = ("stages", "probe", "model", "vocab", "extend", "scheduler", "folder")
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
 RECIPES = "recipes.json"
@@ -218,7 +219,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     given = override(files.values, flags)
     if path and getattr(settings, "SAVES", False) and given.get("do_training") is not False:
         given.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
-    changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0])]
+    changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0], settings)]
     if {*changed} & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         given.pop("about", None)
@@ -233,7 +234,8 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
     no_effect = {**files.no_effect, **typed.no_effect, **left_out}
     errors: list[ConfigError] = []
-    values = _expand_paths(values, errors if getattr(settings, "OPENS_FILES", True) else None)
+    opens_files = getattr(settings, "OPENS_FILES", True)
+    values = _expand_paths(settings, values, errors if opens_files else None)
     loaded = Loaded(values, origins, no_effect, renamed)
     try:
         validated = validate(settings, loaded)
@@ -276,37 +278,57 @@ def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
     return {name: values for name, values in groups.items() if values}
 
 
-def _expand_paths(values: Mapping[str, Any], errors: list[ConfigError] | None) -> dict[str, Any]:
-    """Expand `$DATASETS_DIR` and `~` in the settings that are paths.
+def _expand_paths(
+    settings: type[BaseModel],
+    values: Mapping[str, Any],
+    errors: list[ConfigError] | None,
+    above: str = "",
+) -> dict[str, Any]:
+    """Expand `$DATASETS_DIR` and `~` in all settings that are paths.
 
     Adds an error for a variable that is not set, instead of creating a folder called $DATASETS_DIR; not for
     a path that is never opened, and never if `errors` is None.
     """
     expanded = dict(values)
     has_files = bool(values.get("train_file") and values.get("validation_file"))
-    for name in filter(_is_path, values):
-        opened = name not in ("dataset_dir", "stages") or not (
-            values.get("generated_dataset") or has_files
-        )
-        expanded[name] = _expand(name, values[name], errors if opened else None)
+    for name, value in values.items():
+        about = settings.model_fields.get(name)
+        group = group_of(about.annotation) if about else None
+        if group is not None and isinstance(value, Mapping):
+            expanded[name] = _expand_paths(group, value, errors, f"{above}{name}.")
+        elif _is_path(name, settings):
+            opened = name not in ("dataset_dir", "stages") or not (
+                values.get("generated_dataset") or has_files
+            )
+            is_flag = about is None or POSITIONAL not in about.metadata
+            remedy = f"export it or give {flag_of(above + name)}" if is_flag else "export it"
+            expanded[name] = _expand(above + name, value, errors if opened else None, remedy)
     return expanded
 
 
-def _is_path(name: str) -> bool:
-    return name.endswith((*PATH_ENDINGS, "_cache")) or name in ("stages", "probe")
+def _is_path(name: str, settings: type[BaseModel]) -> bool:
+    """Return whether a setting holds a path, by its type or, where a name of the hub may stand there, its name."""
+    fields = {about.alias or field: about for field, about in settings.model_fields.items()}
+    is_typed = name in fields and _holds_path(fields[name].annotation)
+    return is_typed or name.endswith((*PATH_ENDINGS, "_cache")) or name in PATH_NAMES
 
 
-def _expand(name: str, value: Any, errors: list[ConfigError] | None) -> Any:
+def _holds_path(annotation: Any) -> bool:
+    return annotation is Path or any(map(_holds_path, get_args(annotation)))
+
+
+def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str) -> Any:
     if isinstance(value, list):
-        return [_expand(f"{name}.{number}", one, errors) for number, one in enumerate(value)]
+        return [
+            _expand(f"{name}.{number}", one, errors, remedy) for number, one in enumerate(value)
+        ]
     if isinstance(value, Mapping):
         keys = [key for key in ("path", "dataset_dir") if key in value]
-        return {**value, **{key: _expand(f"{name}.{key}", value[key], errors) for key in keys}}
+        return {**value, **{k: _expand(f"{name}.{k}", value[k], errors, remedy) for k in keys}}
     if not isinstance(value, str):
         return value
     path = os.path.expanduser(os.path.expandvars(value))
     if "$" in path and errors is not None:
-        remedy = f"export it or give {flag_of(name)}"
         errors.append(ConfigError(f"{name} ({value})", "the variable is not set", remedy))
     return path
 

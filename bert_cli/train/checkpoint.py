@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_cli.data.shards.manifest import package_versions
-from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import (
     JSON,
     OWN_CHECKSUM,
@@ -133,7 +133,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def lock_run(folder: Path) -> Iterator[None]:
     """Create a run's folder and lock it: two runs in it would remove each other's checkpoints.
 
-    Raises CheckpointError when another process holds the lock, ConfigError when the folder cannot be written.
+    Raises CheckpointError when another process holds the lock, DataError when the folder cannot be written.
     """
     where, remedy = f"save_ckpt_path ({folder})", "choose another folder"
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def lock_run(folder: Path) -> Iterator[None]:
                 f"save_ckpt_path ({error.filename})",
                 f"cannot be written ({error.strerror})",
             )
-            raise ConfigError(where, problem, remedy) from error
+            raise DataError(where, problem, remedy) from error
         yield
 
 
@@ -232,7 +232,7 @@ def save(
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
-    Raises CheckpointError when it cannot be written, and removes the part that was; DeviceError when a
+    Raises DataError when it cannot be written, and removes the part that was; DeviceError when a
     value is not finite, and nothing is written.
     """
     path = folder / checkpoint_name(state.step)
@@ -265,7 +265,7 @@ def save(
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
     except OSError as error:
         remedy = "make room or choose another save_ckpt_path, then run the same command again"
-        raise CheckpointError(str(path), f"cannot be written ({error.strerror})", remedy) from error
+        raise DataError(str(path), f"cannot be written ({error.strerror})", remedy) from error
     return path
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bert_cli.config.load import leaves
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 from bert_cli.processes import console
 from bert_cli.train.loop import STOPPING
@@ -76,7 +76,7 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             remedy = "make room, then run the same command again"
-            raise CheckpointError(str(path), problem, remedy) from error
+            raise DataError(str(path), problem, remedy) from error
 
     return report
 

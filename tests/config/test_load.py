@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.finetune import SquadSettings
+from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
+from bert_cli.config.finetune import AverageSettings, ExportSettings, PredictSettings, SquadSettings
 from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
 from bert_cli.config.plan import plan_of
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import ConfigError
 
 SMALL = {
@@ -135,6 +137,40 @@ def test_an_unset_variable_is_reported_with_every_other_mistake(tmp_path, monkey
         load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     assert pretrain("--config", config)[0].dataset_dir == "/corpora/128"
+
+
+TINY = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "name"),
+    [
+        (ExtractSettings, ["$PLACE/dump", "out"], "dump"),
+        (ExtractSettings, ["dump", "~/$PLACE"], "out"),
+        (TokenizeSettings, ["in", "out", "--vocab", "$PLACE/vocab"], "vocab"),
+        (VocabSettings, ["in", "out", "--extend", "${PLACE}", "--size", "+9"], "extend"),
+        (IndexSettings, ["$PLACE"], "folder"),
+        (PredictSettings, ["$PLACE/model", "text with $5 and $NOTHING"], "model"),
+        (PredictSettings, ["model", "--input", "$PLACE"], "input"),
+        (ExportSettings, ["model", "$PLACE", "--format", "hf"], "out"),
+        (AverageSettings, ["$PLACE", "out", "--last", "2"], "run"),
+        (PlotSettings, ["$PLACE", "--output", "x"], "runs"),
+        (PretrainSettings, [*TINY, "--pretrained-ckpt-path", "$PLACE"], "pretrained_ckpt_path"),
+        (PretrainSettings, [*TINY, "--parallel.trace", "$PLACE/t.json"], "parallel"),
+    ],
+)
+def test_variables_are_expanded_in_every_path_by_one_rule(settings, words, name, monkeypatch):
+    monkeypatch.setenv("PLACE", "here")
+    monkeypatch.setenv("HOME", "/home/me")
+    value = getattr(load(settings, words, "bert")[0], name)
+    value = value.trace if name == "parallel" else value
+    value = value[0] if isinstance(value, list) else value
+    word = next(word for word in words if "PLACE" in word)
+    expected = word.replace("${PLACE}", "here").replace("$PLACE", "here")
+    assert str(value) == expected.replace("~", "/home/me")
+    monkeypatch.delenv("PLACE")
+    with pytest.raises(ConfigError, match="the variable is not set"):
+        load(settings, words, "bert")
 
 
 # The values of the original's configs: sequence length and predictions, micro-batch x replicas x

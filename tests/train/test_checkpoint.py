@@ -22,7 +22,7 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
-from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import OWN_CHECKSUM, STATE, format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
@@ -386,7 +386,7 @@ def state_at(step: int) -> StateCopy:
 
 
 def assert_disk_error(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(DataError) as error:
         save(folder, state_at(3))
     assert str(error.value).startswith(f"{folder / 'step_00000003'}: cannot be written (")
     assert "make room or choose another save_ckpt_path" in str(error.value)
@@ -575,5 +575,5 @@ def test_two_runs_cannot_have_one_folder_and_a_run_cannot_have_a_file(tmp_path):
                 pass
     (tmp_path / "file").touch()
     where = rf"save_ckpt_path \({tmp_path / 'file'}\): "
-    with pytest.raises(ConfigError, match=where), lock_run(tmp_path / "file"):
+    with pytest.raises(DataError, match=where), lock_run(tmp_path / "file"):
         pass

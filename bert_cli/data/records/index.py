@@ -87,7 +87,7 @@ def run(settings: IndexSettings) -> None:
     stats = Stats(
         records=corpus["records"],
         bytes_in=sum(file["bytes"] for file in corpus["files"]),
-        bytes_out=8 * corpus["records"] + _bytes([path.with_suffix(".index") for path in stale]),
+        bytes_out=8 * corpus["records"] + _bytes([path.with_suffix(".index") for path in paths]),
     )
     indexed = {path.relative_to(folder).as_posix() for path in stale}
     write_json_atomically(

@@ -5,7 +5,6 @@ capitals of the pieces show it.
 """
 
 import json
-import os
 import re
 import sys
 import unicodedata
@@ -63,7 +62,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
 
     ConfigError where its config, or its pieces, contradict `cased`; DataError where it does not exist.
     """
-    path = Path(os.path.expandvars(name)).expanduser()
+    path = Path(name)
     if path.is_dir():
         # A run has one in each checkpoint.
         path = _file_of(max(filter(has_tokenizer, path.glob("step_*")), default=path))

@@ -143,7 +143,7 @@ def _connect(scheduler: str) -> "Client":
     import_extra("distributed", "dask", "executor (dask)")
     from distributed import Client
 
-    where, path, address = f"scheduler ({scheduler})", Path(scheduler).expanduser(), scheduler
+    where, path, address = f"scheduler ({scheduler})", Path(scheduler), scheduler
     remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
     if path.is_file():
         address = str(read_json(path, dict[str, Any], ConfigError, remedy).get("address"))

@@ -20,7 +20,7 @@ from bert_cli.config.data import DownloadSettings
 from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output, read_manifest
 from bert_cli.data.shards.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
-from bert_cli.files import name_path, write_atomically
+from bert_cli.files import format_bytes, name_path, write_atomically
 
 if TYPE_CHECKING:
     import httpx
@@ -30,6 +30,7 @@ AGENT = f"bert-cli/{__version__} (command line tool for pre-training BERT; one d
 KIND = "pages-articles-multistream.xml.bz2"
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between attempts
 PROGRESS_BYTES = 10_000_000
+LIST_BYTES = 1 << 24  # of a list of checksums; that of the English Wikipedia has some 0.3 MB
 READ_SECONDS, CONNECT_SECONDS = 60.0, 30.0
 HASH_BLOCK = 1 << 22
 
@@ -117,8 +118,16 @@ def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> tuple[
     url = f"{mirror}/{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
 
     def read() -> str:
+        received = b""
         with _get(client, url, {}) as response:
-            return response.read().decode("utf-8", errors="replace")
+            for block in response.iter_bytes():
+                received += block
+                if len(received) > LIST_BYTES:
+                    problem = (
+                        f"is longer than {format_bytes(LIST_BYTES)}, so it is no list of checksums"
+                    )
+                    raise DataError(f"download ({url})", problem, "check --mirror")
+        return received.decode("utf-8", errors="replace")
 
     text = _retry(url, read, lambda: 0)
     day = r"\d{8}" if date == "latest" else date

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.errors import ConfigError
+from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
 from bert_cli.parallel.tensorflow.stage import Stage, Tensors
 
@@ -75,7 +75,7 @@ class Trace:
             self.events.append({**event, "tid": f"replica {replica} stage {stage}"})
 
     def write(self, path: Path, rank: int) -> None:
-        """Write the bars in Chrome's trace format. Raises ConfigError where the file cannot be written."""
+        """Write the bars in Chrome's trace format. Raises DataError where the file cannot be written."""
         events = [{**event, "pid": f"rank {rank}"} for event in self.events]
         events.sort(key=lambda event: event["ts"])
         try:
@@ -83,7 +83,7 @@ class Trace:
             path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
-            raise ConfigError(f"parallel.trace ({path})", problem, "choose another file") from error
+            raise DataError(f"parallel.trace ({path})", problem, "choose another file") from error
 
 
 class MicroBatches(NamedTuple):

@@ -25,7 +25,7 @@ from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.errors import ConfigError, DataError, DeviceError
 from bert_cli.files import is_stdout
 from bert_cli.parallel.engine import Mesh
 from bert_cli.tasks.bench.flops import Product, model_flops, products, shape_of
@@ -295,7 +295,7 @@ def save(run: Run) -> list[float]:
                 settings=values,
             )
             return [copied_at - began, time.perf_counter() - copied_at]
-    except (OSError, CheckpointError, DeviceError) as error:
+    except (OSError, DataError, DeviceError) as error:
         if run.parts.engine.group.world_size > 1:
             raise  # the other processes wait inside the save
         print_line(f"checkpoint: not measured ({error})")

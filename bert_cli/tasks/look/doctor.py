@@ -21,7 +21,14 @@ from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import GlobalBatch
-from bert_cli.errors import BertError, ConfigError, DeviceError, count, install_command
+from bert_cli.errors import (
+    BertError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    count,
+    install_command,
+)
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine
@@ -243,8 +250,8 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
             return
         nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise ConfigError(str(nearest), "cannot be written", "choose another folder")
-    except ConfigError as error:
+            raise DataError(str(nearest), "cannot be written", "choose another folder")
+    except BertError as error:
         report.error(what, error)
         return
     kind = machine.file_system(nearest)

@@ -24,7 +24,7 @@ from bert_cli.data.finetune.features import FeatureReader, Features, by_length, 
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
-from bert_cli.errors import ConfigError, DeviceError, combine
+from bert_cli.errors import ConfigError, DataError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine, Mesh
@@ -171,9 +171,6 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         for name, remedy in remedies.items()
         if getattr(settings, name) is None
     ]
-    if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
-        where, remedy = f"output_dir ({output})", "give another --output-dir"
-        errors.append(ConfigError(where, "cannot be written", remedy))
     try:
         if settings.do_training:
             train.check_output_paths(settings)
@@ -181,6 +178,9 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
+    if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
+        where, remedy = f"output_dir ({output})", "give another --output-dir"
+        raise DataError(where, "cannot be written", remedy)
 
 
 def _source(settings: FinetuneSettings) -> start.Source | None:

@@ -56,7 +56,7 @@ class Probe:
 def read_probe(settings: PretrainSettings, records: Path) -> Probe:
     """Read the pairs with the tokenizer of the records. DataError, with the line, for a pair that cannot be scored."""
     named, room = str(settings.probe), settings.max_seq_length - 2
-    path = SHIPPED if named == ENGLISH else Path(named).expanduser()
+    path = SHIPPED if named == ENGLISH else Path(named)
     if not path.is_file():
         remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
         raise DataError(f"probe ({named})", "there is no such file", remedy)

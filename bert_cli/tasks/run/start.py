@@ -129,7 +129,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
 
     A run's folder means its best checkpoint, or the newest if none was scored.
     """
-    prefix = tensorflow_prefix(Path(name).expanduser())
+    prefix = tensorflow_prefix(Path(name))
     if prefix is None:
         folder = find_folder(name, flag)
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
@@ -189,7 +189,7 @@ def find_folder(name: str, flag: str) -> Path:
 
 
 def _find_folder(name: str, flag: str) -> Path:
-    path, where = Path(name).expanduser(), f"{flag} ({name})"
+    path, where = Path(name), f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
     best, complete = best_checkpoint(path), complete_checkpoints(path)
@@ -214,7 +214,7 @@ def _find_folder(name: str, flag: str) -> Path:
 
 def find_tokenizer(name: str) -> Path:
     """Return the folder of a tokenizer for a path of a vocabulary or a model, or a name on the hub."""
-    path = Path(name).expanduser()
+    path = Path(name)
     is_file = path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file()
     folder = path.parent if is_file else path
     if not has_tokenizer(folder):
@@ -354,7 +354,7 @@ def load_state(
 def branch_point(settings: PretrainSettings) -> Path:
     """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if there is none to decay."""
     step = int(settings.decay_from or 0)
-    run = Path(str(settings.pretrained_ckpt_path)).expanduser()
+    run = Path(str(settings.pretrained_ckpt_path))
     where, path = f"decay_from ({step})", run / checkpoint_name(step)
     checkpoints = complete_checkpoints(run)
     if path not in checkpoints:

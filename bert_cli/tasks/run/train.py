@@ -8,6 +8,7 @@ compared before they continue.
 
 import hashlib
 import json
+import math
 import os
 import time
 import zlib
@@ -24,7 +25,7 @@ from bert_cli.config import checks, layout
 from bert_cli.config.plan import describe
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import CheckpointError, ConfigError, count
+from bert_cli.errors import CheckpointError, ConfigError, DataError, count
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
@@ -151,11 +152,11 @@ def run_training(
 
 
 def check_output_paths(settings: TrainSettings) -> None:
-    """Raise ConfigError when the run has no folder to save in, or its trace cannot be written."""
+    """Raise ConfigError when the run has no folder to save in, DataError when its trace cannot be written."""
     trace = settings.parallel.trace
     if trace is not None and not is_writable(trace):
         remedy = "choose another file, in an existing folder"
-        raise ConfigError(f"parallel.trace ({trace})", "cannot be written", remedy)
+        raise DataError(f"parallel.trace ({trace})", "cannot be written", remedy)
     if not settings.dry_run and not settings.compile_only and settings.save_ckpt_path is None:
         remedy = "give --save-ckpt-path, the folder of this run"
         raise ConfigError("save_ckpt_path", "is not given", remedy)
@@ -425,8 +426,11 @@ def _score_resumed(run: Run) -> bool:
     info = Info(step, {}, {}, 0.0)
     _evaluate(run, info)
     _write_score(run, info)
-    if run.is_first_rank and info.metrics and history.Run(run.folder).step < step:
-        metrics.jsonl_reporter(run.folder / METRICS, step)(step, info.metrics)
+    if run.is_first_rank and info.metrics:
+        # The step may have a line without its score, which a request to stop had interrupted.
+        trained = history.Run(run.folder).steps.get(step, {})
+        values = {name: math.nan if value is None else value for name, value in trained.items()}
+        metrics.jsonl_reporter(run.folder / METRICS, step - 1)(step, values | info.metrics)
     return bool(info.metrics)
 
 

@@ -6,7 +6,7 @@ Such a mean is often a better model than the last step of a run whose learning r
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ def run(settings: AverageSettings) -> None:
 
     Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different ones.
     """
-    folder, out = settings.run.expanduser(), settings.out.expanduser()
-    check_new_folder(out)
+    folder, out = settings.run, settings.out
+    # A start that was killed after the rename left the mean, which is compared below.
+    is_there = (out / MODEL).is_file()
+    if not is_there:
+        check_new_folder(out)
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
         problem = f"has {len(paths)} complete checkpoints, fewer than --last {settings.last}"
@@ -55,22 +58,36 @@ def run(settings: AverageSettings) -> None:
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
-    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
-    with atomic_folder(out, (paths[-1] / MODEL).stat().st_size) as partial:
-        shutil.copytree(paths[-1], partial, ignore=left_out, dirs_exist_ok=True)
-        checkpoint.write_tensors(partial / MODEL, mean_of(paths))
-        shutil.copymode(paths[-1] / MODEL, partial / MODEL)
+    mean = mean_of(paths)
+    if is_there and not _equal(checkpoint.read_tensors(out / MODEL), mean):
+        check_new_folder(out)
+    if not is_there:
+        _write(out, paths[-1], mean)
     print_line(f"average: {out} is the mean of {', '.join(path.name for path in paths)}")
     if trained is None or held_out is None:
         scored_by = f"that is for pretrain, not {kind}"
         scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
         return print_line(f"average: not scored; {scored_by}")
-    newest, mean = _scores(trained, held_out, (paths[-1], out))
-    rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, mean))) for name in newest]
+    newest, averaged = _scores(trained, held_out, (paths[-1], out))
+    rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
     print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
-    change = mean["mlm_loss"] - newest["mlm_loss"]
+    change = averaged["mlm_loss"] - newest["mlm_loss"]
     better, worse = ("the average", "the newest")[:: 1 if change < 0 else -1]
     print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
+
+
+def _equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
+    return first.keys() == second.keys() and all(
+        np.array_equal(value, second[name]) for name, value in first.items()
+    )
+
+
+def _write(out: Path, newest: Path, mean: Mapping[str, Array]) -> None:
+    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
+    with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
+        shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
+        checkpoint.write_tensors(partial / MODEL, mean)
+        shutil.copymode(newest / MODEL, partial / MODEL)
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:

@@ -152,7 +152,7 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
         if task != "similarity":  # which compares it with other texts
             return
     if settings.input is not None:
-        path = settings.input.expanduser()
+        path = settings.input
         where, lines = str(path), tables.read_lines(path)
         is_json = is_json or tables.file_kind(path) == ".jsonl"
     else:

@@ -262,6 +262,9 @@ def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(tmp_pa
     assert capsys.readouterr().out.startswith("index: 18 records")
     manifest = json.loads((tmp_path / "index_manifest.json").read_text())
     assert manifest["counts"]["records"] == 18
+    # All indexes count, also those that an earlier start made.
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.index")]
+    assert len(sizes) == 3 and manifest["counts"]["bytes_out"] == 8 * 18 + sum(sizes)
     assert [shard["indexed"] for shard in manifest["shards"]] == [False, True, False]
 
 

@@ -224,6 +224,13 @@ def test_an_absent_dump_is_an_error_with_a_remedy(server, tmp_path):
         fetch(server, tmp_path)
 
 
+def test_a_list_of_checksums_without_end_is_not_read(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "LIST_BYTES", 1000)
+    server.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = b"x" * (1 << 22)
+    with pytest.raises(DataError, match=r"is longer than 1.0 kB, so it is no list of checksums"):
+        fetch(server, tmp_path)
+
+
 def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(server, tmp_path, capsys):
     settings = DownloadSettings(out=tmp_path, language="xx", mirror="http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"\(http://127.0.0.1:9/xxwiki/.*check the network"):

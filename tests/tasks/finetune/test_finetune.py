@@ -206,7 +206,10 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert "continues from" in capsys.readouterr().out
     assert scores_of(run) == scores_of(trained)
     assert best_checkpoint(run).name == best_checkpoint(trained).name
-    assert [line["step"] for line in lines_of(run / "metrics.jsonl")] == list(range(1, 31))
+    lines = lines_of(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    scored = [line["step"] for line in lines if "validation_accuracy" in line]
+    assert scored == [10, 20, 30] and "loss" in lines[9]
     monkeypatch.setattr(finetune, "by_length", with_a_signal)
     assert main([*arguments(base, run), "--no-do-training"]) == 130
 
@@ -301,7 +304,7 @@ def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
 def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
     for flags, code, message in (
         (["--label-column", "lable"], 3, "did you mean 'label'?"),
-        (["--output-dir", "/dev/null/out"], 2, "output_dir (/dev/null/out): cannot be written"),
+        (["--output-dir", "/dev/null/out"], 3, "output_dir (/dev/null/out): cannot be written"),
     ):
         assert main(arguments(base, tmp_path / "run", *flags)) == code
         assert message in capsys.readouterr().err

@@ -98,6 +98,19 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     assert newest != mean and last.startswith(f"average: {better} is better than ")
 
 
+def test_an_average_that_was_killed_after_its_rename_is_scored_when_it_is_started_again(
+    home, copied, capsys
+):
+    out = home.path / "mean"
+    before = (out / MODEL).stat().st_mtime_ns
+    assert average(home.path / "run", out) == 0
+    assert capsys.readouterr().out.splitlines() == home.printed
+    assert (out / MODEL).stat().st_mtime_ns == before
+    # The mean of other checkpoints is not this one.
+    assert average(copied, out, "--last", 4) == 2
+    assert f"out ({out}): exists and is not an empty folder" in capsys.readouterr().err
+
+
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
     settings = json.loads((copied / "settings.json").read_text())
     del settings["evaluation_examples"]
@@ -136,8 +149,11 @@ def test_too_few_checkpoints_and_a_folder_in_use_are_refused_and_nothing_is_writ
     )
     assert average(run, out, "--last", 1) == 2
     assert "--last" in capsys.readouterr().err
-    assert average(run, home.path / "mean") == 2
-    assert f"out ({home.path / 'mean'}): exists and is not an empty" in capsys.readouterr().err
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine").write_text("text")
+    assert average(run, tmp_path / "used") == 2
+    assert f"out ({tmp_path / 'used'}): exists and is not an empty" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "used")
     assert list(tmp_path.iterdir()) == []
 
 
