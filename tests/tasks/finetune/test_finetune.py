@@ -268,7 +268,9 @@ def without(words, flag):
 def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labels_is_left_out(
     base, trained, tmp_path, capsys
 ):
-    model = shutil.copytree(best_checkpoint(trained), tmp_path / "model")
+    # Without state.json, whose checksums a file that is changed on purpose would contradict.
+    ignored = shutil.ignore_patterns("state.json")
+    model = shutil.copytree(best_checkpoint(trained), tmp_path / "model", ignore=ignored)
     path = model / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 24}))
     text = (base / "train.csv").read_text()
