@@ -54,5 +54,5 @@ def of_duration(seconds: float) -> Check:
     days = seconds / 86400
     text = f"the run takes {days:,.0f} days at this pace"
     remedy = "take fewer --num-epochs or --total-num-train-samples, a smaller model or a faster machine; "
-    remedy += "`bert pretrain --budget-hours` sets the length by the time"
+    remedy += "`bert init --hours` chooses a run that fits the hours"
     return Check("duration", days > MAX_DAYS, text, remedy, {"seconds": seconds})

@@ -62,6 +62,7 @@ MODEL_HAS = {
 }
 # Last part of a key or flag without an equivalent -> the remedy.
 INSTEAD = {
+    "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
     "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",
     "input_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
@@ -159,7 +160,7 @@ def adapt(
             where = f"{' and '.join(absent)} in parallel.pipeline_stages"
             no_effect[where] = "the model of this task has none"
     length = str(adapted.get("max_seq_length"))
-    is_open = all(adapted.get(name) is None for name in (*RUN_LENGTHS, "budget_hours"))
+    is_open = all(adapted.get(name) is None for name in RUN_LENGTHS)
     if renamed and is_open and PREDICTIONS in settings.model_fields and length.isdecimal():
         samples = [n for longest, n in DEFAULT_EXAMPLES.items() if int(length) <= longest]
         adapted |= {RUN_LENGTHS[0]: samples[0]} if samples else {}

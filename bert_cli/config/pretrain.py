@@ -58,7 +58,6 @@ class PretrainSettings(TrainSettings):
         "evaluation_examples": "validation_dir",
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
-        "budget_hours": ("decay_from", None),
         "stages": ("max_sequences_per_pack", 1),
         "num_epochs": ("stages", []),
         "length_buckets": ("generated_dataset", False),
@@ -94,11 +93,6 @@ class PretrainSettings(TrainSettings):
     decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
     """Continue the run in `pretrained_ckpt_path`, of schedule `constant` or `wsd`, from this step, with its optimizer
     and its examples; the `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
-    budget_hours: Annotated[float | None, Field(gt=0.0, exclude_if=lambda hours: hours is None)] = (
-        None
-    )
-    """Hours that `bert pretrain` may take: the pace of steps that it measures first replaces the number of examples
-    or epochs. Those of stages keep their ratio to `total_num_train_samples`."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
     probe: str | None = None
@@ -200,9 +194,6 @@ class PretrainSettings(TrainSettings):
         if self.stages and self.scaling:
             problem = "cannot be combined with stages: its factors depend on the length"
             raise SettingError("scaling", problem, "leave out one of them")
-        if self.stages and self.budget_hours and self.total_num_train_samples is None:
-            problem = "is not given, and the stages keep their ratio to it within budget_hours"
-            raise SettingError("total_num_train_samples", problem, "give it")
         for number, stage in enumerate((self, *self.later_stages)):
             prefix = f"stages[{number - 1}]." if number else ""
             if number and self.knows_its_model and stage.max_seq_length > positions:

@@ -70,7 +70,7 @@ FIXED = (
 # The settings that these fixed numbers follow from, for messages.
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
-    "total_steps": " (of the number of examples or epochs, budget_hours and global_batch)",
+    "total_steps": " (of the number of examples or epochs, and global_batch)",
     "step_sizes": " (of the growth of global_batch and its replicas, and of stages)",
     "corpus": " (the examples that are read)",
 }

@@ -367,7 +367,7 @@ LONG = "9" * 400
         ('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
         ('"optimizer_opts": {"weight_decay_rate": 1e999}', "weight_decay_rate (c.json): got inf; input should"),
         ('"bert_config": {"layer_norm_eps": NaN}', "layer_norm_eps (c.json): got nan; input should be a finite"),
-        ('"budget_hours": Infinity', "budget_hours (c.json): got inf; input should be a finite"),
+        ('"budget_hours": 2.0', "budget_hours (c.json): no such setting; leave it out; `bert init TEXT OUT --hours`"),
         ('"seed": true', "seed (c.json): got a boolean; --help shows what it takes"),
         ('"parallel": {"tensor": [true]}', "parallel.tensor (c.json): got a boolean"),
         ('"seed": 1, "seed": 2', "c.json: the key 'seed' stands twice in an object; change the file"),

@@ -93,15 +93,10 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
         (BRANCH, "decay_from.*schedule_name 'up_down'"),
         (BRANCH | WSD | {"stages": [STAGE]}, "decay_from.*stages"),
         (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
-        (BRANCH | WSD | {"budget_hours": 3}, "budget_hours.*decay_from"),
         (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*among the new_rows_only_steps"),
         ({"global_batch__start_fraction": 0.0}, "start_fraction"),
         ({"global_batch__growth_frac": 0.2}, "growth_frac.*without start_fraction"),
         ({"stages": [STAGE], "scaling": "unit"}, "scaling.*stages"),
-        (
-            {"stages": [STAGE], "budget_hours": 2, "total_num_train_samples": None},
-            "total_num_train",
-        ),
         ({"stages": [{**STAGE, "max_predictions_per_seq": 126}]}, r"stages\[0\].max_predictions"),
     ],
 )

@@ -132,7 +132,7 @@ MAY_CHANGE = {
     "about", "save_ckpt_path", "pretrained_ckpt_path", "checkpoint_every_steps", "checkpoint_every_minutes",
     "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps", "max_skipped_steps",
     "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "compile_only", "deterministic",
-    "dataset_cache", "cache_dir", "output_dir", "tokenizer_path", "cluster", "engine", "parallel",
+    "dataset_cache", "cache_dir", "output_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
     "validation_column", "retrieval_file", "n_best_size", "max_answer_length", "null_score_diff_threshold",
@@ -142,7 +142,7 @@ BY_THEIR_RESULTS = {
     "dataset_dir", "train_file", "text_column", "label_column", "held_out_fraction", "glue_task", "version_2",
     "doc_stride", "max_query_length",
     # `examples_per_step`, `total_steps`, `step_sizes` and `micro_batch_size`; each seed has a run of its own.
-    "global_batch", "total_num_train_samples", "num_epochs", "stages", "budget_hours", "seeds",
+    "global_batch", "total_num_train_samples", "num_epochs", "stages", "seeds",
 }  # fmt: skip
 
 

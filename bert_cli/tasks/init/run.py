@@ -12,28 +12,33 @@ import statistics
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from bert_cli.config.init import InitSettings
+from bert_cli.config.plan import Plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
+from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.data.text import files
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import Mesh
 from bert_cli.processes import cpu_count
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
-from bert_cli.tasks.run import budget, build, corpora, start, train
+from bert_cli.tasks.run import build, corpora, start, train
 
 SCRIPT = "commands.sh"
 PARTS = ("train", "held_out")
 KEEP_MARKS = " --no-strip-accents"
+MEASURED_STEPS = 5
 
 
 def run(settings: InitSettings) -> None:
@@ -178,7 +183,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         trial, mesh, _ = train.prepare(trial, stack)
         stream = corpora.open_stream(trial)
         plan = corpora.plan_for(trial, stream)
-        (times,) = budget.seconds_of_examples(trial, mesh, stream, plan)
+        times = _seconds_of_examples(trial, mesh, stream, plan)
     gc.collect()  # the weights of the engine that was measured
     median = statistics.median(times)
     low, high = machine.spread
@@ -188,3 +193,19 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     steps = f"{count(len(times), 'step')} of {batch} x {length}"
     described = f"{name} trains at {1 / median:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
     return replace(machine, flops=rate, spread=spread), described
+
+
+def _seconds_of_examples(
+    trial: PretrainSettings, mesh: Mesh, stream: ExampleStream, plan: Plan
+) -> list[float]:
+    """Return the seconds of an example in some steps."""
+    parts = build.build_run(trial, mesh, plan)
+    parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
+    batch = stream[0]
+    seconds = []
+    for _ in range(MEASURED_STEPS + 1):
+        began = monotonic()
+        parts.state.step = 0
+        examples = parts.step(batch)["examples"]
+        seconds.append((monotonic() - began) / examples)
+    return seconds[1:]  # the first compiles

@@ -127,12 +127,10 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
             lambda one: (
                 f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
                 f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
-                + "; budget_hours changes the steps"
-                * (settings.budget_hours is not None)
             ),
         )
     )
-    if plan is not None and not settings.budget_hours:
+    if plan is not None:
         add_checks(report, checks.of_epochs(plan))
     check_memory(report, settings, processes, kind, memory)
     machine.check_precision(report, settings.precision, kind)

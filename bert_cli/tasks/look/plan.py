@@ -68,7 +68,6 @@ def _print_layout(settings: PretrainSettings) -> None:
     print(
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{_describe_length(settings)}\n"
-        f"{'  budget_hours changes the steps' * (settings.budget_hours is not None)}\n"
         f"  {layout.shape(settings) if settings.engine == 'jax' else shape}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{again if parallel.recompute else 'no recomputation'}\n"

@@ -10,7 +10,7 @@ from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import count
 from bert_cli.parallel.engine import Engine
-from bert_cli.tasks.run import budget, build, corpora, probe, start, train
+from bert_cli.tasks.run import build, corpora, probe, start, train
 from bert_cli.train import health
 from bert_cli.train.metrics import PROBE, print_line
 
@@ -44,7 +44,6 @@ def run(settings: PretrainSettings) -> None:
         pairs = probe.read_probe(settings, folder) if settings.probe and folder else None
         if pairs is not None:
             print_line(f"probe: {pairs.describe()}")
-        settings = budget.within_budget(settings, mesh, stream)
         plan = corpora.plan_for(settings, stream)
         if description := stream.describe(plan.examples):
             print_line("\n".join(description))

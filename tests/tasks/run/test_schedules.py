@@ -1,7 +1,6 @@
 """What changes over a run: batch, masks, sequence lengths, learning rate. Each resumes bit for bit."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_mo
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
-from bert_cli.tasks.run import budget, corpora
+from bert_cli.tasks.run import corpora
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 STAGES = [{"max_seq_length": 24, "max_predictions_per_seq": 8, "total_num_train_samples": 24}]
@@ -250,34 +249,3 @@ def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path
         subprocess.run(words, check=True)
     losses = [[line["mlm_loss"] for line in metrics_of(tmp_path / run)] for run in ("one", "other")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-def test_a_budget_of_hours_fixes_the_plan_from_the_pace_also_of_a_run_that_continues(
-    tmp_path, monkeypatch, capsys
-):
-    # Each of the 6 measured steps of 4 examples takes 2 seconds, and those of the stage 6 seconds.
-    seconds = [0, 2] * 6 + [0, 6] * 6
-    ticks = iter(np.cumsum(seconds).tolist())
-    monkeypatch.setattr(budget, "monotonic", lambda: float(next(ticks)))
-    flags = {**TINY_RUN, "global-batch.micro-batch-size": 4, "checkpoint-every-steps": 1}
-    flags |= {"total-num-train-samples": 300, "stages": json.dumps(STAGES), "budget-hours": 0.01}
-    run = tmp_path / "run"
-    assert pretrain(run, flags) == 0
-    monkeypatch.undo()
-    # 97 % of 36 s, for 300 examples of half a second and 24 of one and a half.
-    samples = [int(0.97 * 36 / (300 * 0.5 + 24 * 1.5) * number) for number in (300, 24)]
-    found = re.search(r"examples/s are (\d+), (\d+) examples", capsys.readouterr().out)
-    assert found and [*map(int, found.groups())] == samples == [56, 4]
-    assert len(metrics_of(run)) == 14 + 1
-    shutil.copytree(run, tmp_path / "again")
-    for folder in complete_checkpoints(tmp_path / "again")[9:]:
-        shutil.rmtree(folder)
-    assert pretrain(tmp_path / "again", flags) == 0
-    assert_same_end(run, tmp_path / "again")
-    assert "budget: measuring" not in capsys.readouterr().out
-    assert pretrain(run, flags | {"stages": False}) != 0
-    assert "was planned for 0.01 hours in 2 stages" in capsys.readouterr().err
-    for hours, message in ((0.02, "was planned for 0.01"), (1e-9, "less than one fits")):
-        folder = run if hours > 0.01 else tmp_path / "short"
-        assert pretrain(folder, flags, budget_hours=hours) != 0
-        assert message in capsys.readouterr().err
