@@ -105,7 +105,7 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
         (["one.txt", "x"], 3, "has 1 document of 4 words"),
         (["empty.txt", "x"], 3, "empty"),
         (["records", "x"], 3, "holds records, not text"),
-        (["text.jsonl", "x", "--from", "./absent"], 4, "is no folder"),
+        (["text.jsonl", "x", "--from", "./absent"], 4, "no such folder"),
         (["text.jsonl", "x", "--from", "other"], 4, "other"),
         (["text.jsonl", "x", "--hours", "0"], 2, "hours"),
     ):
