@@ -57,7 +57,7 @@ class TextSettings(DataSettings):
 
 
 class ExecutorSettings(DataSettings):
-    """Where the shards of a step run: processes of this machine, or a cluster."""
+    """Execution: local processes, or a cluster."""
 
     NEEDS: ClassVar = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
 
@@ -67,7 +67,7 @@ class ExecutorSettings(DataSettings):
     scheduler: str | None = None
     """Address of the dask scheduler, such as tcp://HOST:8786, or its scheduler file."""
     processes: Processes
-    """Local processes; the results do not depend on it."""
+    """Number of local processes; it does not change the results."""
 
     @model_validator(mode="after")
     def _dask_has_its_scheduler(self) -> Self:
@@ -99,22 +99,22 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
 
 
 class Masking(DataSettings):
-    """How tokens are chosen for prediction; for dynamic records this is a setting of the run."""
+    """How tokens are chosen for masking; for dynamic records these are settings of the run."""
 
     NEEDS: ClassVar = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
 
     unit: Literal["token", "word", "span"] = "token"
-    """What is masked together: single tokens, words with all their tokens, or spans of such words."""
+    """Unit of masking: single tokens, complete words with all their tokens, or spans of words."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """Fraction of an example's tokens that are masked, at most P of them."""
+    """Fraction of an example's tokens that are masked, at most P tokens."""
     start_probability: Annotated[
         float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
     ] = None
-    """Fraction at the first step, from which it changes linearly to `probability` at the last."""
+    """Fraction at the first step; it changes linearly to `probability` at the last step."""
     span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """Probability that a span ends after each of its words; spans only. 0.2 gives 3.8 words on average."""
+    """Probability that a span ends after each word; only for spans. 0.2 gives 3.8 words on average."""
     longest_span: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Maximum words of a span; spans only."""
+    """Maximum number of words in a span; only for spans."""
 
     @property
     def highest_probability(self) -> float:
@@ -142,20 +142,21 @@ class DownloadSettings(DataSettings):
 
 
 class ExtractorSettings(DataSettings):
-    """How wikitext becomes text."""
+    """Conversion of wikitext to text."""
 
     NEEDS: ClassVar = {"with_program": ("expand_templates", False)}
 
     expand_templates: bool = False
-    """Run WikiExtractor, which expands templates as far as it can (needs the extra of that name); reads the dump twice,
-    is many times slower and drops list items."""
+    """Run WikiExtractor, which expands templates as far as it can (needs the extra `wikiextractor`). It reads the dump
+    twice, is many times slower and drops list items."""
     with_program: str | None = Field(None, alias="with", min_length=1)
-    """Run this program instead of the built-in converter, as "wikrs --format jsonl --input". Its last argument is a
-    dump of some pages, and it writes <doc> blocks or JSON lines with title and text to standard output."""
+    """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
+    some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output."""
     templates: Path | None = None
-    """JSON file {"name of a template": "text with {1}", ...}: what the built-in converter writes for templates."""
+    """JSON file {"name of a template": "text with {1}", ...} with the text that the built-in converter writes for
+    templates."""
     keep_damaged: bool = False
-    """Accept a damaged or truncated dump, whose complete articles are kept, with exit code 0 instead of 3."""
+    """Accept a damaged or truncated dump: keep its complete articles and exit with 0 instead of 3."""
 
 
 class ExtractSettings(ExtractorSettings, ExecutorSettings):
@@ -166,7 +167,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """
 
     dump: Positional[Path]
-    """A MediaWiki dump: .xml, or packed as .bz2, .xz, .gz or .zst; or a folder with exactly one."""
+    """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
     out: Positional[Path]
     """Folder of the text."""
     chunk_megabytes: Size = 16
@@ -174,20 +175,20 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
 
 
 class SplittingSettings(DataSettings):
-    """How text is split into sentences, and which documents are dropped."""
+    """Sentence splitting and duplicate documents."""
 
     NEEDS: ClassVar = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
 
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
     sentence_splitter: Splitter = "auto"
-    """`sentencex`, `punkt` (NLTK; learned from the text if it has no data), or `lines` for text with one sentence on
-    each line; `auto` is that of a folder that was begun, else sentencex."""
+    """`sentencex`, `punkt` (NLTK; learned from the text if NLTK has no data for the language), or `lines` for text with
+    one sentence on each line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
     deduplicate: bool = False
-    """Drop documents that equal an earlier one except for white space."""
+    """Drop documents that equal an earlier document except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
-    """Also drop documents that share this fraction of five-word runs, such as 0.8, with an earlier one (needs
-    the extra of that name)."""
+    """Also drop documents that share at least this fraction of five-word sequences, such as 0.8, with an earlier
+    document (needs the extra `near-duplicates`)."""
 
 
 class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
@@ -202,40 +203,40 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     out: Positional[Path]
     """Folder of the sentences."""
     documents: Documents = "blank-lines"
-    """What ends a document of plain text: a blank line, or only the end of its file."""
+    """End of a document in plain text: a blank line, or only the end of its file."""
     line_breaks: LineBreaks = "auto"
-    """Hard line breaks within the paragraphs of plain text, as in text from a PDF or an e-mail: `join` the lines, and
-    the words that a hyphen splits, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
+    """How to treat hard line breaks within paragraphs of plain text, for example from a PDF or an e-mail: `join` lines
+    and words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
 class RecipeSettings(DataSettings):
-    """How examples are made from sentences."""
+    """Examples and their masks."""
 
     vocab: str
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: int = Field(128, ge=8, le=65535)
-    """Sequence length S of an example, special tokens included."""
+    """Sequence length S of an example, including special tokens."""
     mask_tokens: int = Field(20, ge=1)
     """Maximum number P of masked positions of an example (20 for 128, 56 for 384, 76 for 512)."""
     masking: Literal["static", "dynamic"] = "static"
     """`static` writes masked examples; `dynamic` stores each example once and masks it when it is read."""
     duplication_factor: int = Field(5, ge=1)
-    """Number of passes over the text, with other pairs and masks each time; static only."""
+    """Number of passes over the text, each with different pairs and masks; only for static masking."""
     short_seq_prob: float = Field(0.1, ge=0.0, le=1.0)
     """Fraction of examples with a random shorter target length."""
     masked_lm_prob: float = Field(0.15, gt=0.0, lt=1.0)
-    """Fraction of an example's tokens that are masked, at most P of them; static only."""
+    """Fraction of an example's tokens that are masked, at most P tokens; only for static masking."""
     nsp: bool = True
     """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
     whole_word_masking: bool = False
-    """Mask whole words, with all their tokens; static only."""
+    """Mask complete words with all their tokens; only for static masking."""
     cased: bool = False
-    """Preserve case and accents; by default text is lower-cased as for the uncased models."""
+    """Preserve case and accents; by default text is lower-cased, as for the uncased models."""
     random_seed: int = Field(12345, ge=0)
-    """Seed of pairs and masks: same seed and input, same bytes."""
+    """Seed of pairs and masks; the same seed and input give the same bytes."""
     group_files: int = Field(1, ge=1)
-    """Input files that are paired and shuffled together, in the memory of a process (51 MB of text: 0.3 GB),
-    and become one record file; a file counts 64 MB at most."""
+    """Number of input files that one process pairs and shuffles together in memory (51 MB of text: 0.3 GB) and
+    writes as one record file; of a larger file, at most 64 MB count."""
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
@@ -261,7 +262,7 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     out: Positional[Path]
     """Folder of the records."""
     documents: Documents = "blank-lines"
-    """What ends a document of plain text: a blank line, or only the end of its file."""
+    """End of a document in plain text: a blank line, or only the end of its file."""
 
 
 def _check_vocabulary_size(value: Any) -> int | str:
@@ -289,18 +290,18 @@ class VocabSettings(TextSettings):
     out: Positional[Path]
     """Folder of vocab.txt and the tokenizer's settings."""
     size: Annotated[int | str, BeforeValidator(_check_vocabulary_size)] = 30522
-    """Vocabulary size, special tokens included; with `extend` the number of new pieces, as +2000."""
+    """Vocabulary size, including special tokens; with `extend` the number of new pieces, such as +2000."""
     extend: str | None = None
-    """Vocabulary to extend: a vocab.txt, a folder with one, or a model on the hub. Its pieces stay, in their order, and
-    new ones follow: the most frequent in this text."""
+    """Vocabulary to extend: a vocab.txt, a folder with one, or a model on the hub. Its pieces keep their order; the
+    most frequent missing pieces of this text are appended."""
     cased: bool = False
     """Preserve case and accents."""
     strip_accents: bool | None = None
-    """Strip accents and marks, which are parts of letters in many scripts; by default only of lower-cased text."""
+    """Strip accents and marks, which are parts of letters in many scripts; by default only in lower-cased text."""
     split_chinese: bool = True
-    """Make each Chinese character a word of its own, also in Japanese and Korean text, as BERT does."""
+    """Treat each Chinese character as a separate word, also in Japanese and Korean text, as BERT does."""
     min_frequency: int = Field(2, ge=1)
-    """Minimum count of a WordPiece."""
+    """Minimum number of occurrences of a WordPiece in the text."""
 
     @model_validator(mode="after")
     def _new_pieces_extend_a_vocabulary(self) -> Self:
@@ -321,9 +322,9 @@ class IndexSettings(DataSettings):
     folder: Positional[Path]
     """Folder of .tfrecord files."""
     vocab: str | None = None
-    """Vocabulary of records that another tool made (a folder without corpus.json)."""
+    """Vocabulary of records made by another tool (a folder without corpus.json)."""
     check: bool = False
-    """Read every record and reject checksums, lengths and values that a run would reject."""
+    """Read every record and check the checksums, lengths and values that a run checks."""
     processes: Processes
     """Local processes."""
 
@@ -343,7 +344,7 @@ class DataChainSettings(ExtractorSettings, SplittingSettings, RecipeSettings, Ex
 
 
 class PackSettings(ExecutorSettings):
-    """Pack several short sequences into one example, so that a batch has little padding.
+    """Pack several short sequences into one example to reduce padding.
 
     Example: bert pack data/512 data/512_packed --sequence-length 512 --max-sequences-per-pack 3
     Example: bert pack data/128 data/512_packed --sequence-length 512 --max-sequences-per-pack 8
@@ -354,8 +355,8 @@ class PackSettings(ExecutorSettings):
     out: Positional[Path]
     """Folder of the packed records, of the same kind."""
     sequence_length: int | None = Field(None, ge=8, le=65535)
-    """Sequence length S of a pack; by default that of the records, or longer."""
+    """Sequence length S of a pack, at least that of the records, which is the default."""
     max_sequences_per_pack: int = Field(3, ge=2)
     """Maximum sequences in a pack."""
     random_seed: int = Field(12345, ge=0)
-    """Seed of the choice among records of equal length: same seed and input, same bytes."""
+    """Seed of the choice among records of equal length; the same seed and input give the same bytes."""

@@ -11,10 +11,10 @@ from bert_cli.errors import count
 
 
 class EmbedSettings(FinetuneSettings):
-    """Train vectors of texts, whose cosine is the similarity of the texts, and score them.
+    """Train sentence embeddings, whose cosine is the similarity of two texts, and score them.
 
-    With pairs of similar texts the loss is InfoNCE: each anchor is classified against the positives and hard
-    negatives of the whole batch. Gradient caching allows batches of a thousand pairs in the memory of a micro-batch.
+    With pairs of similar texts the loss is InfoNCE: each anchor must pick out its own positive from all positives and
+    hard negatives of the batch. Gradient caching allows batches of a thousand pairs in the memory of a micro-batch.
     Example: bert embed --pretrained-ckpt-path runs/base --train-file pairs.tsv --save-ckpt-path runs/vectors
     --global-batch.grad-acc-steps-per-replica 32
     Example: bert embed --objective tsdae --pretrained-ckpt-path runs/base --train-file sentences.txt
@@ -28,30 +28,30 @@ class EmbedSettings(FinetuneSettings):
     }
 
     objective: Literal["pairs", "simcse", "tsdae"] = "pairs"
-    """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches); without pairs
-    `simcse`, each text with itself under another dropout mask (Gao, Yao and Chen 2021), or `tsdae`, which
-    deletes 60 % of the words of a text and has a decoder restore the complete text from the vector of the rest (Wang
-    et al. 2021)."""
+    """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
+    text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021), and `tsdae`
+    deletes 60 % of the words of a text and trains a decoder to restore the complete text from the vector of the
+    remaining words (Wang et al. 2021)."""
     train_file: Path | None = None
-    """Texts for training: .csv, .tsv, .jsonl, also with .gz; without pairs also .txt with a text on each line."""
+    """Training texts: .csv, .tsv or .jsonl, also with .gz; without pairs also .txt with one text on each line."""
     text_column: list[str] | None = None
-    """The columns of anchor, positive and hard negatives, by default `anchor` and `positive`; without pairs `text`."""
+    """Columns of anchor, positive and hard negatives; by default `anchor` and `positive`, or `text` without pairs."""
     validation_file: Path | None = None
-    """Pairs of texts with a score of their similarity, as those of STS: scored by Spearman's rank correlation."""
+    """Pairs of texts with a similarity score, such as those of STS, for Spearman's rank correlation."""
     validation_column: list[str] = Field(
         ["sentence1", "sentence2", "score"], min_length=3, max_length=3
     )
     """The columns of validation_file: two texts and the score."""
     retrieval_file: Path | None = None
-    """Judgements `qrels/X.tsv` (query-id, corpus-id, score) of a folder with queries.jsonl and corpus.jsonl: scored
-    by nDCG@10, recall@10 and recall@100."""
+    """Judgements `qrels/X.tsv` (query-id, corpus-id, score) in a folder with queries.jsonl and corpus.jsonl, for
+    nDCG@10, recall@10 and recall@100."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Fraction of the pairs to score on if there is neither a validation_file nor a retrieval_file: how well each
-    anchor finds its positive among all of them."""
+    """Fraction of the pairs held out for scoring if you give neither a validation_file nor a retrieval_file; the
+    score measures how well each anchor finds its positive among all held-out positives."""
     pooling: Literal["mean", "cls"] = "mean"
-    """The vector of a text: the `mean` over its tokens, or that of [CLS]."""
+    """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
     temperature: Annotated[float, Field(gt=0.0)] = 0.05
-    """The loss divides cosines by it."""
+    """Divisor of the cosines in the loss."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
     """Number of epochs."""
 

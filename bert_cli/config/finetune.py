@@ -49,27 +49,27 @@ class FinetuneSettings(TrainSettings):
     NEEDS: ClassVar = {"evaluate_every_steps": "do_validation", "seeds": "do_training"}
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
-    """Maximum sequence length S, in tokens; batches are as long as their longest example. By default the
+    """Maximum sequence length S in tokens; a batch is padded only to its longest example. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
     """Examples of a step."""
     optimizer_opts: OptimizerOpts = _adam(2e-5)
     """The optimizer and its hyperparameters."""
     tokenizer_path: str | None = None
-    """A folder of `bert vocab`, or the folder or name of a model; by default the pretrained model's tokenizer.
-    Without pretrained_ckpt_path, training starts from new weights."""
+    """Tokenizer: a folder written by `bert vocab`, or the folder or name of a model; by default the pretrained
+    model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: bool = False
-    """Train on synthetic examples, to try a machine or a layout; needs neither a model nor a tokenizer."""
+    """Train on synthetic examples to test a machine or a layout, without a model or a tokenizer."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
     """Number of epochs: passes over the training examples."""
     output_dir: Path | None = None
     """Folder of the predictions; by default save_ckpt_path."""
     do_training: bool = True
-    """Train; otherwise the model is only scored."""
+    """Train the model; otherwise only score it."""
     do_validation: bool = True
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Positive = 1
-    """Number of runs with consecutive seeds, each in its folder seed_*; scores have mean and deviation."""
+    """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
     """Folder that caches tokenized examples; null for no cache."""
 
@@ -130,7 +130,7 @@ class SquadSettings(FinetuneSettings):
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
     """Number of epochs."""
     doc_stride: Positive = 128
-    """Tokens from the start of a window of a long paragraph to that of the next."""
+    """Distance in tokens between the starts of consecutive windows of a long paragraph."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; the rest is cut off."""
     n_best_size: Positive = 20
@@ -138,8 +138,8 @@ class SquadSettings(FinetuneSettings):
     max_answer_length: Positive = 30
     """Maximum length of an answer, in tokens."""
     null_score_diff_threshold: float | None = None
-    """With version_2, predict no answer if its score exceeds that of the best answer by more than this; by
-    default chosen on the development set."""
+    """With version_2, predict no answer if the score of no answer exceeds that of the best answer by more than
+    this; by default chosen on the development set."""
 
     @model_validator(mode="after")
     def _windows_cover_the_paragraph(self) -> "SquadSettings":
@@ -150,7 +150,7 @@ class SquadSettings(FinetuneSettings):
 
 
 class SquadScoreSettings(Settings):
-    """Score a file of SQuAD predictions as the official scripts do; prints one JSON object.
+    """Score a file of SQuAD predictions like the official scripts, and print one JSON object.
 
     Example: bert squad-score dev-v1.1.json runs/squad/predictions.json
     Example: bert squad-score dev-v2.0.json runs/squad_2/predictions.json
@@ -163,7 +163,7 @@ class SquadScoreSettings(Settings):
     predictions: Positional[Path]
     """A JSON object: question id -> answer."""
     na_prob_file: Path | None = None
-    """For SQuAD 2.0, a JSON object: question id -> probability of no answer. Also prints best thresholds."""
+    """For SQuAD 2.0, a JSON object: question id -> probability of no answer. Also prints the best thresholds."""
     na_prob_thresh: float = 1.0
     """With na_prob_file, the probability above which an answer counts as no answer."""
 
@@ -183,7 +183,7 @@ class GlueSettings(FinetuneSettings):
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
     cmnli, ocnli, wsc, csl of CLUE."""
     dataset_dir: Path | None = None
-    """Folder of GLUE (with CoLA, MRPC and so on) or of CLUE, or that of the task."""
+    """Folder of GLUE (with CoLA, MRPC and so on), of CLUE, or of the single task."""
     do_test: bool = False
     """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
 
@@ -207,7 +207,7 @@ class NerSettings(FinetuneSettings):
     LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("token_head",)
 
     train_file: Path | None = None
-    """Sentences for training: a token and its BIO label on each line, a blank line between sentences."""
+    """Training sentences: a token and its BIO label on each line, a blank line between sentences."""
     validation_file: Path | None = None
     """Sentences for scoring."""
     optimizer_opts: OptimizerOpts = _adam(5e-5)
@@ -235,7 +235,7 @@ class ClassifySettings(FinetuneSettings):
     label_column: str = "label"
     """The column of the label."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Fraction of the training rows of each label to score on if there is no validation_file."""
+    """Fraction of the training rows of each label held out for scoring if there is no validation_file."""
 
     @model_validator(mode="after")
     def _check_columns(self) -> "ClassifySettings":
@@ -248,10 +248,10 @@ class ClassifySettings(FinetuneSettings):
 
 
 class PredictSettings(Settings):
-    """Run a model on texts; prints a JSON object for each, in their order.
+    """Run a model on texts and print one JSON object per text, in the same order.
 
-    The texts are TEXT, or come from --input, or from standard input. The task, the labels and the shape are
-    read from the model.
+    The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
+    the model.
     Example: bert predict runs/base "The capital of France is [MASK]."
     Example: bert predict runs/mine --input texts.txt
     """
@@ -266,38 +266,38 @@ class PredictSettings(Settings):
     model: Positional[str]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
-    """One text; give several in a file or through standard input."""
+    """A single text; give several texts in a file or through standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
-    """fill-mask, question-answering, text-classification, token-classification, embed or similarity, which ranks
-    the texts of --input by their similarity to TEXT; by default the task that the model was trained for."""
+    """fill-mask, question-answering, text-classification, token-classification, embed, or similarity, which ranks
+    the texts of --input by their similarity to TEXT. By default the task that the model was trained for."""
     input: Path | None = None
-    """A file with a text on each line, or .jsonl with an object on each line: `text` and, for pairs,
-    `second`, or `question` and `context`. Also with .gz."""
+    """File with one text on each line, or .jsonl with one object on each line: `text` and, for pairs, `second`, or
+    `question` and `context`. Also with .gz."""
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None
-    """A question, for question-answering; otherwise questions come as JSON lines."""
+    """A question, for question-answering; give several questions as JSON lines."""
     context: str | None = None
     """The text that contains the answer."""
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum tokens of a text; by default that of the run of `bert squad` or `bert embed`, or that of the model.
+    """Maximum length of a text in tokens; by default that of the run of `bert squad` or `bert embed`, or of the model.
     Longer texts are truncated; their row has `"truncated": true`."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"
-    """Framework that runs the model; every model runs on each."""
+    """Framework that runs the model; both run every model."""
     top: Positive = 5
-    """Number of predictions for each [MASK], or of texts for similarity, the best first."""
+    """Number of predictions per [MASK], or of texts for similarity, best first."""
     pooling: Literal["mean", "cls"] | None = None
-    """The vector of a text: the `mean` over all tokens, or that of [CLS]; by default as `bert embed` trained it, else
-    the mean."""
+    """How the vector of a text is computed: the `mean` over all tokens, or the output at [CLS]; by default as in the
+    run of `bert embed`, otherwise the mean."""
     normalize: bool | None = None
-    """Scale the vectors of embed to length 1; by default as `bert embed` trained them, else not."""
+    """Scale the vectors of task embed to length 1; by default as in the run of `bert embed`, otherwise not."""
     doc_stride: Positive = 128
-    """Tokens from the start of a window of a long context to that of the next, for question-answering; by default
-    that of the run, else less where the model has few positions."""
+    """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
+    default that of the run, otherwise less for a model with few positions."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; the rest is cut off. By default as for doc_stride."""
     max_answer_length: Positive = 30
@@ -305,8 +305,8 @@ class PredictSettings(Settings):
     version_2: bool = False
     """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
     null_score_diff_threshold: float | None = None
-    """With version_2, give no answer if its score exceeds that of the best answer by more than this; by
-    default the threshold that `bert squad` chose for this model, or 0."""
+    """With version_2, give no answer if the score of no answer exceeds that of the best answer by more than this;
+    by default the threshold that `bert squad` chose for this model, or 0."""
 
     @model_validator(mode="after")
     def _texts_have_one_source(self) -> "PredictSettings":
@@ -317,7 +317,7 @@ class PredictSettings(Settings):
 
 
 class ExportSettings(Settings):
-    """Export a model to another runtime, and compare its outputs there.
+    """Export a model to another runtime, and compare the outputs of both.
 
     Example: bert export runs/mrpc exported/mrpc --format onnx
     Example: bert export runs/mine exported/mine --format saved-model
@@ -340,16 +340,16 @@ class ExportSettings(Settings):
 class AverageSettings(Settings):
     """Average the weights of a run's newest checkpoints, and compare the mean with the newest one.
 
-    The mean is a model's folder without an optimizer, for --pretrained-ckpt-path and transformers.
+    The mean is a model folder without an optimizer, for --pretrained-ckpt-path and transformers.
     Example: bert average runs/base_128_phase1 runs/base_mean
     Example: bert average runs/field runs/field_mean --last 8 --validation-dir data/held_out
     """
 
     run: Positional[Path]
-    """Folder of a run. Its --keep-checkpoints or --keep-every-steps must leave enough of them."""
+    """Folder of a run that has kept enough checkpoints (--keep-checkpoints or --keep-every-steps)."""
     out: Positional[Path]
     """Folder of the averaged model; new or empty."""
     last: int = Field(4, ge=2)
-    """Number of newest complete checkpoints that are averaged."""
+    """Number of newest complete checkpoints to average."""
     validation_dir: str | None = None
-    """Folder of records on which both are scored, with the settings of a pre-training run; by default that run's."""
+    """Folder of records to score both models on, for a pre-training run; by default the run's validation_dir."""

@@ -23,18 +23,17 @@ class InitSettings(TextSettings):
     """Your text, as for `bert preprocess`: a folder, a file, or a quoted 'pattern*'; also sentences or the output of
     `bert extract`."""
     out: Positional[Path]
-    """Folder that is written."""
+    """Output folder."""
     start: str | None = Field(None, alias="from")
     """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
-    trained from scratch."""
+    trained."""
     hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
     """Hours that the training may take on this machine."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
-    """What the model is for: `search` by vectors, `labels` of your own, or to fill masks, from which everything else
-    can be trained."""
+    """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
     documents: Documents = "blank-lines"
-    """What ends a document of plain text: a blank line, or only the end of its file."""
+    """End of a document in plain text: a blank line, or only the end of its file."""
     engine: Engine = "tensorflow"
     """Framework of the steps."""
     dry_run: bool = False
-    """Print the choice, and write nothing."""
+    """Print the choice without writing anything."""

@@ -35,7 +35,7 @@ class Stage(Settings):
     """A later stage of a run, with sequences of another length."""
 
     dataset_dir: str | list[WeightedCorpus] | None = None
-    """Records of the stage, by default those of the run."""
+    """Records of the stage; by default those of the run."""
     max_seq_length: Annotated[int, Field(ge=8)]
     """Sequence length S of the stage."""
     max_predictions_per_seq: Positive
@@ -43,7 +43,7 @@ class Stage(Settings):
     total_num_train_samples: Positive
     """Examples that the stage reads, rounded up to full steps."""
     micro_batch_size: Positive | None = None
-    """Examples of a micro-batch, by default as many as before; as many micro-batches are accumulated."""
+    """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
 
 
 class PretrainSettings(TrainSettings):
@@ -65,15 +65,14 @@ class PretrainSettings(TrainSettings):
     }
 
     dataset_dir: Usual[str | list[WeightedCorpus] | None] = None
-    """Folder of records with a corpus.json, or its address (s3://...). Given several times, or in a config
-    as a list of {"path": ..., "weight": ...}, the run mixes them by weight. `$DATASETS_DIR` and `~` are
-    expanded."""
+    """Folder of records with a corpus.json, or its address (s3://...). To mix several folders by weight, repeat the
+    flag, or give a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
     validation_dir: Usual[str | None] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = Path("~/.cache/bert/records")
     """Folder on this machine that caches records from object storage."""
     generated_dataset: bool = False
-    """Train on synthetic examples instead of those in dataset_dir, to try a machine or a layout."""
+    """Train on synthetic examples instead of those in dataset_dir, to test a machine or a layout."""
     max_predictions_per_seq: Usual[Positive]
     """Maximum number P of masked positions of an example."""
     scaling: Scaling | None = None
@@ -81,26 +80,26 @@ class PretrainSettings(TrainSettings):
     loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
     masking: Masking = Masking()
-    """How the masked tokens are chosen, anew in each epoch; for dynamic records."""
+    """How masked tokens of dynamic records are chosen; they differ in each epoch."""
     max_sequences_per_pack: Positive = 1
-    """Maximum number C of sequences in a pack: from 2 on, short sequences of dynamic records are packed
-    together while reading. Batches, samples and learning rates are then counted in sequences."""
+    """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
+    reading, and samples and the batch of the learning rate are counted in sequences."""
     length_buckets: Positive | None = None
-    """Read records in at most this many buckets of similar length, so that a step is only as long as its
-    longest example; for dynamic records without packs."""
+    """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
+    example; for dynamic records without packs."""
     stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
-    """Stages after that of the other settings, in one run with one learning rate schedule."""
+    """Later stages of the run, with other records and lengths; all stages share one learning rate schedule."""
     decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
-    """Continue the run in `pretrained_ckpt_path`, of schedule `constant` or `wsd`, from this step, with its optimizer
-    and its examples; the `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
+    """Continue the run in `pretrained_ckpt_path` (schedule `constant` or `wsd`) from this step with its optimizer and
+    its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
     probe: str | None = None
-    """File of minimal pairs of sentences that each evaluation scores, JSON lines {"good": ..., "bad": ...}, or
-    `english` for those of this tool. The good one should have the higher pseudo-log-likelihood (Salazar et al.
-    2020, equation 1)."""
+    """File of minimal pairs of sentences to score at each evaluation, JSON lines {"good": ..., "bad": ...}, or
+    `english` for the pairs that ship with the tool. The score is the fraction of pairs in which the good sentence has
+    the higher pseudo-log-likelihood (Salazar et al. 2020, equation 1)."""
     new_rows_only_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps at the start in which only the rows of the pieces are trained that extend the vocabulary of
+    """Number of initial steps that train only the embeddings of the pieces added to the vocabulary of
     `pretrained_ckpt_path`."""
     known_rows: Hidden[int] = 0
     """Rows of the word embeddings that the model had before."""

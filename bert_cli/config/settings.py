@@ -201,7 +201,7 @@ class BertConfig(Settings):
     )
 
     vocab_size: Size = 30522
-    """Vocabulary size V; for pre-training by default that of the records, and at least that: more rows are padding."""
+    """Vocabulary size V; for pre-training by default that of the records. Additional rows are padding."""
     hidden_size: Size = 768
     """Hidden size D."""
     num_hidden_layers: Depth = 12
@@ -209,7 +209,7 @@ class BertConfig(Settings):
     num_attention_heads: Size = 12
     """Attention heads N; must divide the hidden size."""
     intermediate_size: Size = 3072
-    """Inner size F of the feed-forward layers."""
+    """Intermediate size F of the feed-forward layers."""
     hidden_act: Literal["gelu"] = "gelu"
     """Activation: the exact GELU of the paper."""
     hidden_dropout_prob: Probability = 0.1
@@ -221,7 +221,7 @@ class BertConfig(Settings):
     type_vocab_size: Size = 2
     """Number of segments: first and second sentence."""
     initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
-    """Standard deviation of the initial weights (a normal distribution truncated at two of them)."""
+    """Standard deviation of the initial weights (a normal distribution truncated at two standard deviations)."""
     layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
     """Added to the variance in LayerNorm."""
     position_embedding_type: Literal["absolute"] = "absolute"
@@ -233,7 +233,7 @@ class BertConfig(Settings):
     conv_group_size: Positive = 16
     """Channels in a group of the convolution; must divide the hidden size."""
     ffn_groups: Positive = 4
-    """Groups of the second product of a feed-forward; must divide the hidden and the inner size."""
+    """Groups of the second product of a feed-forward; must divide the hidden and the intermediate size."""
 
     @property
     def layer_matrices(self) -> int:
@@ -270,7 +270,7 @@ class BertConfig(Settings):
 
 
 class Parallel(Settings):
-    """How the model is laid out over devices, and what it trades for memory."""
+    """Layout of the model over devices, and settings that save memory."""
 
     NEEDS: ClassVar = {"recompute_by": "recompute"}
 
@@ -283,35 +283,35 @@ class Parallel(Settings):
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
     schedule: Literal["1F1B", "GPipe"] = "1F1B"
-    """Order of a pipeline's work: with `1F1B`, forward and backward alternate, and stage k of p saves the
-    activations of at most p - k micro-batches; `GPipe` runs all forwards first and saves all of them."""
+    """Order of forward and backward passes in a pipeline. `1F1B` alternates them, and stage k of p saves the
+    activations of at most p - k micro-batches; `GPipe` runs all forward passes first and saves all activations."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"
-    """Save the inputs of each `layer`, or only of each `stage` and recompute all its activations at once."""
+    """Save the input of each `layer`, or only that of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
         list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
     ] = [1]
-    """Devices of a replica that divide each layer among them, by attention heads and inner columns (Shoeybi et
-    al. 2019, section 3); [2, 2] divides the hidden size by the second number too. With engine `jax`."""
+    """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
+    al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""
     shard_weights: bool = False
-    """Shard weights, gradients and moments over the replicas; each gathers a layer when it needs it (ZeRO stage 3:
-    Rajbhandari et al. 2020, section 5.3). With engine `jax`."""
+    """Shard weights, gradients and moments over the replicas; each replica gathers a layer when needed (ZeRO stage 3:
+    Rajbhandari et al. 2020, section 5.3). Engine `jax` only."""
     replicated_tensor_sharding: bool = False
-    """Shard the optimizer's moments over the replicas; each updates its part (ZeRO stage 1: Rajbhandari et
+    """Shard the optimizer's moments over the replicas; each replica updates its shard (ZeRO stage 1: Rajbhandari et
     al. 2020, section 5.1)."""
     optimizer_state_offload: bool = False
-    """Hold the optimizer's moments in host memory and update there, to save device memory."""
+    """Keep the optimizer's moments in host memory and update there, to save device memory."""
     embedding_serialization_factor: Positive = 1
-    """Number of chunks of the vocabulary in the masked-LM loss, whose logits are then never in memory at once,
-    for one more product with the word embeddings. Pre-training only."""
+    """Compute the masked-LM loss in this many chunks of the vocabulary, so that the logits are never all in memory;
+    costs one more product with the word embeddings. Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
     reduce_bucket_megabytes: Positive = 64
     """Size of the buckets of the gradient all-reduce (MB of 10^6 bytes in float32)."""
     trace: Path | None = None
-    """Write the times of every forward and backward of the first three steps to this file, as a trace for
-    chrome://tracing or Perfetto; of several processes each writes its own, NAME_rank0.json and so on."""
+    """Write the times of all forward and backward passes of the first three steps to this file, a trace for
+    chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""
 
     @property
     def tensor_shape(self) -> tuple[int, int]:
@@ -377,16 +377,16 @@ class Parallel(Settings):
 
 
 class Cluster(Settings):
-    """The processes of a run; by default those of TF_CONFIG or SLURM, or this process alone."""
+    """Processes of a run; by default read from TF_CONFIG or SLURM, otherwise a single process."""
 
     workers: list[str] = []
-    """host:port of every process in the order of their ranks; `bert launch` sets it."""
+    """host:port of every process, in the order of ranks; set by `bert launch`."""
     rank: Annotated[int, Field(ge=0)] | None = None
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
-    """A process without heartbeat for this long is lost, and the run ends on all."""
+    """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
-    """Print the rank that the others wait for after this long."""
+    """Seconds after which the processes print the rank that they are waiting for."""
     bind_address: str | None = None
     """Network interface on which this process listens, by name or IPv4 address; by default loopback on one
     host, otherwise every interface. Connections are not authenticated, so the network must be trusted."""
@@ -410,8 +410,8 @@ class Wandb(Settings):
     project: str = "bert"
     """Project of the run."""
     entity: str | None = None
-    """Team or user that owns the project; by default that of the login."""
+    """Team or user that owns the project; by default the login's."""
     name: str | None = None
-    """Name of the run; by default that of the output folder."""
+    """Name of the run; by default the name of its folder."""
     tags: list[str] = []
     """Tags of the run."""

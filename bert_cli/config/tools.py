@@ -62,7 +62,7 @@ class InspectSettings(DataSettings):
     sample: int = Field(20_000, ge=1)
     """Records to read for the statistics, spread over the folder."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Seed of the choice of records, and of the masks of dynamic ones."""
+    """Seed of the choice of records, and of the masks of dynamic records."""
     masking: Masking = Masking()
     """How dynamic records are masked for the statistics: give the settings of the run."""
     json_file: JsonFile = None
@@ -75,9 +75,9 @@ class InspectSettings(DataSettings):
 
 
 class DoctorSettings(PretrainSettings):
-    """Check this machine, and a run before it starts; prints a line for each finding, with a remedy.
+    """Check this machine, and a run before it starts; print a line with a remedy for each problem.
 
-    Takes every setting of `bert pretrain`; without any it checks only the machine.
+    Takes every setting of `bert pretrain`; without settings it checks only the machine.
     Example: bert doctor --config pretrain_base_128_phase1 --save-ckpt-path runs/base
     Example: bert doctor
     """
@@ -121,11 +121,11 @@ class PlanSettings(PretrainSettings):
     SAVES: ClassVar[bool] = False
 
     devices: Positive | None = None
-    """Number of devices; by default that of the layout."""
+    """Number of devices; by default as many as the layout needs."""
     memory: MemorySize | None = None
-    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; without it the plan does not check it."""
+    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Positive = 1
-    """Number of processes that the devices are divided among; a replica is in one process."""
+    """Number of processes; the devices are divided among them, and each replica is in one process."""
 
 
 class LaunchSettings(Settings):
@@ -140,24 +140,24 @@ class LaunchSettings(Settings):
     NEEDS: ClassVar = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
 
     processes: Positive = 1
-    """Processes on each host. The GPUs of the host are divided among them, or its cores if it has none."""
+    """Number of processes on each host. They divide the GPUs of the host, or its cores if it has no GPU."""
     hosts: list[str] = []
-    """Hosts to start on by ssh, such as a,b or user@a,user@b; by default this one. They need the same
-    folder, environment and file system."""
+    """Hosts on which to start processes by ssh, such as a,b or user@a,user@b; by default only this host. All hosts
+    need the same folder, environment and file system."""
     port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
-    """First port of the processes on a host; by default free ones on this host, and 22300 on others."""
+    """First port of the processes on a host; by default free ports on this host, and 22300 on other hosts."""
     bind_address: str | None = None
     """Network interface of the hosts on which the processes listen, such as ib0; by default every one.
     Connections are not authenticated, so the network must be trusted."""
     remote_shell: str = "ssh"
-    """Program that runs a command on a host, called with both; it may have options, as 'ssh -p 2222'."""
+    """Program that runs a command on a host, called with host and command; may have options, as 'ssh -p 2222'."""
     pass_variables: list[str] = []
     """Environment variables for the processes on hosts, such as NCCL_DEBUG,HF_HOME; DATASETS_DIR is always
     passed. They are visible in the hosts' list of processes, so pass no passwords."""
     grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
-    """After a process has failed, the others are asked to stop, and killed after this long."""
+    """Seconds that the other processes have to stop after a process has failed; then they are killed."""
     dry_run: bool = False
-    """Print the command lines, and start nothing."""
+    """Print the command lines without starting them."""
     command: Hidden[list[str]] = []
     """The command and its options, after `--`."""
 
@@ -184,7 +184,7 @@ class LaunchSettings(Settings):
 class RunsSettings(Settings):
     """List the runs below some folders: progress, losses, and whether they are running.
 
-    Reads the files that a run writes into its folder, and changes nothing.
+    Reads only the files in the folder of each run and changes nothing.
     Example: bert runs
     Example: bert runs runs /shared/runs
     """
@@ -197,7 +197,7 @@ class RunsSettings(Settings):
 class PlotSettings(Settings):
     """Plot loss, accuracy, learning rate, throughput, gradient norm and evaluation scores over the steps.
 
-    Writes a PNG file of each, and index.html, a page with all of them that needs no network.
+    Writes one SVG file per plot, and index.html, a self-contained page with all plots.
     Example: bert plot runs/base_128_phase1 --output pictures
     Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
     """
@@ -240,11 +240,11 @@ class CompletionSettings(Settings):
 
 
 class BenchSettings(Settings):
-    """Measure how fast this machine runs a training, and what takes the time.
+    """Measure how fast this machine trains, and how the time is spent.
 
     `bert bench NAME` runs a standard benchmark, whose results can be compared between machines; flags after
-    the name override its own. `bert bench pretrain`, `squad` and `data` measure their own settings, which
-    their --help lists; a NAME takes the same flags.
+    the name override those of the benchmark. `bert bench pretrain`, `squad` and `data` measure any settings;
+    their --help lists the flags, which a NAME takes too.
     Example: bert bench --list
     Example: bert bench tiny_128
     """
@@ -261,7 +261,7 @@ class BenchSettings(Settings):
 
 
 class Measuring(Settings):
-    """How a run is measured."""
+    """Settings of a measurement."""
 
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False
@@ -276,9 +276,9 @@ class Measuring(Settings):
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     """Number of steps before the measurement."""
     generated_dataset: bool = True
-    """Use synthetic examples, not those of the config; a flag that names examples reads those."""
+    """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
     checkpoint: bool = True
-    """Save a checkpoint after the steps, to measure how long the run waits and how long writing takes."""
+    """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes."""
     checkpoint_dir: Path | None = None
     """Folder of that checkpoint, which is deleted afterwards; by default the system's temporary folder."""
     json_file: JsonFile = None
@@ -287,7 +287,7 @@ class Measuring(Settings):
     sweep_from: Annotated[int, Field(ge=1, alias="from")] = 1
     """First micro-batch of a sweep."""
     most: Positive | None = None
-    """Last micro-batch of a sweep; by default the first that does not fit."""
+    """Last micro-batch of a sweep; by default the first micro-batch that does not fit."""
     memory: MemorySize | None = None
     """Maximum host memory of a process of a sweep, such as 8GB; by default the free memory at its start."""
 
@@ -353,7 +353,7 @@ class BenchDataSettings(DataSettings):
     megabytes: float = Field(10.0, gt=0.0)
     """Megabytes (10^6 bytes) of synthetic text."""
     vocab: str | None = None
-    """A vocab.txt, a folder with one, or a model name; by default the benchmark trains and measures one."""
+    """A vocab.txt, a folder with one, or a model name; by default the benchmark trains one and measures it."""
     sentence_splitter: Splitter = "auto"
     """The sentence splitter, as for `bert preprocess`."""
     sequence_length: int = Field(128, ge=8, le=65535)
@@ -363,7 +363,7 @@ class BenchDataSettings(DataSettings):
     max_sequences_per_pack: int = Field(3, ge=2)
     """Maximum sequences in a pack, for reading packs."""
     processes: int = Field(1, ge=1)
-    """Local processes of a step; records are read by one thread, as in a run."""
+    """Number of local processes of a data step; one thread reads the records, as in a run."""
     reading_seconds: float = Field(3.0, gt=0.0)
     """Seconds of reading for each kind of records."""
     seed: int = Field(1984, ge=0, lt=2**31)

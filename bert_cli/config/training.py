@@ -50,18 +50,18 @@ class BatchShape(NamedTuple):
 
 
 class GlobalBatch(Settings):
-    """How many examples one step reads: the product of the first three numbers."""
+    """Examples per step: the product of the first three numbers."""
 
     NEEDS: ClassVar = {"growth_frac": "start_fraction"}
 
     micro_batch_size: Usual[Positive]
-    """Examples that a replica processes at once; they must fit in its memory. With `auto` the run takes the largest
-    number that does, as long as more are faster, and accumulates as many as make the batch of the config, or
+    """Examples that a replica processes at once; they must fit into its memory. `auto` chooses the largest number that
+    fits, as long as larger numbers are faster, and adjusts the accumulation to keep the batch of the config, or
     `examples_per_step`."""
     replicas: Positive = 1
-    """Model replicas that divide the examples of a step among them."""
+    """Number of model replicas; they divide the examples of a step."""
     grad_acc_steps_per_replica: Usual[Positive] = 1
-    """Micro-batches whose gradients a replica accumulates before an update."""
+    """Number of micro-batches whose gradients a replica accumulates before an update."""
     examples_per_step: Annotated[
         Positive | None, Field(exclude_if=lambda examples: examples is None)
     ] = None
@@ -70,9 +70,9 @@ class GlobalBatch(Settings):
     start_fraction: Annotated[
         float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
     ] = None
-    """Fraction of the accumulation at the first step, from which the batch grows linearly."""
+    """Fraction of the accumulation at the first step; the batch grows linearly from there."""
     growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.5)] = 0.5
-    """Fraction of the run's examples after which the batch is complete."""
+    """Fraction of the run's examples over which the batch grows to its full size."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,22 +121,22 @@ class LearningRate(Settings):
     )
 
     schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
-    """`up_down`: linear warm-up, linear decay to 1e-7 on the last step; `cosine`: the same warm-up, half a
-    cosine; `constant`: the maximum after the warm-up; `wsd`: the maximum, then a decay over the last steps."""
+    """After a linear warm-up: `up_down`, linear decay to 1e-7 on the last step; `cosine`, half a cosine;
+    `constant`, the maximum; `wsd`, the maximum, then a decay over the last steps."""
     max_learning_rate: Usual[Annotated[float, Field(gt=0.0)]]
-    """Maximum learning rate; with reference_batch_size, the one for that batch."""
+    """Maximum learning rate; with reference_batch_size, the rate for a global batch of that size."""
     warmup_frac: Usual[Annotated[float, Field(ge=0.0, le=1.0)]] = 0.0
-    """Fraction of the steps in which the learning rate rises from zero."""
+    """Fraction of the steps over which the learning rate rises from zero."""
     warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
-    """Power of the fraction of the warm-up that has passed; 1 rises linearly, 0.5 like a square root."""
+    """Exponent of the warm-up curve: 1 rises linearly, 0.5 like a square root."""
     decay_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.1)] = 0.1
-    """Fraction of the steps over which `wsd` decays at the end."""
+    """Fraction of the steps, at the end of the run, over which `wsd` decays."""
     decay_shape: Annotated[
         Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda one: one == "1-sqrt")
     ] = "1-sqrt"
-    """Curve of the decay of `wsd` over its steps."""
+    """Shape of the decay curve of `wsd`."""
     reference_batch_size: Positive | None = None
-    """Linear scaling rule: multiply the learning rate by global batch / this number."""
+    """Linear scaling rule: multiply the learning rate by the global batch divided by this number."""
 
 
 class OptimizerOpts(Settings):
@@ -151,7 +151,7 @@ class OptimizerOpts(Settings):
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     loss_scaling: Annotated[float, Field(gt=0.0)] | Literal["dynamic"] = 1.0
-    """Factor of the loss that keeps small float16 gradients from underflow; `dynamic` adapts it."""
+    """Factor on the loss that keeps small float16 gradients from underflowing; `dynamic` adapts it."""
     beta_1: Probability = 0.9
     """Decay rate of the first moment."""
     beta_2: Probability = 0.999
@@ -159,7 +159,7 @@ class OptimizerOpts(Settings):
     epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
     """Added to the root of the second moment."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Layer-wise learning rate decay: the factor from each layer to the one below; the heads have none."""
+    """Layer-wise learning rate decay: factor from each layer to the layer below; heads use the full rate."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
     """Clip the gradient norm of the complete step to this value; no clipping by default."""
     no_weight_decay: list[str] = ["bias", "beta"]
@@ -171,7 +171,7 @@ class OptimizerOpts(Settings):
 
 
 class TrainSettings(Settings):
-    """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, reports."""
+    """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
     NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
     LAST_BLOCKS: ClassVar[tuple[str, ...]]
@@ -189,18 +189,18 @@ class TrainSettings(Settings):
     num_epochs: Usual[
         Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)]
     ] = None
-    """Number of epochs: passes over the examples of the records, or over as many as all corpora of a mixture
-    have together. Copies with other masks in static records are examples too."""
+    """Number of epochs. An epoch is one pass over the records; for a mixture, as many examples as all its corpora have
+    together. The copies of an example in static records (duplication_factor) count separately."""
     total_num_train_samples: Usual[Positive | None] = None
-    """Examples that the run reads, rounded up to full steps; instead of num_epochs."""
+    """Number of examples that the run reads, rounded up to full steps; an alternative to num_epochs."""
     engine: Usual[Engine] = "tensorflow"
-    """Framework of the steps: `tensorflow` has pipelines, `jax` tensor parallelism; checkpoints are the same."""
+    """Framework of the steps: `tensorflow` supports pipelines, `jax` tensor parallelism; both share checkpoints."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
     cluster: Cluster = Cluster()
     """The processes of a run on several GPUs or hosts."""
     require_gpu: bool = False
-    """Stop with exit code 5 where the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
+    """Stop with exit code 5 if the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
     precision: Usual[Precision] = "float32"
     """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
     optimizer_opts: OptimizerOpts
@@ -208,7 +208,7 @@ class TrainSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
     save_ckpt_path: Usual[Path | None] = None
-    """The run folder, from which the same command resumes; by default checkpoints/ and the config's name."""
+    """The run folder, from which the same command resumes; by default checkpoints/ plus the name of the config."""
     pretrained_ckpt_path: Usual[str | None] = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
     hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
@@ -216,11 +216,11 @@ class TrainSettings(Settings):
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""
     checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
-    """Save when this many minutes have passed since the last save; null for never."""
+    """Save when this many minutes have passed since the last save; null turns this off."""
     keep_checkpoints: Positive = 3
-    """Number of newest checkpoints that are not deleted."""
+    """Number of newest checkpoints to keep."""
     keep_every_steps: Positive | None = None
-    """Never delete checkpoints of steps that this number divides."""
+    """Also keep every checkpoint whose step is a multiple of this number."""
     log_every_steps: Positive = 1
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Positive | None = None
@@ -232,16 +232,16 @@ class TrainSettings(Settings):
     wandb: Wandb = Wandb()
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
-    """Exit code of a run that saved after a request to stop, such as 75 to tell a scheduler to restart it."""
+    """Exit code of a run that stopped and saved on request, such as 75 to make a scheduler restart it."""
     dry_run: Usual[bool] = False
     """Print settings with their origins and the plan, run two steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
-    """What XLA compiles: the update and the element-wise `chains` between matrix products, or complete
-    `stages`; `auto` is chains on CPUs, whose products are faster outside XLA, and stages on GPUs."""
+    """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete
+    `stages`. `auto` means chains on CPUs, where matrix products are faster outside XLA, and stages on GPUs."""
     compile_only: bool = False
-    """Load the initial weights, trace and compile everything that a step needs, print the time, and stop."""
+    """Load the initial weights, trace and compile everything for a step, print the time, and stop."""
     deterministic: bool = True
-    """Use only reproducible operations, so that a resumed run equals the uninterrupted one bit for bit."""
+    """Use only reproducible operations, so that a resumed run equals the uninterrupted run bit for bit."""
 
     @property
     def last_blocks(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     for name, parts in (
         ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
-                      "Where the shards of a step run", "--log-level", "\nexamples:\n  bert tok")),
+                      "\nExecution:", "--log-level", "\nexamples:\n  bert tok")),
         ("doctor", ("options of bert doctor:", "options of bert pretrain:", "Settings of every training run")),
         ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
     ):  # fmt: skip
