@@ -237,7 +237,9 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     elif (folder / VOCAB_FILE).is_file():
         vocabulary = read_vocabulary(folder / VOCAB_FILE)
         # Google's first models have no config; all of those with "uncased" vocabularies lower-case.
-        normalization = Normalization.of(_read_config(folder), cased=False)
+        normalization = Normalization.of(
+            _read_part(folder / CONFIG_FILE, dict[str, Any]), cased=False
+        )
         library = library_tokenizer(vocabulary.ids, normalization)
     else:
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
@@ -254,7 +256,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _read_wordpiece(path: Path) -> dict[str, Any]:
-    description = _read_json(path)
+    description = _read_part(path, dict[str, Any])
     if (kind := description.get("model", {}).get("type")) != "WordPiece":
         where = f"{path} (model.type {kind})"
         raise DataError(where, "is no WordPiece tokenizer", "give a BERT model")
@@ -305,7 +307,7 @@ def _add_tokens(library: "Tokenizer", folder: Path) -> None:
         if token.id not in (None, number):
             where = f"{folder} (added token {token.content!r}, id {token.id})"
             problem = f"its id would be {number}, as ids before it have no token"
-            raise DataError(where, problem, "take the tokenizer's files from the model again")
+            raise DataError(where, problem, TAKE_AGAIN)
     if tokens and _read_part(folder / CONFIG_FILE, _ConfigFile).split_special_tokens:
         library.encode_special_tokens = True
 
@@ -316,7 +318,7 @@ def _read_part(path: Path, kind: type[Part]) -> Part:
 
 def model_max_length(folder: Path) -> int | None:
     """Return `model_max_length` of a folder's tokenizer, or None; DataError where it is no length."""
-    longest = _read_config(folder).get("model_max_length")
+    longest = _read_part(folder / CONFIG_FILE, dict[str, Any]).get("model_max_length")
     if longest is None:
         return None
     if not _is_length(longest):
@@ -341,7 +343,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not files:
         return {}
-    config = _read_config(folder)
+    config = _read_part(folder / CONFIG_FILE, dict[str, Any])
     own = config.get("model_max_length")
     longest = min(positions, int(own)) if _is_length(own) else positions
     splits = not fills_masks
@@ -353,7 +355,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
 
 def normalization_of(folder: Path) -> Normalization | None:
     """Return how a folder's tokenizer normalizes text, None where its files do not say the case."""
-    config = _read_config(folder)
+    config = _read_part(folder / CONFIG_FILE, dict[str, Any])
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
         config = normalizer_entries(folder / TOKENIZER_FILE)
     unknown = config.get("do_lower_case") is None
@@ -362,21 +364,12 @@ def normalization_of(folder: Path) -> Normalization | None:
 
 def normalizer_entries(path: Path) -> dict[str, Any]:
     """Return how a tokenizer.json normalizes text, with the keys of tokenizer_config.json."""
-    entries: dict[str, Any] = _read_json(path).get("normalizer") or {}
+    entries: dict[str, Any] = _read_part(path, dict[str, Any]).get("normalizer") or {}
     return {
         "do_lower_case": entries.get("lowercase"),  # None of another kind of normalizer
         "strip_accents": entries.get("strip_accents"),
         "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
     }
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any], DataError, TAKE_AGAIN)
 
 
 def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from bert_cli.data.shards import manifest
 from bert_cli.data.shards.dask_backend import run_on_cluster
 from bert_cli.data.shards.manifest import Convert, OutputFolder, Shard, Stats, Step
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count
 from bert_cli.files import format_bytes, free_bytes, name_path
 from bert_cli.processes import die_with_parent
 
@@ -90,8 +90,8 @@ def run_shards(
             record = manifest.read_manifest(output.out)
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}
-            count = workers.processes if workers.scheduler is None else None
-            record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=count)
+            used = workers.processes if workers.scheduler is None else None
+            record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=used)
     for note in record["notes"][:NOTES_SHOWN]:
         print(f"{step.name}: {note}")
     if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
@@ -107,9 +107,9 @@ def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
     if expected is None:
         return 0
     completed, written = output.completed()
-    count = len(shards) if isinstance(shards, Sequence) else None
-    to_write = 0 if completed == count else max(0, expected - written)
-    print(plan_disk_space(output.step.name, count, to_write, written, output.out), flush=True)
+    number = len(shards) if isinstance(shards, Sequence) else None
+    to_write = 0 if completed == number else max(0, expected - written)
+    print(plan_disk_space(output.step.name, number, to_write, written, output.out), flush=True)
     return to_write
 
 
@@ -191,11 +191,11 @@ def run_in_threads(
 
 
 def plan_disk_space(
-    step: str, count: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
+    step: str, number: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
 ) -> str:
     """Return the plan of a step in one line. Raises DataError when the disk has less space than `to_write`.
 
-    `written` are the bytes of complete shards; `count` is None where the number of shards is not known.
+    `written` are the bytes of complete shards; `number` is None where that of the shards is not known.
     """
     free = free_bytes(out)
     if to_write > free:
@@ -204,7 +204,7 @@ def plan_disk_space(
             f"{step} is to write about {format_bytes(to_write)} and {format_bytes(free)} are free there",
             "make room or choose a folder on another disk",
         )
-    parts = [] if count is None else [f"{count:,} {unit}{'' if count == 1 else 's'}"]
+    parts = [] if number is None else [count(number, unit)]
     rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
     before = f" ({format_bytes(written)} are there)" if written else ""
     parts += [f"{rest} to write{before}", f"{format_bytes(free)} free in {out}"]
@@ -213,8 +213,8 @@ def plan_disk_space(
 
 def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: str = "") -> str:
     """Return one line with the counts of a step that are not 0, and the speed of this run."""
-    counts = [(getattr(stats, name), name) for name in manifest.COUNTS[:3]]
-    parts = [f"{n:,} {name if n > 1 else name[:-1]}" for n, name in counts if n]
+    counts = [(getattr(stats, name), name.removesuffix("s")) for name in manifest.COUNTS[:3]]
+    parts = [count(number, what) for number, what in counts if number]
     parts += [f"{stats.bytes_in / 1e6:.1f} MB in", f"{stats.bytes_out / 1e6:.1f} MB out"]
     if bytes_read:
         parts.append(f"{bytes_read / 1e6 / max(seconds, 1e-9):.1f} MB/s")
@@ -257,11 +257,11 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def advance(self, count: int) -> None:
-        """Add `count` bytes, which are negative when a download starts over."""
-        self.bytes += count
+    def advance(self, number: int) -> None:
+        """Add a number of bytes, which is negative when a download starts over."""
+        self.bytes += number
         if self.bar is not None:
-            self.bar.update(self.task, advance=count, total=self.total)
+            self.bar.update(self.task, advance=number, total=self.total)
             return
         now = time.monotonic()
         if now - self.printed >= SECONDS_BETWEEN_LINES:

@@ -24,6 +24,7 @@ from bert_cli.data.shards.manifest import finished_files, package_versions
 from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
+from bert_cli.errors import count
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
 from bert_cli.tasks.bench.run import format_seconds
@@ -46,7 +47,7 @@ def run(settings: BenchDataSettings) -> None:
         text = "synthetic text" if settings.input is None else str(settings.input)
         print(f"{described['processor']}; {size(described['memory_bytes'])} of memory")
         print(
-            f"data, {text}, {settings.processes} process{'es' * (settings.processes > 1)}, "
+            f"data, {text}, {count(settings.processes, 'process')}, "
             f"sequence length {settings.sequence_length}\n"
         )
         shown = []

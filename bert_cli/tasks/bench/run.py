@@ -93,7 +93,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
         f"{metrics['what']} on {metrics['settings']['engine']}, {examples} examples, {metrics['precision']}: "
         f"{count(described['replicas'], 'replica')} of "
         f"{count(described['devices_of_a_replica'], described['devices'])}, "
-        f"{described['processes']} process{'es' * (described['processes'] > 1)}\n"
+        f"{count(described['processes'], 'process')}\n"
     )
     print_table(("metric", "value", "notes"), _metric_rows(metrics), right=(1,))
     print()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bert_cli.config.finetune import SquadScoreSettings
 from bert_cli.data.finetune.squad import read_gold, squad_scores
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count
 from bert_cli.files import read_json
 
 Probability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -43,4 +43,4 @@ def run(settings: SquadScoreSettings) -> None:
 
 def _counted(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} question{'s' if len(names) > 1 else ''} ({shown})"
+    return f"{count(len(names), 'question')} ({shown})"

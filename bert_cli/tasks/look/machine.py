@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.layout import size
 from bert_cli.config.training import Precision
-from bert_cli.errors import BertError, DataError, DeviceError
+from bert_cli.errors import BertError, DataError, DeviceError, count
 from bert_cli.processes import cpu_count
 
 MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
@@ -131,7 +131,8 @@ def fastest_precision(kind: str) -> Precision:
         return "mixed_bfloat16"
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    is_old = any(float(line) < BFLOAT16_CAPABILITY for line in shown.split())
+    capabilities = map(float, re.findall(r"\d+\.\d+", shown))
+    is_old = any(capability < BFLOAT16_CAPABILITY for capability in capabilities)
     return "mixed_float16" if is_old else "mixed_bfloat16"
 
 
@@ -172,7 +173,7 @@ def description() -> dict[str, Any]:
     flags, number, (total, free) = processor_flags(), cpu_count(), memory()
     named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    text = f"{model[1] if model else platform.machine()}, {number} core{'s' * (number > 1)}"
+    text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}"
     if flags:
         missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(named))
         text += f"; {', '.join(named) or 'none of ' + ', '.join(INSTRUCTIONS.values())}"

@@ -48,6 +48,7 @@ Settings = TypeVar("Settings", bound=TrainSettings)
 BY_PIECE = ("word_embeddings.weight", "predictions.bias", "decoder.weight", "decoder.bias")
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
+LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
 MODEL_FILES = (
     f"a model's folder has config.json and {checkpoint.MODEL}, "
     f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
@@ -132,6 +133,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     prefix = tensorflow_prefix(Path(name))
     if prefix is None:
         folder = find_folder(name, flag)
+        verify_checkpoint(folder, but=LARGE_FILES)  # weights are verified when they are read
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
         if weights is None:
             _refuse_keras(folder)
@@ -179,16 +181,7 @@ def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
 
 
 def find_folder(name: str, flag: str) -> Path:
-    """Return the model's folder for a path, a run's folder or a name on the hub; a checkpoint's files are verified.
-
-    Its weights are verified when they are read.
-    """
-    folder = _find_folder(name, flag)
-    verify_checkpoint(folder, but=(checkpoint.MODEL, checkpoint.OPTIMIZER))
-    return folder
-
-
-def _find_folder(name: str, flag: str) -> Path:
+    """Return the model's folder for a path, a run's folder or a name on the hub."""
     path, where = Path(name), f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
@@ -218,8 +211,8 @@ def find_tokenizer(name: str) -> Path:
     is_file = path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file()
     folder = path.parent if is_file else path
     if not has_tokenizer(folder):
-        return find_folder(name, "--tokenizer-path")
-    verify_checkpoint(folder, but=(checkpoint.MODEL, checkpoint.OPTIMIZER))
+        folder = find_folder(name, "--tokenizer-path")
+    verify_checkpoint(folder, but=LARGE_FILES)
     return folder
 
 

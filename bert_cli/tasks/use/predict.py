@@ -11,11 +11,8 @@ from typing import Any
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
 from bert_cli.data.finetune import embeddings, tables
-from bert_cli.data.finetune.squad_windows import (
-    read_null_threshold,
-    read_window_sizes,
-)
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.data.finetune.squad_windows import read_null_threshold, read_window_sizes
+from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.tasks.run import start
 from bert_cli.tasks.use.model import (
     MASK,
@@ -94,7 +91,7 @@ def run(settings: PredictSettings) -> None:
     device = one_device()
     model = open_model(source, task, settings.precision)
     what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
-    number = f"{len(inputs):,} input{'s' if len(inputs) > 1 else ''}"
+    number = count(len(inputs), "input")
     print(f"{what}, {settings.precision}; {number}", file=sys.stderr, flush=True)
     predictor = Predictor(task, model, tokenizer, settings, length)
     # Other letters are escaped where standard output may accept ASCII only.
