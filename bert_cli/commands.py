@@ -55,7 +55,6 @@ _ROWS = {
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
-    "squad-score": ("tasks.finetune.squad_score", "finetune.SquadScore", "score SQuAD predictions"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 GROUPS = {
     "Data": ("download", "extract", "preprocess", "vocab", "tokenize", "index", "pack", "data"),
     "Look": ("inspect", "doctor", "plan", "runs", "plot", "compare"),
-    "Train": ("pretrain", "squad", "glue", "ner", "classify", "squad-score", "launch"),
+    "Train": ("pretrain", "squad", "glue", "ner", "classify", "launch"),
     "Use": ("predict", "export", "average", "completion"),
     "Measure": ("bench", "bench pretrain", "bench squad", "bench data"),
 }

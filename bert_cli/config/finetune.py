@@ -149,25 +149,6 @@ class SquadSettings(FinetuneSettings):
         return self
 
 
-class SquadScoreSettings(Settings):
-    """Score a file of SQuAD predictions like the official scripts, and print one JSON object.
-
-    Example: bert squad-score dev-v1.1.json runs/squad/predictions.json
-    Example: bert squad-score dev-v2.0.json runs/squad_2/predictions.json
-    """
-
-    NEEDS: ClassVar = {"na_prob_thresh": "na_prob_file"}
-
-    gold: Positional[Path]
-    """The development set, SQuAD 1.1 or 2.0."""
-    predictions: Positional[Path]
-    """A JSON object: question id -> answer."""
-    na_prob_file: Path | None = None
-    """For SQuAD 2.0, a JSON object: question id -> probability of no answer. Also prints the best thresholds."""
-    na_prob_thresh: float = 1.0
-    """With na_prob_file, the probability above which an answer counts as no answer."""
-
-
 class GlueSettings(FinetuneSettings):
     """Fine-tune on a task of GLUE or CLUE and score it with its official metrics.
 

@@ -52,7 +52,7 @@ class Question:
 class Gold:
     """The gold answers of questions."""
 
-    answers: Sequence[tuple[str, tuple[str, ...]]]  # id, texts; none: without an answer
+    answers: Mapping[str, tuple[str, ...]]  # texts by question id; none: without an answer
     version_2: bool  # whether any question is impossible: the rules of 2.0
 
 
@@ -162,17 +162,6 @@ def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def read_gold(path: Path) -> Gold:
-    """Return the gold answers of a SQuAD file. DataError for any other structure, or without answers."""
-    questions = _read(path)
-    if not questions:
-        raise DataError(str(path), "contains no questions", "give a development file")
-    try:
-        return gold_of(questions)
-    except DataError as error:
-        raise DataError(f"{path} ({error.where})", error.problem, error.remedy) from None
-
-
 def gold_of(questions: Sequence[Question]) -> Gold:
     """Return the gold answers of questions.
 
@@ -183,40 +172,22 @@ def gold_of(questions: Sequence[Question]) -> Gold:
         if not row.answers and not version_2:
             problem = "has no answers to score against"
             raise DataError(f"question '{row.id}'", problem, "give a development file")
-    texts = [(row.id, tuple(answer.text for answer in row.answers)) for row in questions]
+    texts = {row.id: tuple(answer.text for answer in row.answers) for row in questions}
     return Gold(texts, version_2)
 
 
-def squad_scores(
-    gold: Gold,
-    predictions: Mapping[str, str],
-    no_answer: Mapping[str, float] | None = None,
-    threshold: float = 1.0,
-) -> dict[str, float | int]:
-    """Return F1 and exact match in per cent under the official names of 1.1 or 2.0.
-
-    With `no_answer`, its probability by question id, an answer counts as empty above `threshold`, and the
-    thresholds that would score best follow.
-    """
-    # The script of 1.1 counts an id that comes twice each time, that of 2.0 its last.
-    rows = list(dict(gold.answers).items()) if gold.version_2 else list(gold.answers)
-    raw = [
+def squad_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float | int]:
+    """Return F1 and exact match in per cent under the official names of 1.1 or 2.0."""
+    scores = [
         best_score(texts, predictions[name], version_2=gold.version_2)
         if name in predictions
         else (0.0, 0.0)
-        for name, texts in rows
+        for name, texts in gold.answers.items()
     ]
     if not gold.version_2:
-        _, f1, exact = _means(raw)
+        _, f1, exact = _means(scores)
         return {"f1": f1, "exact_match": exact}
-    odds = no_answer or {}
-    scores = [
-        (float(not texts), float(not texts))
-        if name in predictions and odds.get(name, threshold) > threshold
-        else pair
-        for (name, texts), pair in zip(rows, raw, strict=True)
-    ]
-    pairs = [(bool(texts), pair) for (_, texts), pair in zip(rows, scores, strict=True)]
+    pairs = [(bool(texts), pair) for texts, pair in zip(gold.answers.values(), scores, strict=True)]
     parts = {
         "": scores,
         "HasAns_": [pair for has_answers, pair in pairs if has_answers],
@@ -227,11 +198,6 @@ def squad_scores(
         if part:
             total, f1, exact = _means(part)
             counted |= {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": total}
-    if no_answer is not None:
-        for name, which in (("exact", 1), ("f1", 0)):
-            own = [pair[which] for pair in raw]
-            best = _best_threshold(rows, own, predictions, no_answer)
-            counted |= dict(zip((f"best_{name}", f"best_{name}_thresh"), best, strict=True))
     return counted
 
 
@@ -240,31 +206,6 @@ def _means(scores: Sequence[tuple[float, float]]) -> tuple[int, float, float]:
     f1 = sum(pair[0] for pair in scores)
     exact = sum(pair[1] for pair in scores)
     return len(scores), 100.0 * f1 / len(scores), 100.0 * exact / len(scores)
-
-
-def _best_threshold(
-    rows: Sequence[tuple[str, tuple[str, ...]]],
-    scores: Sequence[float],
-    predictions: Mapping[str, str],
-    no_answer: Mapping[str, float],
-) -> tuple[float, float]:
-    """Return the best score in per cent and its threshold, as `find_best_thresh` of `evaluate-v2.0.py`.
-
-    Questions get their answers in the order of their probabilities, equal ones in that of the file.
-    """
-    number = {name: index for index, (name, _) in enumerate(rows)}
-    total = float(sum(not texts and name in predictions for name, texts in rows))
-    best, threshold = total, 0.0
-    for name in sorted(no_answer, key=no_answer.__getitem__):
-        if name not in number or name not in predictions:
-            continue
-        if rows[number[name]][1]:
-            total += scores[number[name]]
-        elif predictions[name]:
-            total -= 1.0
-        if total > best:
-            best, threshold = total, no_answer[name]
-    return 100.0 * best / len(rows), threshold
 
 
 def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tuple[float, float]:

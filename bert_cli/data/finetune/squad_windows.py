@@ -391,7 +391,7 @@ def best_null_threshold(
     As in `evaluate-v2.0.py`, except that one below all odds, which may be negative, is tried too, and equal odds
     change together.
     """
-    gold = dict(gold_of(questions).answers)
+    gold = gold_of(questions).answers
     names = sorted(gold, key=lambda name: null_odds[name])
     odds = np.array([null_odds[name] for name in names])
     f1 = np.array([best_score(gold[name], predictions[name], version_2=True)[0] for name in names])
