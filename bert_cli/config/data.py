@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from bert_cli.config.settings import (
+    PathOrName,
     Positional,
     SettingError,
     Settings,
@@ -64,7 +65,7 @@ class ExecutorSettings(DataSettings):
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
     authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
-    scheduler: str | None = None
+    scheduler: PathOrName | None = None
     """Address of the dask scheduler, such as tcp://HOST:8786, or its scheduler file."""
     processes: Processes
     """Number of local processes; it does not change the results."""
@@ -212,7 +213,7 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
 class RecipeSettings(DataSettings):
     """Examples and their masks."""
 
-    vocab: str
+    vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: int = Field(128, ge=8, le=65535)
     """Sequence length S of an example, including special tokens."""
@@ -291,7 +292,7 @@ class VocabSettings(TextSettings):
     """Folder of vocab.txt and the tokenizer's settings."""
     size: Annotated[int | str, BeforeValidator(_check_vocabulary_size)] = 30522
     """Vocabulary size, including special tokens; with `extend` the number of new pieces, such as +2000."""
-    extend: str | None = None
+    extend: PathOrName | None = None
     """Vocabulary to extend: a vocab.txt, a folder with one, or a model on the hub. Its pieces keep their order; the
     most frequent missing pieces of this text are appended."""
     cased: bool = False
@@ -321,7 +322,7 @@ class IndexSettings(DataSettings):
 
     folder: Positional[Path]
     """Folder of .tfrecord files."""
-    vocab: str | None = None
+    vocab: PathOrName | None = None
     """Vocabulary of records made by another tool (a folder without corpus.json)."""
     check: bool = False
     """Read every record and check the checksums, lengths and values that a run checks."""

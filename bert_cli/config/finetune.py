@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config.settings import (
     BertConfig,
+    PathOrName,
     Positional,
     Positive,
     SettingError,
@@ -55,7 +56,7 @@ class FinetuneSettings(TrainSettings):
     """Examples of a step."""
     optimizer_opts: OptimizerOpts = _adam(2e-5)
     """The optimizer and its hyperparameters."""
-    tokenizer_path: str | None = None
+    tokenizer_path: PathOrName | None = None
     """Tokenizer: a folder written by `bert vocab`, or the folder or name of a model; by default the pretrained
     model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: bool = False
@@ -244,7 +245,7 @@ class PredictSettings(Settings):
         "null_score_diff_threshold": "version_2",
     }
 
-    model: Positional[str]
+    model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
     """A single text; give several texts in a file or through standard input."""
@@ -306,7 +307,7 @@ class ExportSettings(Settings):
 
     NEEDS: ClassVar = {"texts": ("format", "saved-model")}
 
-    model: Positional[str]
+    model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     out: Positional[Path]
     """Folder of the export; new or empty."""
@@ -332,5 +333,5 @@ class AverageSettings(Settings):
     """Folder of the averaged model; new or empty."""
     last: int = Field(4, ge=2)
     """Number of newest complete checkpoints to average."""
-    validation_dir: str | None = None
+    validation_dir: PathOrName | None = None
     """Folder of records to score both models on, for a pre-training run; by default the run's validation_dir."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.data import Documents, TextSettings
-from bert_cli.config.settings import Engine, Positional
+from bert_cli.config.settings import Engine, PathOrName, Positional
 
 
 class InitSettings(TextSettings):
@@ -24,7 +24,7 @@ class InitSettings(TextSettings):
     `bert extract`."""
     out: Positional[Path]
     """Output folder."""
-    start: str | None = Field(None, alias="from")
+    start: PathOrName | None = Field(None, alias="from")
     """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
     trained."""
     hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0

@@ -19,13 +19,12 @@ from pydantic import BaseModel, ValidationError
 from bert_cli.config.help import help_text
 from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
 from bert_cli.config.options import (
-    PATH_ENDINGS,
     flag_of,
     parse_words,
     sections_of,
     split_at_dashes,
 )
-from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError, group_of
+from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError, group_of, is_path
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.files import json_with_unique_keys, read_json
 from bert_cli.processes import print_help
@@ -33,7 +32,6 @@ from bert_cli.processes import print_help
 Model = TypeVar("Model", bound=BaseModel)
 
 BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
-PATH_NAMES = ("stages", "probe", "model", "vocab", "extend", "scheduler", "folder")
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
 RECIPES = "recipes.json"
@@ -307,14 +305,9 @@ def _expand_paths(
 
 
 def _is_path(name: str, settings: type[BaseModel]) -> bool:
-    """Return whether a setting holds a path, by its type or, where a name of the hub may stand there, its name."""
+    """Return whether a setting holds a path, also those of the stages of a run."""
     fields = {about.alias or field: about for field, about in settings.model_fields.items()}
-    is_typed = name in fields and _holds_path(fields[name].annotation)
-    return is_typed or name.endswith((*PATH_ENDINGS, "_cache")) or name in PATH_NAMES
-
-
-def _holds_path(annotation: Any) -> bool:
-    return annotation is Path or any(map(_holds_path, get_args(annotation)))
+    return name == "stages" or (name in fields and is_path(fields[name]))
 
 
 def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str) -> Any:

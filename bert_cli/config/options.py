@@ -21,17 +21,17 @@ from pydantic.fields import FieldInfo
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
 from bert_cli.config.settings import (
     HIDDEN,
-    OFTEN_PATHS,
-    PATH_ENDINGS,
     POSITIONAL,
     USUAL,
     group_of,
+    is_path,
     kinds_of,
 )
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import json_with_unique_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+PATH_ENDINGS = ("_dir", "_path", "_file")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
 NULL = ("null", "None")
 # Program -> the remedy for words that it does not take.
@@ -159,7 +159,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
         takes=path.replace("_", "-").upper() if positional else takes,
         choices=tuple(map(str, get_args(kinds[0]))) if is_choice else (),
         text=_with_default(_one_line(about.description), default, required and not positional),
-        is_path="PATH" in takes or name in OFTEN_PATHS,
+        is_path=is_path(about),
         is_required=required,
         is_list=any(get_origin(kind) is list for kind in kinds),
         allows_none=NoneType in get_args(about.annotation),

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.settings import (
     Hidden,
+    PathOrName,
     Positive,
     SettingError,
     Settings,
@@ -25,7 +26,7 @@ Scaling = Literal["unit", "u-mup"]
 class WeightedCorpus(Settings):
     """One of several corpora that a run reads."""
 
-    path: str
+    path: PathOrName
     """Folder or address of the records."""
     weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Relative weight of the corpus in the mixture."""
@@ -34,7 +35,7 @@ class WeightedCorpus(Settings):
 class Stage(Settings):
     """A later stage of a run, with sequences of another length."""
 
-    dataset_dir: str | list[WeightedCorpus] | None = None
+    dataset_dir: PathOrName | list[WeightedCorpus] | None = None
     """Records of the stage; by default those of the run."""
     max_seq_length: Annotated[int, Field(ge=8)]
     """Sequence length S of the stage."""
@@ -64,10 +65,10 @@ class PretrainSettings(TrainSettings):
         "probe": ("generated_dataset", False),
     }
 
-    dataset_dir: Usual[str | list[WeightedCorpus] | None] = None
+    dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json, or its address (s3://...). To mix several folders by weight, repeat the
     flag, or give a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
-    validation_dir: Usual[str | None] = None
+    validation_dir: Usual[PathOrName | None] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = Path("~/.cache/bert/records")
     """Folder on this machine that caches records from object storage."""
@@ -94,7 +95,7 @@ class PretrainSettings(TrainSettings):
     its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
     evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
-    probe: str | None = None
+    probe: PathOrName | None = None
     """File of minimal pairs of sentences to score at each evaluation, JSON lines {"good": ..., "bad": ...}, or
     `english` for the pairs that ship with the tool. The score is the fraction of pairs in which the good sentence has
     the higher pseudo-log-likelihood (Salazar et al. 2020, equation 1)."""

@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from bert_cli.errors import count
 from bert_cli.files import is_utf8
@@ -36,6 +37,9 @@ Hidden = Annotated[T, HIDDEN]
 USUAL = "usual"
 Usual = Annotated[T, USUAL]
 """A setting of a training run that `--help` lists; `--help-all` lists every setting."""
+PATH = "path or name"
+PathOrName = Annotated[str, PATH]
+"""A path, or in its place a name or an address."""
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]
 """A size for which memory is allocated before anything else would find it too large."""
@@ -47,9 +51,6 @@ RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
 INTEGERS = 2**63
 """Integers are smaller in absolute value, as int64 is."""
-PATH_ENDINGS = ("_dir", "_path", "_file")
-OFTEN_PATHS = ("model", "vocab")
-"""Settings that take a name or a path."""
 Engine = Literal["tensorflow", "jax"]
 # Settings of `parallel` that another engine does not have.
 ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {
@@ -93,12 +94,12 @@ class Settings(BaseModel):
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
         """Reject what pydantic would convert: booleans to 1, an empty path to the current folder."""
-        name = info.field_name or ""
-        kinds = kinds_of(cls.model_fields[name].annotation)
+        about = cls.model_fields[info.field_name or ""]
+        kinds = kinds_of(about.annotation)
         values = value if isinstance(value, list) else [value]
         if bool not in kinds and any(isinstance(item, bool) for item in values):
             raise SettingError("", "got a boolean", "--help shows what it takes")
-        if "" in values and (is_path(name) or Path in kinds or list[Path] in kinds):
+        if "" in values and is_path(about):
             raise SettingError("", "is empty", "give a path, '.' for the current folder")
         if not all(map(is_utf8, values)):
             raise SettingError("", f"{value!r} is not UTF-8", "rename it, or write it in UTF-8")
@@ -132,9 +133,13 @@ def kinds_of(annotation: Any) -> list[Any]:
     return [] if annotation is NoneType else [annotation]
 
 
-def is_path(name: str) -> bool:
-    """Return whether a setting of this name is a path or the name of a model, also if its type is `str`."""
-    return name.endswith((*PATH_ENDINGS, "_cache")) or name in (*OFTEN_PATHS, "path", "extend")
+def is_path(about: FieldInfo) -> bool:
+    """Return whether a setting holds a path, or several, or a PathOrName."""
+    return any(map(_holds_path, (about.annotation, *about.metadata)))
+
+
+def _holds_path(part: Any) -> bool:
+    return part in (Path, PATH) or any(map(_holds_path, get_args(part)))
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:

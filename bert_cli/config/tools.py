@@ -19,6 +19,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     Hidden,
     MemorySize,
+    PathOrName,
     Positional,
     Positive,
     SettingError,
@@ -52,7 +53,7 @@ class InspectSettings(DataSettings):
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
     """
 
-    folder: Positional[str]
+    folder: Positional[PathOrName]
     """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it, or its address
     (s3://...)."""
     dataset_cache: Path = Path("~/.cache/bert/records")
@@ -352,7 +353,7 @@ class BenchDataSettings(DataSettings):
     """Text, as for `bert preprocess`; by default synthetic."""
     megabytes: float = Field(10.0, gt=0.0)
     """Megabytes (10^6 bytes) of synthetic text."""
-    vocab: str | None = None
+    vocab: PathOrName | None = None
     """A vocab.txt, a folder with one, or a model name; by default the benchmark trains one and measures it."""
     sentence_splitter: Splitter = "auto"
     """The sentence splitter, as for `bert preprocess`."""

@@ -16,6 +16,7 @@ from bert_cli.config.settings import (
     Cluster,
     Engine,
     Parallel,
+    PathOrName,
     Positive,
     Probability,
     SettingError,
@@ -209,7 +210,7 @@ class TrainSettings(Settings):
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
     save_ckpt_path: Usual[Path | None] = None
     """The run folder, from which the same command resumes; by default checkpoints/ plus the name of the config."""
-    pretrained_ckpt_path: Usual[str | None] = None
+    pretrained_ckpt_path: Usual[PathOrName | None] = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
     hub, or a TensorFlow checkpoint of Google's or Graphcore's example (its folder or `bert_model.ckpt`).
     The optimizer starts fresh."""

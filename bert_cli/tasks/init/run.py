@@ -140,8 +140,7 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
 def find_start(name: str) -> tuple[Start, Vocabulary]:
     """Return the model to start from, and its vocabulary. Raises CheckpointError if it is absent or not supported."""
     source = start.find_source(name, "--from")
-    config = source.config
-    path = Path(name).expanduser()
+    path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
     pieces = str(source.folder) if is_here else name
     try:
@@ -150,7 +149,7 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
         vocabulary = find_vocabulary(pieces, cased=True)
     return Start(
         name,
-        config,
+        source.config,
         vocabulary=pieces,
         is_cased=vocabulary.normalization.cased,
         is_for_sentences=(source.folder / MODULES).is_file(),
