@@ -100,12 +100,13 @@ def is_utf8(value: object) -> bool:
     return True
 
 
-def refuse_undecodable(paths: Iterable[Path]) -> None:
-    """Raise DataError for a file whose name the manifest of a step could not hold."""
-    for path in paths:
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Return the sorted paths. Raises DataError for a name that the manifest of a step could not hold."""
+    ordered = sorted(paths)
+    for path in ordered:
         if not is_utf8(path):
-            problem = "has a name that is not UTF-8"
-            raise DataError(ascii(str(path)), problem, "rename it")
+            raise DataError(ascii(str(path)), "has a name that is not UTF-8", "rename it")
+    return ordered
 
 
 def is_stdout(path: Path | None) -> bool:

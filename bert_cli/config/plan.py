@@ -234,10 +234,8 @@ def _segments(
                 )
             )
             step, before = step + steps, before + steps * micro_batches
-            done, examples = (
-                done + steps * sequences,
-                examples + steps * micro_batches * batch.micro_batch_size,
-            )
+            done += steps * sequences
+            examples += steps * micro_batches * batch.micro_batch_size
         read += wanted
     return tuple(found), step
 

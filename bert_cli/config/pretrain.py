@@ -169,10 +169,8 @@ class PretrainSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _check_schedules(self) -> "PretrainSettings":
-        schedule, positions = (
-            self.optimizer_opts.learning_rate.schedule_name,
-            self.bert_config.max_position_embeddings,
-        )
+        schedule = self.optimizer_opts.learning_rate.schedule_name
+        positions = self.bert_config.max_position_embeddings
         differ = {
             "global_batch.start_fraction": self.global_batch.start_fraction is not None,
             "stages": bool(self.stages),

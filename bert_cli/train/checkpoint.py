@@ -147,10 +147,8 @@ def lock_run(folder: Path) -> Iterator[None]:
         except LockUnsupportedError as error:
             print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
         except OSError as error:
-            where, problem = (
-                f"save_ckpt_path ({error.filename})",
-                f"cannot be written ({error.strerror})",
-            )
+            where = f"save_ckpt_path ({error.filename})"
+            problem = f"cannot be written ({error.strerror})"
             raise DataError(where, problem, remedy) from error
         yield
 

@@ -36,10 +36,8 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     """Return the texts of each row of a table, or of each line of a .txt. DataError for an empty one."""
     if tables.file_kind(path) == ".txt":
         if len(columns) > 1:
-            problem, remedy = (
-                "has a text on each line, not pairs",
-                "give a table, or --objective simcse",
-            )
+            problem = "has a text on each line, not pairs"
+            remedy = "give a table, or --objective simcse"
             raise DataError(str(path), problem, remedy)
         return [[line] for line in tables.read_lines(path) if line.strip()]
     rows = []
@@ -169,13 +167,8 @@ def retrieval_scores(
 def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, bytes]:
     """Return the files that make the folder of a model with vectors of a size one of sentence-transformers, by name."""
     modules: list[JSON] = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{kind}" if number else "",
-            "type": f"{PACKAGE}.{kind}",
-        }
-        for number, kind in enumerate(("Transformer", "Pooling", "Normalize"))
+        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"{PACKAGE}.{kind}"}
+        for n, kind in enumerate(("Transformer", "Pooling", "Normalize"))
     ]
     modes = {name: mode == pooling for name, mode in MODES.items()}
     contents: dict[str, JSON] = {

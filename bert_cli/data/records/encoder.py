@@ -13,12 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.tokenizer import (
-    LONGEST_WORD,
-    Normalization,
-    Numbers,
-    library_tokenizer,
-)
+from bert_cli.data.records.tokenizer import LONGEST_WORD, Normalization, Numbers, library_tokenizer
 
 KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 # BERT removes control characters, which joins their neighbours, but `str.split` takes all of these except the first for

@@ -25,12 +25,7 @@ from bert_cli.data.records.corpus import (
     read_corpus,
     refuse_unfinished,
 )
-from bert_cli.data.records.formats import (
-    STATIC_FEATURES,
-    find_features,
-    parse_static,
-    token_bytes,
-)
+from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_static, token_bytes
 from bert_cli.data.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
@@ -51,7 +46,7 @@ from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import atomic_file, refuse_undecodable, write_json_atomically
+from bert_cli.files import atomic_file, in_order, write_json_atomically
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
@@ -114,11 +109,10 @@ def _bytes(paths: list[Path]) -> int:
 def record_files(folder: Path) -> list[Path]:
     """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
     names = (path.relative_to(folder) for path in folder.rglob("*.tfrecord"))
-    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    visible = in_order(name for name in names if not any(part[0] == "." for part in name.parts))
     if not visible:
         problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
         raise DataError(f"folder ({folder})", problem, "give a folder of records")
-    refuse_undecodable(visible)
     return [folder / name for name in sorted(visible, key=Path.as_posix)]
 
 
@@ -155,11 +149,8 @@ def write_index(path: Path) -> int:
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
                 problem = "no record starts here, or the file is cut within it"
-                where, remedy = (
-                    f"{path} (byte {offset} of {size})",
-                    "the file is corrupt, rebuild it",
-                )
-                raise DataError(where, problem, remedy)
+                where = f"{path} (byte {offset} of {size})"
+                raise DataError(where, problem, "the file is corrupt, rebuild it")
             out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - HEAD_BYTES, os.SEEK_CUR)

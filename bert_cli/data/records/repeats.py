@@ -33,10 +33,8 @@ def repeats(rows: Batch, records: int) -> float:
     if len(runs_G) < LEAST_RUNS:
         return 0.0
     example_G = np.nonzero(is_text)[0].astype(np.uint64)
-    different, in_examples = (
-        len(np.unique(runs_G)),
-        len(np.unique(runs_G + mix(example_G + GOLDEN))),
-    )
+    different = len(np.unique(runs_G))
+    in_examples = len(np.unique(runs_G + mix(example_G + GOLDEN)))
     again = in_examples / different - 1
     if again < LEAST_RATE:
         again = 0.0

@@ -21,14 +21,7 @@ from pydantic import BaseModel
 
 from bert_cli import __version__, files
 from bert_cli.errors import DataError, count, redact
-from bert_cli.files import (
-    JSON,
-    InnerPath,
-    file_crc32c,
-    read_json,
-    refuse_undecodable,
-    write_json_atomically,
-)
+from bert_cli.files import JSON, InnerPath, file_crc32c, in_order, read_json, write_json_atomically
 
 MANIFEST = "manifest.json"
 DONE = ".done"
@@ -370,11 +363,10 @@ def finished_files(folder: Path) -> list[Path]:
         raise DataError(where, problem, "run that step again; it continues")
     else:
         paths = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
-        files = sorted(p for p, parts in paths if p.is_file() and parts[0][0] != "." != p.name[0])
+        files = in_order(p for p, parts in paths if p.is_file() and parts[0][0] != "." != p.name[0])
     if not files:
         problem = "holds no files" if folder.exists() else "does not exist"
         raise DataError(where, problem, "give a text, or the output folder of the previous step")
-    refuse_undecodable(files)
     return files
 
 

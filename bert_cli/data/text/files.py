@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, cast, get_args
 from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
-from bert_cli.files import refuse_undecodable
+from bert_cli.files import in_order
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
@@ -107,11 +107,10 @@ def find_files(source: Path) -> list[Path]:
     """
     if source.exists() or not GLOB.search(str(source)):
         return finished_files(source)
-    paths = sorted(Path(name) for name in glob(str(source), recursive=True))
-    files = [path for path in paths if path.is_file()]
+    paths = map(Path, glob(str(source), recursive=True))
+    files = in_order(path for path in paths if path.is_file())
     if not files:
         raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
-    refuse_undecodable(files)
     return files
 
 

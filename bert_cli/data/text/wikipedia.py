@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bert_cli.data.text.files import SUFFIXES, DamagedError, compression_of, unpack
 from bert_cli.errors import DataError
-from bert_cli.files import refuse_undecodable
+from bert_cli.files import in_order
 
 LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
@@ -32,13 +32,12 @@ LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 def find_dump(path: Path) -> Path:
     """Return the dump: `path`, or the only dump in a folder."""
     if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if not IGNORED.search(file.name)]
-        dumps = [file for file in files if file.suffix in (".xml", *SUFFIXES)]
+        files = [file for file in path.iterdir() if not IGNORED.search(file.name)]
+        dumps = in_order(file for file in files if file.suffix in (".xml", *SUFFIXES))
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4]) or "none"
             problem = f"holds {len(dumps)} dumps ({names})"
             raise DataError(f"dump ({path})", problem, "give one file")
-        refuse_undecodable(dumps)
         return dumps[0]
     if not path.is_file():
         raise DataError(f"dump ({path})", "no such file", "`bert download` fetches one")

@@ -169,14 +169,9 @@ def delete_words(
     is_fixed = (ids == special.cls) | (ids == special.sep) | (mask == 0)
     words = np.cumsum(~continues[ids] & ~is_fixed, axis=2)  # 0 before the first word
     first = request.first_micro_batch + engine.group.rank * len(ids)
-    draws = np.stack(
-        [
-            np.random.Generator(np.random.Philox(key=[engine.seed, first + number])).random(
-                ids.shape[1:]
-            )
-            for number in range(len(ids))
-        ]
-    )
+    keys = [[engine.seed, first + number] for number in range(len(ids))]
+    generators = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+    draws = np.stack([generator.random(ids.shape[1:]) for generator in generators])
     # A word has the draw of its number; the word with the largest draw stays.
     last = words.max(axis=2, keepdims=True)
     position = np.arange(ids.shape[2])

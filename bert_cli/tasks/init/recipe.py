@@ -22,9 +22,7 @@ from bert_cli.tasks.bench.flops import model_flops
 Goal = Literal["search", "labels", "fill-mask"]
 TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.4  # of a new vocabulary, punctuation included
-FILLED = (
-    0.8  # of the positions of a record: 7.4 MB of articles make 15,246 of 128, with 103 tokens each
-)
+FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 TRAINED = 0.9  # of the documents: the others are held out
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES, LEAST_PAIRS = 3200, 64  # in the hours, if there are as many
@@ -173,10 +171,8 @@ def new_model(
 
     It is the largest that reads enough tokens for its weights; the smallest, with a warning, if none does.
     """
-    pieces, (length, predictions) = (
-        step(TABLE["vocabulary"]["pieces"], text.words),
-        length_for(text),
-    )
+    pieces = step(TABLE["vocabulary"]["pieces"], text.words)
+    length, predictions = length_for(text)
     epochs = TABLE["epochs"]["scratch"]
     most = epochs * _records(text, length) * FILLED * length
     for size in reversed(TABLE["size"]["sizes"]):
@@ -217,9 +213,8 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
     epochs = min(epochs, float(f"{fitting / records:.2g}"))
     if epochs < 1:
         complete = f"an epoch of the text takes {hours_of(records * each)}"
-        chosen.warnings.append(
-            f"{complete}, so the run reads {epochs:.0%} of it; give more --hours"
-        )
+        problem = f"{complete}, so the run reads {epochs:.0%} of it"
+        chosen.warnings.append(f"{problem}; give more --hours")
     return epochs
 
 
@@ -294,9 +289,8 @@ def _expected_bits(chosen: Recipe, examples: int) -> str:
     is_known = (config.num_hidden_layers, config.hidden_size) == (curve["layers"], curve["width"])
     if chosen.start is None or not is_known:
         return "not known for this model"
-    return (
-        f"about {np.interp(examples, curve['examples'], curve['bits']):.1f} if the text is similar"
-    )
+    bits = np.interp(examples, curve["examples"], curve["bits"])
+    return f"about {bits:.1f} if the text is similar"
 
 
 def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:

@@ -15,20 +15,17 @@ from pathlib import Path
 from time import monotonic
 
 from bert_cli.config.init import InitSettings
-from bert_cli.config.plan import Plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.data.text import files
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Mesh
 from bert_cli.processes import cpu_count
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
@@ -74,9 +71,8 @@ def run(settings: InitSettings) -> None:
         lines = "\n".join(commands(chosen, language, sentence))
         for name, config in chosen.configs.items():
             write_json_atomically(folder / f"{name}.json", {**config, "engine": settings.engine})
-        script = (
-            f"#!/usr/bin/env bash\nset -euo pipefail\ncd {shlex.quote(str(Path.cwd()))}\n{lines}\n"
-        )
+        current = shlex.quote(str(Path.cwd()))
+        script = f"#!/usr/bin/env bash\nset -euo pipefail\ncd {current}\n{lines}\n"
         (folder / SCRIPT).write_text(script, encoding="utf-8")
         page = f"# What `bert init` chose\n\n```text\n{table}\n```\n\n```bash\n{lines}\n```\n"
         (folder / "README.md").write_text(page, encoding="utf-8")
@@ -178,11 +174,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         precision=look.fastest_precision(kind),
         optimizer_opts=OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
     )
-    with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        trial, mesh, _ = train.prepare(trial, stack)
-        stream = corpora.open_stream(trial)
-        plan = corpora.plan_for(trial, stream)
-        times = _seconds_of_examples(trial, mesh, stream, plan)
+    times = _seconds_of_examples(trial)
     gc.collect()  # the weights of the engine that was measured
     median = statistics.median(times)
     low, high = machine.spread
@@ -194,17 +186,18 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     return replace(machine, flops=rate, spread=spread), described
 
 
-def _seconds_of_examples(
-    trial: PretrainSettings, mesh: Mesh, stream: ExampleStream, plan: Plan
-) -> list[float]:
+def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
     """Return the seconds of an example in some steps."""
-    parts = build.build_run(trial, mesh, plan)
-    parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
-    batch = stream[0]
     seconds = []
-    for _ in range(MEASURED_STEPS + 1):
-        began = monotonic()
-        parts.state.step = 0
-        examples = parts.step(batch)["examples"]
-        seconds.append((monotonic() - began) / examples)
+    with ExitStack() as stack, redirect_stdout(io.StringIO()):
+        trial, mesh, _ = train.prepare(trial, stack)
+        stream = corpora.open_stream(trial)
+        parts = build.build_run(trial, mesh, corpora.plan_for(trial, stream))
+        parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
+        batch = stream[0]
+        for _ in range(MEASURED_STEPS + 1):
+            began = monotonic()
+            parts.state.step = 0
+            examples = parts.step(batch)["examples"]
+            seconds.append((monotonic() - began) / examples)
     return seconds[1:]  # the first compiles

@@ -21,14 +21,7 @@ from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import GlobalBatch
-from bert_cli.errors import (
-    BertError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    count,
-    install_command,
-)
+from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, count, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.tasks.look import machine

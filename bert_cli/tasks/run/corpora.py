@@ -20,14 +20,7 @@ from bert_cli.config.settings import is_remote, is_set
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
 from bert_cli.data.records.repeats import N, repeats
 from bert_cli.data.records.tokenizer import has_tokenizer, normalization_of, read_tokenizer
-from bert_cli.data.stream.reader import (
-    Batching,
-    ExampleStream,
-    Mixture,
-    Reader,
-    Stages,
-    shuffled,
-)
+from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
