@@ -3,10 +3,10 @@
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
 
+from bert_cli.cli import main
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.shards.manifest import read_manifest
 from bert_cli.data.text import preprocess
@@ -55,7 +55,7 @@ def bare(monkeypatch, tmp_path):
 
 def run(source, out, processes=1, **settings):
     preprocess.run(PreprocessSettings(input=source, out=out, processes=processes, **settings))
-    return read_manifest(Path(out).expanduser())
+    return read_manifest(out)
 
 
 EMPTY = doc("Empty") + doc("Dots", "...", "()") + '<doc id="9" url="" title="X">\n</doc>\n'
@@ -286,7 +286,7 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file.txt").write_text(doc("A", "Text."))
     for name, out in (("file.txt", "one"), ("*.txt", "two")):
-        run(f"~/{name}", f"~/{out}", sentence_splitter="lines")
+        assert main(["preprocess", f"~/{name}", f"~/{out}", "--sentence-splitter", "lines"]) == 0
         assert (tmp_path / out / "file.txt.txt").read_text() == "Text.\n"
 
 
