@@ -91,6 +91,11 @@ class Recipe:
     rows: list[tuple[str, str, str]] = field(default_factory=list)  # what, value, reason
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def has_masked_lm(self) -> bool:
+        """Return whether the run begins with masked-LM training: not to make a model of sentences search."""
+        return not (self.start and self.start.is_for_sentences and self.goal == "search")
+
     def add_row(self, rule: str, value: str) -> None:
         """Add the value of a rule, with its source as the reason."""
         self.rows.append((rule, value, TABLE[rule]["source"]))
@@ -122,14 +127,12 @@ def choose(
     if text.unknown > MANY_UNKNOWN:
         problem = f"{name} lacks {text.unknown:.0%} of the words of the text"
         warnings.append(f"{problem}; start from a model of this language, or from scratch")
-    is_for_sentences = start is not None and start.is_for_sentences
-    has_masked_lm = not (is_for_sentences and goal == "search")
-    if is_for_sentences and has_masked_lm:
-        warnings.append(SPOILS)
     chosen = Recipe(text, machine, start, goal, out, name, config, warnings=warnings)
+    if chosen.has_masked_lm and start is not None and start.is_for_sentences:
+        warnings.append(SPOILS)
     if goal == "search":
-        _add_pairs(chosen, seconds * (PAIR_FRACTION if has_masked_lm else 1.0), has_masked_lm)
-    if has_masked_lm:
+        _add_pairs(chosen, seconds)
+    if chosen.has_masked_lm:
         _add_masked_lm(chosen, seconds - chosen.seconds, rate)
     low, high = (hours_of(factor * chosen.seconds) for factor in machine.spread)
     reason = "the measured pace and the operations of an example"
@@ -149,8 +152,9 @@ def step(steps: Sequence[tuple[float, Any]], value: float) -> Any:
 
 def length_for(text: TextFacts, config: BertConfig | None = None) -> tuple[int, int]:
     """Return the sequence length S, and the masked positions P of it."""
-    lengths, needed = TABLE["length"]["lengths"], 2 + text.long_document * text.pieces_per_word
-    length = next((one for one in lengths if needed <= one), lengths[-1])
+    lengths = TABLE["length"]["lengths"]
+    needed = 2 + text.long_document * text.pieces_per_word
+    length = next((length for length in lengths if needed <= length), lengths[-1])
     length = min(length, config.max_position_embeddings if config else length)
     return length, math.ceil(TABLE["masks"]["fraction"] * length)
 
@@ -174,7 +178,7 @@ def new_model(
     pieces = step(TABLE["vocabulary"]["pieces"], text.words)
     length, predictions = length_for(text)
     epochs = TABLE["epochs"]["scratch"]
-    most = epochs * _records(text, length) * FILLED * length
+    available = epochs * _records(text, length) * FILLED * length
     for size in reversed(TABLE["size"]["sizes"]):
         _, layers, width, _ = size
         config = BertConfig(
@@ -186,15 +190,15 @@ def new_model(
         )
         fitting = machine.flops * seconds / flops_of(config, length, predictions) * FILLED * length
         needed = TABLE["size"]["tokens"] * layers * config.layer_matrices
-        if min(most, fitting) >= needed:
+        if min(available, fitting) >= needed:
             return size, config
-    given = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
+    subject = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
     remedy = "give more --hours, or continue from a model with --from MODEL"
-    if most < needed:
-        given = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
+    if available < needed:
+        subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
         remedy = "continue from a model with --from MODEL"
-    tokens = f"{min(most, fitting) / 1e6:.2g} million tokens, and the smallest model wants"
-    warnings.append(f"{given} {tokens} {needed / 1e6:.0f} million; {remedy}")
+    tokens = f"{min(available, fitting) / 1e6:.2g} million tokens, and the smallest model wants"
+    warnings.append(f"{subject} {tokens} {needed / 1e6:.0f} million; {remedy}")
     return size, config
 
 
@@ -206,16 +210,20 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
         epochs = max(rule["model"], min(rule["most"], enough))
     if fitting < min(LEAST_EXAMPLES, records * epochs):
-        hours = LEAST_EXAMPLES * each / USABLE / 3600 / (1 - PAIR_FRACTION)
-        remedy = f"give --hours {hours:.2g} or more, or a smaller model"
-        problem = f"are {fitting:,.0f} examples on this machine, too few to learn from"
-        raise ConfigError("hours", problem, remedy)
+        raise _too_few("examples", fitting, LEAST_EXAMPLES * each / (1 - PAIR_FRACTION))
     epochs = min(epochs, float(f"{fitting / records:.2g}"))
     if epochs < 1:
         complete = f"an epoch of the text takes {hours_of(records * each)}"
         problem = f"{complete}, so the run reads {epochs:.0%} of it"
         chosen.warnings.append(f"{problem}; give more --hours")
     return epochs
+
+
+def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
+    """Return the error of hours in which so few examples fit; enough of them take `seconds`."""
+    problem = f"are {fitting:,.0f} {what} on this machine, too few to learn from"
+    remedy = f"give --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
+    return ConfigError("hours", problem, remedy)
 
 
 def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
@@ -272,8 +280,8 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
 
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
     """Return the settings of a batch: micro-batches that any device holds, and with which it is fast."""
-    most = MICRO_BATCH["CPU" if machine.kind == "CPU" else "GPU"]
-    micro_batch = min(most, max(1, batch // machine.devices))
+    fast = MICRO_BATCH["CPU" if machine.kind == "CPU" else "GPU"]
+    micro_batch = min(fast, max(1, batch // machine.devices))
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}
 
 
@@ -293,20 +301,20 @@ def _expected_bits(chosen: Recipe, examples: int) -> str:
     return f"about {bits:.1f} if the text is similar"
 
 
-def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:
+def _add_pairs(chosen: Recipe, seconds: float) -> None:
     text, machine, out, rule = chosen.text, chosen.machine, chosen.out, TABLE["pairs"]
     documents = max(text.documents, text.text_bytes / rule["document"])
     number = max(1, round(TRAINED * min(rule["of_document"] * documents, text.words / 100)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.
     pair = BatchShape(2, rule["length"])
     each = 4 / 3 * model_flops(chosen.config, (), pair) / machine.flops
-    fitting = seconds / each
+    fraction = PAIR_FRACTION if chosen.has_masked_lm else 1.0
+    fitting = seconds * fraction / each
     if fitting < min(LEAST_PAIRS, number):
-        problem = f"are {fitting:,.0f} pairs on this machine, too few to learn from"
-        raise ConfigError("hours", problem, f"give --hours {LEAST_PAIRS * each / 900:.2g} or more")
+        raise _too_few("pairs", fitting, LEAST_PAIRS * each / fraction)
     epochs = min(float(rule["epochs"]), float(f"{fitting / number:.2g}"))
-    start = str(out / "run") if has_masked_lm or chosen.start is None else chosen.start.name
-    if not has_masked_lm:
+    start = str(out / "run") if chosen.has_masked_lm else chosen.name
+    if not chosen.has_masked_lm:
         reason = "a model of sentences: no masked-LM training, which spoils its vectors"
         chosen.rows.append(("model", start, reason))
     how = f"{epochs:g} epochs of {rule['batch']}, AdamW at {rule['rate']:g}"
@@ -319,7 +327,7 @@ def _add_pairs(chosen: Recipe, seconds: float, has_masked_lm: bool) -> None:
         save_ckpt_path=str(out / "vectors"),
         train_file=str(out / "pairs.jsonl"),
         retrieval_file=str(out / "search/qrels/test.tsv"),
-        pooling=chosen.start.pooling if chosen.start and not has_masked_lm else "mean",
+        pooling=chosen.start.pooling if chosen.start and not chosen.has_masked_lm else "mean",
         max_seq_length=min(rule["length"], chosen.config.max_position_embeddings),
         global_batch=batch_of(rule["batch"], machine),
         num_epochs=epochs,

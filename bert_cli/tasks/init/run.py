@@ -171,7 +171,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         global_batch=GlobalBatch(**recipe.batch_of(batch, machine)),
         engine=settings.engine,
         parallel=Parallel(layout="auto"),
-        precision=look.fastest_precision(kind),
+        precision=machine.precision,
         optimizer_opts=OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
     )
     times = _seconds_of_examples(trial)

@@ -21,7 +21,7 @@ from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import marked_lines
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, count
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
 
 SAMPLED_BYTES, PIECE_BYTES = 1 << 26, 1 << 20  # what is read of a larger text, in pieces of it
@@ -70,7 +70,7 @@ def read_facts(
 
     A larger text is estimated from pieces of it. Raises DataError for a text without two documents.
     """
-    pieces = [one for part in parts for one in files.split_part(part, PIECE_BYTES, reading)]
+    pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
     documents: list[list[str]] = []
     size = 0
@@ -83,7 +83,7 @@ def read_facts(
     sample = ["\n".join(lines) for lines in (cut(documents) if is_cut else documents)]
     lengths = [len(WORD.findall(text)) for text in sample]
     if len(lengths) < 2 or not any(lengths):
-        problem = f"has {len(lengths)} document{'s' * (len(lengths) != 1)} of {sum(lengths)} words"
+        problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
         remedy = "give more text: a tenth of the documents is held out, to score the model on"
         raise DataError(f"input ({parts[0].path})", problem, remedy)
     is_estimated = every > 1 or size > SAMPLED_BYTES
@@ -149,7 +149,7 @@ def divide(
         for index, lines in enumerate(documents):
             is_held_out = index % every == every - 1 and held_out < MOST_HELD_OUT
             write(TEXTS[is_held_out], text="\n".join(lines))
-            sentences = [" ".join(one.split()) for line in lines for one in split(line)]
+            sentences = [" ".join(text.split()) for line in lines for text in split(line)]
             pairs = pairs_of(sentences) if has_pairs else []
             if not is_held_out:
                 for anchor, positive in pairs:
@@ -174,9 +174,10 @@ def mask_word(sentence: str) -> str:
 
 def pairs_of(sentences: Sequence[str]) -> list[tuple[str, str]]:
     """Return pairs of a sentence and a later passage, each pair from another part of the document."""
-    long = [one for one in sentences if len(one) >= SENTENCE_CHARACTERS]
-    wanted = math.ceil(TABLE["pairs"]["of_document"] * sum(map(len, long)) / LONG_DOCUMENT)
-    number = min(max(TABLE["pairs"]["of_document"], wanted), len(long) // (PASSAGE + 1))
+    long = [sentence for sentence in sentences if len(sentence) >= SENTENCE_CHARACTERS]
+    of_document = TABLE["pairs"]["of_document"]
+    of_length = math.ceil(of_document * sum(map(len, long)) / LONG_DOCUMENT)
+    number = min(max(of_document, of_length), len(long) // (PASSAGE + 1))
     bounds = [len(long) * n // number for n in range(number + 1)] if number else []
     return [
         (long[first], " ".join(long[end - PASSAGE : end]))
