@@ -84,12 +84,9 @@ class DoctorSettings(PretrainSettings):
     """
 
     OPENS_FILES: ClassVar[bool] = False
-    NEEDS: ClassVar = {"scales": "build"}
 
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected ones."""
-    scales: bool = False
-    """Print the root mean square of weights, activations and their gradients in the first step."""
     json_file: JsonFile = None
     machine_only: Hidden[bool] = False
     """Whether no setting of a run was given."""
@@ -101,13 +98,6 @@ class DoctorSettings(PretrainSettings):
         if isinstance(values, dict) and not set(values) - of_a_machine:
             return {**NO_RUN, **values, "machine_only": True}
         return values
-
-    @model_validator(mode="after")
-    def _scales_need_tensorflow(self) -> "DoctorSettings":
-        if self.scales and self.engine != "tensorflow":
-            remedy = "give --engine tensorflow: a run has the same scales on both"
-            raise SettingError("scales", f"is not supported by engine {self.engine}", remedy)
-        return self
 
 
 class PlanSettings(PretrainSettings):

@@ -2,18 +2,14 @@
 
 import json
 import re
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from support.command_lines import ROOT
+from support.command_lines import script
 
-LOADER = SourceFileLoader("same", str(ROOT / "scripts" / "same"))
-same = module_from_spec(spec_from_loader(LOADER.name, LOADER))
-LOADER.exec_module(same)
+same = script("same")
 
 
 def write_side(folder: Path, number: int) -> None:

@@ -1,6 +1,9 @@
-"""The command lines of pages, manifests and job files."""
+"""The command lines of pages, manifests and job files, and the scripts of the repository."""
 
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 import bert_cli
 from bert_cli.cli import COMMANDS
@@ -9,6 +12,14 @@ from bert_cli.config.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
 JOBS = ROOT / "scripts" / "slurm"
+
+
+def script(name: str) -> ModuleType:
+    """Return a script as a module; its name has no suffix by which it could be imported."""
+    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
 
 
 def load_command(words: list[str]) -> object:

@@ -362,8 +362,6 @@ def check_first_loss(
     rows = stream.rows(np.arange(SAMPLE))
     notes = f"{SAMPLE} examples, float32 on the CPU; {weights}"
     judge(report, settings, _losses(built, rows), notes, is_trained=source is not None)
-    if settings.scales:
-        check_scales(report, built, rows)
 
 
 def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple["Engine", str]:
@@ -386,18 +384,6 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
         n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
     }
     return {name: losses[name] for name in TOLERANCE if name not in absent}
-
-
-def check_scales(report: Report, built: Any, rows: "Batch") -> None:
-    """Print the scales of the first step, and how many are outside the middle of float16's range."""
-    from bert_cli.tasks.look.scales import is_far, scales  # imports TensorFlow
-
-    sizes = scales([*built.replicas[0][0].body, built.head], rows)
-    for name, pair in sizes.items() if not report.quiet else ():
-        outside = "  outside" * is_far(pair)
-        print(f"{name:50}  value {pair[0]:9.3g}  gradient {pair[1]:9.3g}{outside}")
-    text = f"{sum(map(is_far, sizes.values())):,} of {len(sizes):,} tensors are outside 0.1 to 10 (root mean square)"
-    report.add("ok", "scales", text, scales=sizes)
 
 
 def judge(

@@ -6,14 +6,13 @@ scores; here without dropout, so that both sides reach the same ones.
 
 import json
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.bert import run_bert
+from support.command_lines import script
 from support.tiny_models import OTHERS, write_model
 
 from bert_cli.config.finetune import GlueSettings
@@ -21,14 +20,6 @@ from bert_cli.config.load import load
 
 ROOT = Path(__file__).parents[3]
 MICRO_BATCH_SIZE = 4
-
-
-def script(name):
-    """A script as a module; its name has no suffix by which it could be imported."""
-    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
