@@ -185,6 +185,6 @@ def _known_failure(error: Exception) -> BertError | None:
         remedy = "check the address and the network, or give another one"
         return DataError(str(request.url) if request else "network", str(error), remedy)
     if isinstance(error, MemoryError):
-        remedy = "give smaller sizes, or run where there is more memory"
+        remedy = "use smaller sizes, or a machine with more memory"
         return DeviceError("memory", str(error) or "none is left", remedy)
     return None

@@ -74,13 +74,13 @@ def parse_json(
 
 
 def json_with_unique_keys(text: str) -> Any:
-    """Return the value of JSON text. A key that stands twice in an object raises a JSONDecodeError, too."""
+    """Return the value of JSON text. A key that occurs twice in an object raises a JSONDecodeError, too."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         repeated = [name for number, name in enumerate(names) if name in names[:number]]
         if repeated:
-            raise ValueError(f"the key {repeated[0]!r} stands twice in an object")
+            raise ValueError(f"the key {repeated[0]!r} occurs twice in an object")
         return dict(pairs)
 
     try:
@@ -167,8 +167,10 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
     state = folder / STATE
     if not state.is_file():
         return
-    restore = "copy the checkpoint again, or take another one; a folder that was changed on purpose is a model"
-    remedy = remedy or f"{restore} of its own without {STATE}"
+    restore = (
+        "copy the checkpoint again, or use another; if the folder was changed on purpose, remove"
+    )
+    remedy = remedy or f"{restore} {STATE} from it"
     saved = read_json(state, Checksums, CheckpointError, remedy)
     actual = json_crc32c(read_json(state, dict[str, Any], CheckpointError, remedy))
     if saved.own_crc32c not in (None, actual):

@@ -41,8 +41,10 @@ class DataSettings(Settings):
         if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
             return value
         if is_remote(str(value)):
-            problem = f"{value} is an address, and this command works on files"
-            raise SettingError("", problem, "copy them here first, as with `aws s3 cp --recursive`")
+            problem = f"{value} is an address, but this command needs local files"
+            raise SettingError(
+                "", problem, "copy them here first, for example with `aws s3 cp --recursive`"
+            )
         return value
 
 

@@ -87,7 +87,7 @@ class EmbedSettings(FinetuneSettings):
             and self.texts_per_example == 2
             and self.global_batch.examples < 2
         ):
-            problem = "has one pair a step, which has nothing to be compared with"
+            problem = "has one pair per step, so there is nothing to compare it with"
             raise SettingError(
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )

@@ -173,7 +173,7 @@ class GlueSettings(FinetuneSettings):
     def _test_predictions_have_a_folder(self) -> "GlueSettings":
         if self.do_test and self.save_ckpt_path is None and self.output_dir is None:
             remedy = "give --save-ckpt-path or --output-dir"
-            raise SettingError("do_test", "writes a file and has no folder for it", remedy)
+            raise SettingError("do_test", "needs a folder for the file that it writes", remedy)
         return self
 
 

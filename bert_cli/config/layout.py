@@ -116,8 +116,8 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {size(memory)})",
-        f"nothing fits, at best the fullest device needs {size(least)}, and {USABLE:.0%} of its memory "
-        f"can be filled, so it takes devices of {size(least / USABLE)}",
+        f"nothing fits: in the best layout the fullest device needs {size(least)}, "
+        f"and only {USABLE:.0%} of its memory is usable, so it takes devices of {size(least / USABLE)}",
         f"give --parallel.recompute, --parallel.{offload}, or a smaller "
         "global_batch.micro_batch_size with more accumulation",
     )

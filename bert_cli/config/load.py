@@ -137,7 +137,7 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         else:
             other = new if new in keys else renamed.get(new)
             if other is not None:
-                problem = f"is the old name of {shown(new)}, which is given too ({shown(other)})"
+                problem = f"is the old name of {shown(new)}, which is also given ({shown(other)})"
                 raise ConfigError(shown(old), problem, "give one of them")
             renamed[new] = old
             values = merge(_nest(new, value), values)

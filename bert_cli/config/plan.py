@@ -251,7 +251,7 @@ def describe(plan: Plan) -> str:
     if packed and not plan.rate_follows_batch:
         # Not changed automatically: the length of packs is known only now, and the settings fix the step.
         lines.append(
-            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has as many times the batch "
+            f"a pack holds {plan.sequences_per_example:.2f} sequences, so the batch of a step is larger by that factor "
             "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
             "learning_rate.reference_batch_size"
         )

@@ -116,7 +116,7 @@ def _from_tf_config(text: str) -> Processes:
     if not workers:
         return Processes(())
     if task is None or task.index >= len(getattr(jobs, task.type)):
-        raise ConfigError(f"TF_CONFIG (task: {task})", "is no task of this cluster", remedy)
+        raise ConfigError(f"TF_CONFIG (task: {task})", "is not a task of this cluster", remedy)
     rank = task.index if task.type == "chief" else len(jobs.chief) + task.index
     return _checked(workers, rank, "TF_CONFIG")
 
@@ -287,7 +287,7 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
             if bind_address in (name, *(entry.address for entry in entries)):
                 return processes, name
         where, remedy = f"cluster.bind_address ({bind_address})", ", ".join(interfaces)
-        raise ConfigError(where, "is no interface of this host", f"give one of {remedy}")
+        raise ConfigError(where, "is not an interface of this host", f"give one of {remedy}")
     if len(processes.local_ranks) < processes.count:
         return processes, None
     ports = [worker.rpartition(":")[2] for worker in processes.workers]

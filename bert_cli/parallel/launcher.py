@@ -171,7 +171,7 @@ def _wait_for_all(
                 until = time.monotonic() + grace_seconds
         elif request is None and failed is None:
             request = event
-            _print_line(f"{request.name}: all processes save and stop; once more kills them")
+            _print_line(f"{request.name}: all processes save and stop; a second request kills them")
             _send(running, signal.SIGTERM)
         elif event != signal.SIGPIPE:
             _kill(running)
@@ -214,7 +214,7 @@ def _how_it_ended(code: int | None) -> str:
     with suppress(ValueError):
         if code and code > 128:
             name = signal.Signals(code - 128).name
-            cause = ", as by a machine that is short of memory" if name == "SIGKILL" else ""
+            cause = ", usually because the machine ran out of memory" if name == "SIGKILL" else ""
             return f"was killed by {name}{cause}"
     return f"ended with exit code {code}"
 

@@ -30,8 +30,8 @@ PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)
 TRUST = (
-    "the processes take connections on {on} of their hosts, without authentication: whoever reaches them can run code "
-    "there. The network must be trusted; --bind-address chooses the interface"
+    "the processes accept connections on {on} of their hosts without authentication: anyone who can reach them can run "
+    "code. The network must be trusted; --bind-address chooses the interface"
 )
 
 
@@ -51,7 +51,9 @@ def _check_command(settings: LaunchSettings) -> None:
     # Here and once, not in every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     if name not in SEVERAL:
-        remedy = "give one after --, as `bert launch --processes 2 -- pretrain --config ...`"
+        remedy = (
+            "give a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
+        )
         raise ConfigError(f"bert launch ({name})", f"starts {', '.join(SEVERAL)}", remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
@@ -61,7 +63,7 @@ def _check_command(settings: LaunchSettings) -> None:
     processes = settings.processes * max(1, len(settings.hosts))
     check_processes(inner.global_batch, processes, is_auto=inner.parallel.layout == "auto")
     if inner.exit_code_when_stopped:
-        problem = "would be a failure to bert launch, as every code but 0"
+        problem = "would be a failure to bert launch, like every code except 0"
         raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")
     group = find_processes(Cluster(), os.environ)
     if group.count > 1:
@@ -110,7 +112,7 @@ def _free_ports(count: int, first: int | None) -> list[int]:
         return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
     ports = list(range(first, first + count))
     if used := list(itertools.filterfalse(_is_free, ports)):
-        remedy = "give another, or none for free ones"
+        remedy = "give another port, or leave it out to use free ports"
         raise ConfigError(f"--port ({used[0]})", "is in use on this host", remedy)
     return ports
 

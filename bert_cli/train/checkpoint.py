@@ -142,10 +142,10 @@ def lock_run(folder: Path) -> Iterator[None]:
             # `bert runs` holds the lock for an instant when it checks it.
             stack.enter_context(lock_file(folder / LOCK, attempts=5))
         except BlockingIOError as error:
-            problem = "another process is at work in it"
+            problem = "another process is using it"
             raise CheckpointError(where, problem, "wait for it or choose another folder") from error
         except LockUnsupportedError as error:
-            print(f"{where}: cannot be locked ({error.strerror}); start one run in it only")
+            print(f"{where}: cannot be locked ({error.strerror}); start only one run in it")
         except OSError as error:
             where = f"save_ckpt_path ({error.filename})"
             problem = f"cannot be written ({error.strerror})"
@@ -183,7 +183,7 @@ def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
 
 def read_best(folder: Path) -> Best | None:
     """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
-    path, remedy = folder / BEST, "remove it to choose the best checkpoint anew"
+    path, remedy = folder / BEST, "remove it to choose the best checkpoint again"
     return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
 
 
@@ -242,7 +242,7 @@ def save(
             raise DeviceError(
                 f"step {state.step}: {name}",
                 f"{fault}, so it is not saved, and older checkpoints are kept",
-                "take the last good one as --pretrained-ckpt-path of a new run with a lower learning rate",
+                "use the last good checkpoint as --pretrained-ckpt-path of a new run with a lower learning rate",
             )
     try:
         with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
@@ -301,7 +301,7 @@ def find_fault(name: str, value: Array, dtype: str = "") -> str:
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
     is_negative = name.endswith("/moment2") and low < 0
-    return "has negative values, being a mean of squares" if is_negative else ""
+    return "has negative values, although it is a mean of squares" if is_negative else ""
 
 
 # --- load
@@ -311,7 +311,7 @@ def read_state(path: Path) -> SavedState:
     """Return state.json of a checkpoint. Raises CheckpointError if it is absent, changed or of another checkpoint."""
     saved = read_json(path / STATE, SavedState, CheckpointError, _remove(path))
     if checkpoint_name(saved.step) != path.name:
-        problem = f"is of another checkpoint than its folder {path.name}"
+        problem = f"belongs to another checkpoint than its folder {path.name}"
         raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
     verify_checkpoint(path, but=("",), remedy=_remove(path))  # state.json alone
     return saved
@@ -346,7 +346,7 @@ def resume(
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
-        remedy = "use those settings, or start anew in another save_ckpt_path with --pretrained-ckpt-path"
+        remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
         remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
     verify_checkpoint(path, remedy=_remove(path))

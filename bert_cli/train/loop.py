@@ -31,7 +31,7 @@ Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOPPING = "saving and stopping; once more stops at once"
+STOPPING = "saving and stopping; a second request stops at once"
 REPEAT_SECONDS = 5.0
 """A SIGTERM so soon after the first request is taken for the same one: SLURM and its srun both send it."""
 
@@ -125,7 +125,7 @@ class Step:
             raise DeviceError(
                 f"step {state.step}",
                 f"the gradient was not finite in {in_a_row} steps in a row (loss scale {state.loss_scale.value:g})",
-                "take the last good checkpoint as --pretrained-ckpt-path of a new run with a lower learning rate, or "
+                "use the last good checkpoint as --pretrained-ckpt-path of a new run with a lower learning rate, or "
                 "with optimizer_opts.loss_scaling lower or dynamic",
             )
         return {

@@ -171,9 +171,9 @@ def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
 
 def test_two_names_of_a_setting_are_rejected(tmp_path):
     text = rejection(tmp_path, "pretrain", log_every_steps=3)
-    assert "global_batches_per_log: is the old name of log_every_steps, which is given too" in text
+    assert "global_batches_per_log: is the old name of log_every_steps, which is also given" in text
     text = rejection(tmp_path, "pretrain", "--wandb-project-name", "p", "--wandb-name=n")
-    assert "given too (--wandb-project-name)" in text
+    assert "also given (--wandb-project-name)" in text
     for flags in ("--no-enable-wandb", "--wandb.enabled"), ("--no-wandb.enabled", "--enable-wandb"):
         text = rejection(tmp_path, "pretrain", *flags)
         assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
@@ -245,7 +245,7 @@ COMMANDS = [
     ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
-    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, as --parallel."),
+    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, such as --parallel."),
     ("squad", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"], ("pretrained_ckpt_path", "./c/2/")),
     ("squad", ["--do-training=no", "--save-ckpt-path", "a/"], ("save_ckpt_path", "a")),
     ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"], ("glue_task", "mrpc")),

@@ -76,7 +76,7 @@ def test_an_empty_environment_a_list_of_one_and_a_step_of_one_task_are_a_single_
 
 WRONG = [
     ({"TF_CONFIG": "{broken"}, "Invalid JSON"),
-    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "is no task of this cluster"),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "is not a task of this cluster"),
     (tf_config({"worker": ["a:1"], "ps": ["b:1"]}), "cluster.ps"),
     (tf_config({"worker": ["a:1", "a:1"]}), "named twice"),
     (slurm(1, SLURM_DISTRIBUTION="plane"), "--distribution=block"),

@@ -570,7 +570,7 @@ def test_two_runs_cannot_have_one_folder_and_a_run_cannot_have_a_file(tmp_path):
         unlock.start()
         with lock_run(tmp_path):
             unlock.join()
-            problem = "another process is at work in it"
+            problem = "another process is using it"
             with pytest.raises(CheckpointError, match=problem), lock_run(tmp_path):
                 pass
     (tmp_path / "file").touch()

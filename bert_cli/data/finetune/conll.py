@@ -21,11 +21,11 @@ from bert_cli.data.finetune.tables import label_numbers, read_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 
-CONVERTED = "entities that began with I- (IOB1), now with B-"
+CONVERTED = "entities starting with I- (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
 COMMENTS = "comment lines, left out"
 CUT_SENTENCES = "sentences longer than max_seq_length, cut between words"
-CUT_WORDS = "words longer than max_seq_length, cut"
+CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
@@ -78,7 +78,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             columns = columns or max(2, len(cells))
             if len(cells) != columns or not cells[0] or not is_label:
                 problem = f"'{' '.join(cells)}' is not a word and a label in {columns} columns"
-                remedy = "give each line as many, the last O, B-type or I-type (convert other schemes to BIO)"
+                remedy = "give each line as many columns, the last O, B-type or I-type (convert other schemes to BIO)"
                 raise DataError(where, problem, remedy)
             words[-1].append(cells[0])
             tags[-1].append((where, cells[-1]))

@@ -55,7 +55,7 @@ def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str
         pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
         scores.append(_number(tables.label_of(row, columns[2], where), where))
     if len({*scores}) < 2:
-        raise DataError(str(path), "has no two different scores", "give pairs with several")
+        raise DataError(str(path), "has the same score in every row", "give pairs with several")
     return pairs, np.array(scores, np.float32)
 
 
@@ -186,7 +186,7 @@ def read_embedding(folder: Path) -> dict[str, Any]:
     """
 
     def read(name: str, kind: type[Value]) -> Value:
-        path, remedy = folder / name, "take it from the model again"
+        path, remedy = folder / name, "copy it from the model again"
         return read_json(path, kind, DataError, remedy) if path.is_file() else kind()
 
     values: dict[str, Any] = {}

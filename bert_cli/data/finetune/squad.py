@@ -23,7 +23,7 @@ MISPLACED = "answers whose text is not at their answer_start, left out"
 MISPLACED_KEPT = (
     "answers whose text is not at their answer_start, included: only their text is scored"
 )
-UNUSABLE = "questions left out of the training, as none of their answers is at its answer_start"
+UNUSABLE = "questions left out of training: none of their answers is at its answer_start"
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -144,7 +144,7 @@ def _fault(
     if not question.context.strip():
         return "has an empty context", "fix or leave out the paragraph"
     if question.is_impossible and not version_2:
-        return "is marked impossible, unlike any of 1.1", "give --version-2"
+        return "is marked impossible, which SQuAD 1.1 does not allow", "give --version-2"
     if question.is_impossible and question.answers:
         return "is marked impossible and has answers", "leave out one of them"
     if training and not question.is_impossible and not question.answers:

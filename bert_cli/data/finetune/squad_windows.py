@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.floating[Any]]
 Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of the training, as their answer contains no piece"
-CUT_QUESTIONS = "questions longer than max_query_length, cut"
+CUT_QUESTIONS = "questions longer than max_query_length, truncated"
 COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
@@ -360,7 +360,7 @@ def read_window_sizes(run: Path) -> dict[str, int]:
     path = run / "settings.json"
     if not path.is_file():
         return {}
-    remedy = "restore it, or move the checkpoint to a folder of its own"
+    remedy = "restore it, or move the checkpoint to a separate folder"
     return read_json(path, WindowSizes, DataError, remedy).model_dump(exclude_none=True)
 
 

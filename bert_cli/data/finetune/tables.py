@@ -205,7 +205,7 @@ def read_table(
     """
     if len(text_columns) not in (1, 2):
         raise ConfigError(
-            f"text_column ({listed(text_columns)})", "is not one column or two", "give 1 or 2"
+            f"text_column ({listed(text_columns)})", "must be one or two columns", "give 1 or 2"
         )
     remarks: Counter[str] = Counter()
     texts: list[list[str]] = []
@@ -276,7 +276,7 @@ def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
                 remarks[BLANK] += 1
             where = f"{path} (line {reader.line_num + 1})"
     except csv.Error as error:
-        remedy = "put a text with quotes in quotes and double each quote in it"
+        remedy = "enclose a text that contains quotes in quotes, and double each quote in it"
         raise DataError(where, f"is not CSV ({error})", remedy) from error
     finally:
         csv.field_size_limit(before)
@@ -322,7 +322,7 @@ def held_out_rows(
         held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
     if not held.any():
         remedy = "give more examples, or a validation file"
-        problem = "no label has two examples, one of which could be held out"
+        problem = "no label has two examples, so none can be held out"
         raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
     return held
 

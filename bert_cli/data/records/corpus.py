@@ -154,8 +154,8 @@ class RecordFiles:
             first = wrong[0]
             raise DataError(
                 f"{self.folder / OFFSETS} (record {numbers[first]})",
-                f"names the bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}, which cannot "
-                "be; it is damaged or of another corpus",
+                f"gives bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}, which is "
+                "impossible; it is damaged or belongs to another corpus",
                 self._remedy,
             )
         in_file_order: list[bytes] = []
@@ -300,5 +300,5 @@ class RecordFiles:
 
     def _compare(self, path: Path, actual: str, expected: str) -> None:
         if actual != expected:
-            remedy = f"bring back the file, or {self._remedy} if it was changed on purpose"
+            remedy = f"restore the file, or {self._remedy} if it was changed on purpose"
             raise DataError(f"{path} ({actual})", f"corpus.json says {expected}", remedy)

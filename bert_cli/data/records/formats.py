@@ -335,7 +335,7 @@ def pack_columns(
             raise DataError(
                 f"a pack ({totals.max()} {unit})",
                 f"has room for {room}, by the lengths and masked_lm_prob that corpus.json names",
-                "its records were made otherwise, make them again",
+                "the records were made with other settings; make them again",
             )
 
     packed: Batch = {}

@@ -77,7 +77,7 @@ def run(settings: IndexSettings) -> None:
     if settings.check:
         files = RecordFiles(folder, corpus)
         read += run_in_threads("check", _bytes(paths), files.check_file, paths, processes)
-        print(f"check: the values of all {corpus['records']:,} records are possible")
+        print(f"check: the values of all {corpus['records']:,} records are valid")
     seconds = time.monotonic() - started
     stats = Stats(
         records=corpus["records"],
@@ -148,7 +148,7 @@ def write_index(path: Path) -> int:
             payload = payload_bytes(file.read(HEAD_BYTES))
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
-                problem = "no record starts here, or the file is cut within it"
+                problem = "no record starts here, or the file is truncated within it"
                 where = f"{path} (byte {offset} of {size})"
                 raise DataError(where, problem, "the file is corrupt, rebuild it")
             out.write(b"%d %d\n" % (offset, length))
@@ -187,7 +187,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     corpus |= optional | {key: description[key] for key in INFORMATION if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
-        raise DataError(f"folder ({folder})", "its files hold no records", "rebuild them")
+        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
     # Everything that the masks of dynamic records depend on.
     hashed = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
     hashed += [optional] if optional else []
@@ -234,10 +234,10 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     """Describe another tool's records by the first one; write the vocabulary into their folder."""
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"
-        raise DataError(f"folder ({folder})", problem, "name their vocabulary: --vocab vocab.txt")
+        raise DataError(f"folder ({folder})", problem, "give their vocabulary: --vocab vocab.txt")
     path = next((path for path in record_files(folder) if path.stat().st_size), None)
     if path is None:
-        raise DataError(f"folder ({folder})", "its files hold no records", "rebuild them")
+        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         frame = head + file.read((payload_bytes(head) or 0) + FRAME_BYTES - HEAD_BYTES)
@@ -245,7 +245,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     (payload,) = read_payloads([frame], lambda _: where, "rebuild the file")
     features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
     if missing := [name for name, values in features.items() if not values]:
-        problem = f"is no tf.train.Example with {', '.join(missing)}"
+        problem = f"is not a tf.train.Example with {', '.join(missing)}"
         raise DataError(where, problem, "give records of masked examples")
     vocabulary = _find_vocabulary(vocab)
     lists = [features["input_ids"], features["masked_lm_positions"]]

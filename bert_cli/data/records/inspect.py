@@ -47,39 +47,39 @@ CHECKS = {
     "pieces_per_word": (
         (0.0, 2.5, "tokens", 1000),
         "words are split into {:.2f} pieces on average",
-        "where spaces separate words, the vocabulary is not this text's: train one with `bert vocab`, or take another",
+        "if spaces separate words, the vocabulary does not suit it: train one with `bert vocab`, or choose another",
     ),
     "unknown_share_of_tokens": (
         (0.0, 0.01, "tokens", 1000),
         "{:.1%} of the tokens are [UNK]",
-        "the vocabulary lacks letters of this text: train one with `bert vocab`, or take one of its language",
+        "the vocabulary lacks letters of this text: train one with `bert vocab`, or choose one for its language",
     ),
     "equals_per_example": (
         (0.0, 0.1, "equal_pairs", 5),
-        "the text of an example is {:.2f} times more in the folder, on average",
+        "the text of an example occurs {:.2f} more times in the folder, on average",
         "remove duplicate text: `bert preprocess --deduplicate`",
     ),
     "largest_shard_share": (
         (0.0, 0.75, "files", 2),
         "{:.0%} of the records are in one shard",
-        "its texts are paired only with each other; cut its input into files of similar size",
+        "its texts are paired only with each other; split its input into files of similar size",
     ),
     "masked_share_of_tokens": (
         (0.1, 0.2, "tokens", 1000),
         "{:.1%} of the tokens are predicted",
-        "give dynamic records and the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
+        "for dynamic records give the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
         "ones again with --masked-lm-prob 0.15 and enough --mask-tokens",
     ),
     "masks_shown_as_mask": (
         (0.75, 0.85, "predictions", 1000),
         "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
-        "the records are of another recipe; make them with `bert tokenize`",
+        "the records were made by another recipe; make them again with `bert tokenize`",
     ),
     "random_next_share": (
         (0.4, 0.6, "next_sentence_labels", 20),
-        "{:.1%} of the pairs are random ones, not half",
-        "documents of one sentence have no next one: split the text with `bert preprocess`, use --documents files "
-        "where blank lines separate the paragraphs of a file, join short documents, or do without pairs",
+        "{:.1%} of the pairs are random, not half",
+        "documents of one sentence have no next sentence: split the text with `bert preprocess`, use --documents files "
+        "where blank lines separate the paragraphs of a file, join short documents, or train without pairs",
     ),
     "real_token_share": (
         (0.5, 1.0, "records", 1),
@@ -329,7 +329,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
         "random next sentences": percent("random_next_share"),
         "unknown tokens": percent("unknown_share_of_tokens"),
         "pieces per word, without punctuation": number("pieces_per_word"),
-        "sequences with the text of an earlier one": f"{report['repeated_texts']:,}",
+        "sequences with the text of an earlier sequence": f"{report['repeated_texts']:,}",
         "  with the same masks, too": f"{report['repeated_texts_with_their_masks']:,}",
         "duplicates of an example's text, on average": number("equals_per_example"),
     }

@@ -92,7 +92,7 @@ def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
         problem = f"is packed already, with up to {most} sequences in a pack"
         raise DataError(f"input ({folder})", problem, "give the folder that it was packed from")
     if settings.out.absolute().is_relative_to(folder.absolute()):
-        problem = f"is inside {folder}, whose records would then be those of both"
+        problem = f"is inside {folder}, which would then contain the records of both"
         raise DataError(f"out ({settings.out})", problem, "choose another folder")
     if length < stored:
         problem = f"the records in {folder} have {stored} positions, which may all be filled"

@@ -35,7 +35,7 @@ FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
-TAKE_AGAIN = "take it from the model again"
+TAKE_AGAIN = "copy it from the model again"
 Numbers = npt.NDArray[np.int64]
 Part = TypeVar("Part")
 
@@ -129,7 +129,7 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
         if not piece or piece in known:
             raise DataError(
                 f"vocabulary ({path}, line {line})",
-                f"{piece!r} is blank or was there before, so an id would have no piece",
+                f"{piece!r} is blank or occurs twice, so an id would have no piece",
                 f"write [unused{line - 1}] there, which leaves all other ids as they are",
             )
         known.add(piece)
@@ -243,7 +243,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         library = library_tokenizer(vocabulary.ids, normalization)
     else:
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
-        raise DataError(str(folder), problem, "copy there the tokenizer files of the model")
+        raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
     _add_tokens(library, folder)
     ids: dict[str, int] = library.get_vocab()
     _check_special(f"{folder} (tokenizer)", ids)

@@ -218,8 +218,8 @@ def run(settings: VocabSettings) -> None:
     new = len(pieces) - len(own)
     if len(pieces) < wanted:
         print(
-            f"vocab: {new:,}{' new' * bool(base)} pieces are all that occur {settings.min_frequency} times or more in "
-            f"this text, not the {int(settings.size):,} of --size"
+            f"vocab: only {new:,}{' new' * bool(base)} pieces occur {settings.min_frequency} times or more in "
+            f"this text, fewer than the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)
     some_new = f", {new:,} of them new," if base else ""

@@ -117,7 +117,7 @@ class _Cluster:
             raise DataError(
                 f"{self.output.step.name} ({shard.output.as_posix()})",
                 f"{error.allowed_failures + 1} workers were killed while they had this shard "
-                f"(the last: {error.last_worker.address}), most often for want of memory",
+                f"(the last: {error.last_worker.address}), usually because memory ran out",
                 "give the workers more memory and run the command again; it keeps what is finished",
             ) from None
         _wait_for(results / shard.output.name, "this machine")

@@ -290,7 +290,7 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
         try:
             stack.enter_context(files.lock_file(out / DONE / "lock"))
         except BlockingIOError:
-            problem = "another process is at work in it"
+            problem = "another process is using it"
             raise DataError(f"out ({out})", problem, "wait for it") from None
         except files.LockUnsupportedError as error:
             problem = f"cannot be locked ({error.strerror}); let no other process work in it"
@@ -311,7 +311,7 @@ def check_is_folder(out: Path) -> None:
 
 
 def _read_marker(path: Path) -> Marker:
-    return read_json(path, Marker, DataError, "remove it; its shard is then made again")
+    return read_json(path, Marker, DataError, "remove it; its shard will be made again")
 
 
 def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:

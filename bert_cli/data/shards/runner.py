@@ -163,7 +163,7 @@ def _run_in_processes(
         names = ", ".join(shard.output.as_posix() for shard in started) or "before the first shard"
         raise DataError(
             f"{output.step.name} ({names})",
-            "a worker process was killed, most often for want of memory",
+            "a worker process was killed, usually because memory ran out",
             "run the command again with fewer --processes; it keeps what is finished",
         ) from None
     finally:
@@ -201,7 +201,7 @@ def plan_disk_space(
     if to_write > free:
         raise DataError(
             f"out ({out})",
-            f"{step} is to write about {format_bytes(to_write)} and {format_bytes(free)} are free there",
+            f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there",
             "make room or choose a folder on another disk",
         )
     parts = [] if number is None else [count(number, unit)]

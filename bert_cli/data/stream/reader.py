@@ -435,7 +435,9 @@ def _check_fit(one: Records, other: Records) -> None:
         differing = {"vocabularies"}
     if differing:
         problem = f"differ in their {', '.join(sorted(differing))}"
-        raise DataError(both, problem, "make, or pack, one of them again as the other was made")
+        raise DataError(
+            both, problem, "make or pack one of them again with the settings of the other"
+        )
 
 
 def _columns(source: Records) -> set[tuple[str, tuple[int, ...], str]]:

@@ -141,7 +141,7 @@ def _fetch(remote: Remote, folder: Path, file: File) -> int:
                     raise DataError(
                         f"{remote.url}/{file['name']}",
                         f"has {actual[0]} bytes and the checksum {actual[1]}, not {file['bytes']} and "
-                        f"{file['crc32c']} as in its corpus.json, also when it was fetched again",
+                        f"{file['crc32c']} as in its corpus.json, even after it was fetched again",
                         "copy the file there again, or run `bert index` on the folder it came from and copy that",
                     )
             break

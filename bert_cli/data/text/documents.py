@@ -184,7 +184,7 @@ def _json_texts(part: files.Part, field: str) -> Iterator[str]:
             text = _json_text(line, field)
         except (ValueError, RecursionError) as error:
             where = f"{part.path} (line {files.line_number(part, offset)})"
-            problem = f"is no JSON object with a text in {field!r} ({error})"
+            problem = f"is not a JSON object with text in {field!r} ({error})"
             raise DataError(where, problem, f"fix that line, or {FIELD_REMEDY}") from None
         yield text
 
@@ -224,8 +224,8 @@ def _table_texts(part: files.Part, field: str) -> Iterator[str]:
                 yield row[column]
             number = rows.line_num + 1
     except (csv.Error, ValueError) as error:
-        problem = f"is no row of {part.format.upper()} ({error})"
-        remedy = "fix that row, or add --input-format plain if the file is no table"
+        problem = f"is not a valid row of {part.format.upper()} ({error})"
+        remedy = "fix that row, or add --input-format plain if the file is not a table"
         raise DataError(f"{part.path} (line {number})", problem, remedy) from None
 
 

@@ -123,9 +123,7 @@ def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> tuple[
             for block in response.iter_bytes():
                 received += block
                 if len(received) > LIST_BYTES:
-                    problem = (
-                        f"is longer than {format_bytes(LIST_BYTES)}, so it is no list of checksums"
-                    )
+                    problem = f"is longer than {format_bytes(LIST_BYTES)}, so it is not a list of checksums"
                     raise DataError(f"download ({url})", problem, "check --mirror")
         return received.decode("utf-8", errors="replace")
 

@@ -112,7 +112,9 @@ def _command(settings: ExtractSettings) -> list[str]:
     try:
         command = shlex.split(settings.with_program)
     except ValueError as error:
-        raise ConfigError(where, f"is no command line ({error})", "close the quotation") from error
+        raise ConfigError(
+            where, f"is not a valid command line ({error})", "close the quotation"
+        ) from error
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(where, "no such program", "install it or give its path")
     return command
@@ -311,4 +313,4 @@ def _watch(program: "subprocess.Popen[bytes]", messages: Path, limit: float) -> 
             return f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
             has_crashed = b"Traceback" in messages.read_bytes()
-    return "a crash" if has_crashed else f"no end after {limit:.0f} s"
+    return "a crash" if has_crashed else f"did not finish within {limit:.0f} s"

@@ -179,8 +179,8 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     where = f"{path} (line 1)"
     expected = SUFFIXES.get(path.suffix.lower(), "")
     if expected and not compression:
-        problem = f"is named as {expected} but does not begin as such a file"
-        raise DataError(where, problem, "get it again, or give it another name")
+        problem = f"has a name for {expected}, but its content is not {expected}"
+        raise DataError(where, problem, "download it again, or rename it")
     part = Part(path, "plain", compression, size)
     with report_damage(part), open_part(part) as unpacked:
         head = unpacked.read(HEAD_BYTES)
@@ -220,7 +220,9 @@ def _format_of(path: Path, head: bytes) -> Format:
         return "wikiextractor"
     if lines[0].startswith("<doc "):
         remedy = f'write <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}'
-        raise DataError(f"{path} ({lines[0][:60]!r})", "holds no document of WikiExtractor", remedy)
+        raise DataError(
+            f"{path} ({lines[0][:60]!r})", "contains no document of WikiExtractor", remedy
+        )
     return "wikiextractor" if CLOSE in lines else "plain"  # the head may be within a long article
 
 

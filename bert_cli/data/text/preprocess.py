@@ -130,9 +130,9 @@ def _shards(
         return [files.shard_of(path, parts) for path, parts in outputs], []
     duplicates = find_duplicates(outputs, reading, settings.out, workers, threshold)
     exact, near = (sum(map(len, numbers)) for numbers in zip(*duplicates, strict=True))
-    note = f"dropped are {exact:,} documents that an earlier one equals"
+    note = f"dropped {exact:,} documents that equal an earlier document"
     if threshold is not None:
-        note += f", and {near:,} that an earlier one nearly equals"
+        note += f", and {near:,} that nearly equal an earlier document"
     shards = [
         files.shard_of(path, parts, duplicates=numbers)
         for (path, parts), numbers in zip(outputs, duplicates, strict=True)
@@ -231,7 +231,7 @@ def split_shard(
     if duplicates is not None:
         extra |= {"duplicates": len(exact), "near_duplicates": len(near)}
     notes = tuple(
-        f"{path}: left out is text outside <doc ...> ... {files.CLOSE}, lines: {lines}"
+        f"{path}: left out text outside <doc ...> ... {files.CLOSE}, lines: {lines}"
         for path, lines in outside.items()
         if lines
     )
@@ -274,7 +274,7 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     code = language_code(language)
     if not CODE.fullmatch(code):
         problem = "sentencex does not know this name"
-        raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, as `en`")
+        raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, such as `en`")
     segment: Split = partial(sentencex.segment, code)
     pattern = BREAKS.get(code.partition("-")[0])
     if pattern is None:
@@ -296,7 +296,7 @@ def _load_punkt(language: str, parameters: Path | None) -> Split:
     if parameters is None:
         tokenizer = PunktTokenizer(NLTK_NAMES.get(language, language))
     else:
-        remedy = "remove it; it is then learned again"
+        remedy = "remove it; it will be learned again"
         learned = read_json(parameters, _Parameters, DataError, remedy)
         tokenizer = PunktSentenceTokenizer()
         tokenizer._params = PunktParameters()  # as its subclass PunktTokenizer does

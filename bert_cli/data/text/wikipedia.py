@@ -142,7 +142,7 @@ class Dump:
             del rest[:start]
             if len(rest) > LARGEST_PAGE:
                 problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
-                remedy = "it is no MediaWiki dump, or a damaged one; get it again"
+                remedy = "it is not a MediaWiki dump, or it is damaged; download it again"
                 raise DataError(f"dump ({self.path})", problem, remedy)
         is_last = self._stop == self.path.stat().st_size
         if not is_last and rest.strip():

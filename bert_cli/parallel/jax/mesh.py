@@ -227,7 +227,7 @@ def open_mesh(
     if len(devices) < needed:
         where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
         remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {count(needed, kind)}, here are {len(devices)}", remedy)
+        raise DeviceError(where, f"needs {count(needed, kind)}, but finds {len(devices)}", remedy)
     names = [f"jax:{kind}:{number}" for number in range(needed)]
     rows = tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))
     mesh = Mesh(replicas, rows, "", processes)
@@ -275,7 +275,9 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     except (OSError, RuntimeError, ValueError) as error:
         where = f"cluster (rank {rank} of {', '.join(processes.workers)})"
         problem = f"the processes did not connect ({error})"
-        raise DeviceError(where, problem, "check that all are started, ports free") from error
+        raise DeviceError(
+            where, problem, "check that all processes are started and their ports are free"
+        ) from error
     state = distributed.global_state
     state.client, state.process_id, state.num_processes = client, rank, processes.count
     # By itself gloo listens on the address that this host's name has here, which may be loopback.

@@ -235,7 +235,7 @@ def open_mesh(
     if gpus and len(gpus) < needed:
         where = f"layout ({count(local, 'replica')} x {count(stages, 'device')} in this process)"
         remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {count(needed, 'GPU')}, here are {len(gpus)}", remedy)
+        raise DeviceError(where, f"needs {count(needed, 'GPU')}, but finds {len(gpus)}", remedy)
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
@@ -339,7 +339,9 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     except tf.errors.OpError as error:
         where = f"cluster (rank {processes.rank} of {', '.join(processes.workers)})"
         problem = f"the processes did not connect ({error.message.splitlines()[0]})"
-        raise DeviceError(where, problem, "check that all are started, ports free") from error
+        raise DeviceError(
+            where, problem, "check that all processes are started and their ports are free"
+        ) from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
         bind_to_interface(interface, port, is_required=cluster.bind_address is not None)

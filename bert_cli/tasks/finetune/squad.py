@@ -112,7 +112,7 @@ def _evaluate(
         more = ""
         if threshold is not None:
             write_json_atomically(folder / "null_odds.json", result.null_odds)
-            more = f"; no answer where it scores {threshold:.4f} better than the best one"
+            more = f"; no answer if it scores {threshold:.4f} more than the best answer"
         files = f"{folder}/predictions.json and nbest_predictions.json"
         print_line(f"validation: {len(predictions):,} answers in {files}{more}")
 

@@ -95,13 +95,20 @@ def examine(settings: DoctorSettings, report: Report) -> Report:
     return report
 
 
+def _described(processes: Processes) -> str:
+    """Return the number of processes as text, and where it was read from if there are several."""
+    local = len(processes.local_ranks)
+    where = f", {local} on this host, according to {processes.source}"
+    return count(processes.count, "process") + where * (processes.count > 1)
+
+
 def _check_run(settings: DoctorSettings, report: Report) -> None:
     source, settings = _check_model(report, settings)
     settings = corpora.with_sizes_of_records(settings, source)
     processes = report.attempt(
         "processes",
         lambda: find_processes(settings.cluster, os.environ),
-        lambda one: f"{one.count}, {len(one.local_ranks)} on this host, according to {one.source}",
+        _described,
     )
     devices = None if processes is None else _check_devices(report, settings, processes)
     if processes is None or devices is None:

@@ -185,7 +185,7 @@ def _open(folder: Path, where: str) -> list[Run]:
     inner = [one.folder for one in runs if one.folder != folder]
     if any(one.parent != folder or not one.name.startswith("seed_") for one in inner):
         problem = f"contains {count(len(inner), 'run')}"
-        raise DataError(f"{where} ({folder})", problem, f"give one of them, as {inner[0]}")
+        raise DataError(f"{where} ({folder})", problem, f"give one of them, such as {inner[0]}")
     for one in runs:
         if not one.steps:
             remedy = "wait for the first one, or give another run"

@@ -156,7 +156,7 @@ def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[C
             continue
         rows = shuffled(source, np.arange(min(TEXT_SAMPLE, len(source))))
         often = repeats(rows, len(source))
-        text = f"{source.folder}: {N} tokens in a row occur {often:.2f} times more, on average"
+        text = f"{source.folder}: a sequence of {N} tokens recurs {often:.2f} times on average"
         is_much = often > MAX_REPEATS * copies
         yield Check("repeated text", is_much, text, WITHOUT_COPIES, {"repeats": often})
         mean = np.count_nonzero(rows["input_mask"]) / len(rows["input_mask"])
@@ -198,14 +198,14 @@ def _open_source(
     where = f"{name} ({folder})"
     if name == "dataset_dir":
         if size > rows:
-            problem = f"has a vocabulary of {size}, and the model one of {rows}"
+            problem = f"has a vocabulary of {size}, but the model's is {rows}"
             raise ConfigError(where, problem, f"give --bert-config.vocab-size {size}")
         return source
     trained = next(
         (sizes.vocab_size for sizes in _stored_sizes(settings) if sizes.vocab_size), rows
     )
     if size != trained:
-        problem = f"has a vocabulary of {size}, and the records of the run one of {trained}"
+        problem = f"has a vocabulary of {size}, but that of the run's records is {trained}"
         remedy = "make these records with the vocabulary of dataset_dir"
         raise ConfigError(where, problem, remedy)
     return source
@@ -233,7 +233,7 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     where, remedy = f"dataset_dir ({corpus})", "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
         problem = f"holds a run with another vocabulary than the records in {corpus}"
-        remedy = "give a new run another folder, or that run its records"
+        remedy = "use another folder for a new run, or give this run its own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (here, there) in enumerate(zip_longest(ours, theirs)):
         if there is not None and here != there:

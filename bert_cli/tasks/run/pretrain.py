@@ -32,14 +32,14 @@ def run(settings: PretrainSettings) -> None:
         if settings.new_rows_only_steps and settings.decay_from is None:
             known, steps = start.known_rows(settings, folder), settings.new_rows_only_steps
             print_line(
-                f"new rows: only those from {known:,} on are trained in the first {count(steps, 'step')}"
+                f"new rows: the first {count(steps, 'step')} train only the rows from {known:,} on"
             )
             settings = settings.model_copy(update={"known_rows": known})
         held_out = corpora.open_held_out(settings)
         if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
             print_line(
                 f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
-                "make it without --no-nsp to have one"
+                "make it without --no-nsp to get one"
             )
         pairs = probe.read_probe(settings, folder) if settings.probe and folder else None
         if pairs is not None:

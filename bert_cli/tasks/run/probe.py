@@ -90,7 +90,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        problem = f"'{name}' has half a character ({error.object[error.start]!r})"
+        problem = f"'{name}' has an unpaired surrogate ({error.object[error.start]!r})"
         raise DataError(where, problem, "remove it") from error
     return text
 

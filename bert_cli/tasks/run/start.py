@@ -192,7 +192,7 @@ def find_folder(name: str, flag: str) -> Path:
     if path.is_dir():
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
-        remedy = f"give one of them, as {runs[0]}" if runs else MODEL_FILES
+        remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
         raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
         raise CheckpointError(where, "is no model's name", "give the model first, then the text")
@@ -385,7 +385,11 @@ def load_pretrained(
     trained = source.described.get("scaling")
     description += f"; trained with scaling {trained}" if trained else ""
     new_pieces = count(len(source.replaced), "new piece")
-    description += f"; {new_pieces}, each the mean of those it replaces" if source.replaced else ""
+    description += (
+        f"; {new_pieces}, each starts as the mean of the pieces it replaces"
+        if source.replaced
+        else ""
+    )
     description += f"; new from the seed: {', '.join(new)}" if new else ""
     return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
 

@@ -198,7 +198,7 @@ def _load_state(run: Run, stack: ExitStack) -> None:
         problem = (
             f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}"
         )
-        remedy = "the folder has to be on a file system that all hosts share"
+        remedy = "the folder must be on a file system that all hosts share"
         raise CheckpointError("save_ckpt_path", problem, remedy)
     _check_same_weights(group, state)
 
@@ -213,7 +213,7 @@ def _check_same_weights(group: ProcessGroup, state: State) -> None:
         digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
     if other := _first_difference(group, digest):
         problem = f"the weights of rank {other[0]} are not those of rank 0"
-        remedy = "let all start from the same files, on machines of one kind"
+        remedy = "start all processes from the same files, on machines of the same kind"
         raise CheckpointError(f"step {state.step}", problem, remedy)
 
 
@@ -387,7 +387,7 @@ def _evaluate(run: Run, info: Info) -> None:
     try:
         values = run.spec.evaluate(run.engine, info.step)
     except StoppedWhileScoringError:
-        print_line(f"step {info.step}: not scored; the same command does it")
+        print_line(f"step {info.step}: not scored; the same command scores it")
         return
     info.metrics.update({f"validation_{name}": value for name, value in values.items()})
     scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())

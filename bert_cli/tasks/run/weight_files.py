@@ -57,7 +57,7 @@ def _read_shards(index: Path) -> Tensors:
     for file in sorted(set(files.values())):
         path = index.parent / file
         if Path(file).name != file or path.suffix not in (".safetensors", ".bin"):
-            problem = "is no file of weights in the folder of the index"
+            problem = "is not a weight file in the folder of the index"
             raise CheckpointError(f"{index} ({file!r})", problem, remedy)
         if not path.is_file():
             raise CheckpointError(str(path), "is missing", remedy)
@@ -75,7 +75,7 @@ def _read_torch(path: Path) -> Tensors:
     except ImportError as error:
         raise CheckpointError(
             str(path),
-            f"is a file of PyTorch's, and reading it {needs_extra('export')}",
+            f"is a PyTorch file, and reading it {needs_extra('export')}",
             "or convert it where PyTorch and transformers are installed: "
             "AutoModelForPreTraining.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         ) from error
@@ -156,7 +156,7 @@ def reading_tensorflow(prefix: Path) -> Iterator[Any]:
         from google.protobuf.message import DecodeError
     except ImportError:
         problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
-        remedy = "run `bert export` with --format hf on it where it is, and give that folder"
+        remedy = "run `bert export --format hf` on it where TensorFlow is installed, and give that folder"
         raise CheckpointError(str(prefix), problem, remedy) from None
     try:
         yield tf

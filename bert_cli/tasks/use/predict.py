@@ -128,9 +128,7 @@ def _check_settings(settings: PredictSettings, task: str, most: int) -> None:
         problem = f"is more than the model's {most} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
     if task == "similarity" and settings.text is None:
-        raise ConfigError(
-            "text", "is missing", "give a TEXT, to which those of --input are compared"
-        )
+        raise ConfigError("text", "is missing", "give a TEXT to compare the texts of --input with")
 
 
 # --- inputs
@@ -197,7 +195,7 @@ def _check_input(one: Input, task: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            problem = f"has half a character ({error.object[error.start]!r})"
+            problem = f"has an unpaired surrogate ({error.object[error.start]!r})"
             raise DataError(one.where, problem, "remove it") from error
     if task == "fill-mask" and not is_empty and MASK not in one.fields["text"]:
         raise DataError(one.where, f"has no {MASK}", "put one in place of a word")

@@ -322,7 +322,7 @@ def test_files_without_bert_records_are_rejected(tmp_path):
     (image,) = serialize_examples([("image", "bytes", [b"x"])])
     for payload, message in (
         (b"\xff\xff", "Example"),
-        (image, "no tf.train.Example with input_ids"),
+        (image, "is not a tf.train.Example with input_ids"),
     ):
         with RecordWriter(tmp_path / "a.tfrecord") as writer:
             writer.write_all([payload])

@@ -133,7 +133,7 @@ PROBLEMS = [
     ({"masked_share_of_tokens": 0.05}, "5.0% of the tokens", "--mask-tokens"),
     ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
     ({"random_next_share": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
-    ({"equals_per_example": 5.0, **OF_FIVE_COPIES}, "5.00 times more", "--deduplicate"),
+    ({"equals_per_example": 5.0, **OF_FIVE_COPIES}, "5.00 more times", "--deduplicate"),
     ({"real_token_share": 0.3}, "only 30.0% of the positions", "bert pack"),
     ({"copies": 1}, "static records of one copy", "--masking dynamic"),
     ({"predictions": 0, "masked_share_of_tokens": None}, "no token is masked", "masks"),

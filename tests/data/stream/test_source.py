@@ -55,7 +55,7 @@ def test_a_changed_or_missing_vocabulary_is_noticed(tmp_path):
     open_stream(folder, masking=words)
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
-    with pytest.raises(DataError, match=r"vocab\.txt \(checksum .*bring back the file"):
+    with pytest.raises(DataError, match=r"vocab\.txt \(checksum .*restore the file"):
         open_stream(folder)
     # Without a checksum it is noticed where it decides the masks.
     corpus = json.loads((folder / "corpus.json").read_text())
@@ -178,7 +178,7 @@ def test_dynamic_records_are_checked_too(tmp_path, capsys):
             open_stream(folder)[0]
     folder = make_corpus(tmp_path / "c", "dynamic", [5, 5])
     index.run(IndexSettings(folder=folder, check=True, processes=1))
-    assert "the values of all 10 records are possible" in capsys.readouterr().out
+    assert "the values of all 10 records are valid" in capsys.readouterr().out
     records = dynamic_records(5, 5)
     for extra, shown in ((1, r"\d+"), (2**70, "2147483647")):
         payloads = list(dynamic_payloads(records))

@@ -142,8 +142,8 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
         ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is not UTF-8 text"),
         ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is not UTF-8 text"),
         ("a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
-        ("a.txt.gz", b"Plain text.\n", "is named as gzip but"),
-        ("a.xml", b'<doc id="1">\nText.\n</doc>\n', "holds no document.* url="),
+        ("a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
+        ("a.xml", b'<doc id="1">\nText.\n</doc>\n', "contains no document.* url="),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=rf"{name} \(.*\): .*{problem}"):
@@ -253,7 +253,7 @@ def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
 def test_an_error_in_json_has_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     for row, problem in (
-        (b'{"text": "cut', r": is no JSON object with a text in 'text' \(Invalid"),
+        (b'{"text": "cut', r": is not a JSON object with text in 'text' \(Invalid"),
         (b'{"body": "elsewhere"}', r".*only 'body'\); .* --text-field"),
         (b'["text"]', r".*no fields"),
         (b'{"text": ["a", "list"]}', r".*it is a list"),
@@ -275,7 +275,7 @@ def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path)
     parts = files.split_part(files.recognise(tmp_path / "a.jsonl", READING), 1000, READING)
     wrong = next(p for p in parts if "broken" in p.path.read_text()[p.start : p.stop])
     assert wrong.start > 0
-    with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is no JSON"):
+    with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is not a JSON"):
         read([wrong])
     (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
     for reader in (marked_lines, text_blocks):

@@ -227,7 +227,7 @@ def test_an_absent_dump_is_an_error_with_a_remedy(server, tmp_path):
 def test_a_list_of_checksums_without_end_is_not_read(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "LIST_BYTES", 1000)
     server.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = b"x" * (1 << 22)
-    with pytest.raises(DataError, match=r"is longer than 1.0 kB, so it is no list of checksums"):
+    with pytest.raises(DataError, match=r"is longer than 1.0 kB, so it is not a list of checksums"):
         fetch(server, tmp_path)
 
 

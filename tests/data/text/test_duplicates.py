@@ -67,8 +67,8 @@ def test_equal_documents_are_dropped_and_the_first_is_kept(
     manifest = read_manifest(out)
     counts = {"documents": 4, "duplicates": 4, "near_duplicates": 0, "documents_without_text": 0}
     assert counts.items() <= manifest["counts"].items()
-    assert manifest["notes"] == ["dropped are 4 documents that an earlier one equals"]
-    assert "preprocess: dropped are 4 documents that" in capsys.readouterr().out
+    assert manifest["notes"] == ["dropped 4 documents that equal an earlier document"]
+    assert "preprocess: dropped 4 documents that" in capsys.readouterr().out
     (out / "text_00001.txt").unlink()
     monkeypatch.setattr(duplicates, "_Document", None)  # not one document is hashed again
     assert run(source, out, deduplicate=True) == [A, B, C, D]
@@ -92,7 +92,10 @@ def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, caps
     folder = write(tmp_path / "in", {"1": [A, B], "2": [close, far, B, C]})
     assert run(folder, tmp_path / "tight", near_duplicates=0.9) == [A, B, close, far, C]
     assert run(folder, tmp_path / "usual", near_duplicates=0.5) == [A, B, far, C]
-    assert "earlier one equals, and 1 that an earlier one nearly equals" in capsys.readouterr().out
+    assert (
+        "equal an earlier document, and 1 that nearly equal an earlier document"
+        in capsys.readouterr().out
+    )
     manifest = read_manifest(tmp_path / "usual")
     assert manifest["counts"]["duplicates"] == manifest["counts"]["near_duplicates"] == 1
     assert manifest["settings"]["near_duplicates"] == 0.5

@@ -290,7 +290,7 @@ def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
         ConfigError, match=r"with \(no-such-program .*\): no such program; install it"
     ):
         run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
-    with pytest.raises(ConfigError, match=r"with \(a 'b\): is no command line"):
+    with pytest.raises(ConfigError, match=r"with \(a 'b\): is not a valid command line"):
         run(source, tmp_path / "out", **{"with": "a 'b"})
     with pytest.raises(ValueError, match=r"with.*has no effect with expand_templates"):
         ExtractSettings(dump=source, out=tmp_path, expand_templates=True, **{"with": "wicket"})
@@ -307,7 +307,7 @@ def test_lost_pages_are_counted_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("end", "problem"),
     [
-        ("while True: pass", "no end after 1 s"),
+        ("while True: pass", "did not finish within 1 s"),
         ("print('Traceback', file=sys.stderr, flush=True); time.sleep(60)", "a crash"),
     ],
 )
@@ -520,7 +520,7 @@ def test_a_disk_that_fills_ends_an_extraction_with_path_and_missing_bytes(
 ):
     source = dump(tmp_path / "dump.xml", articles(200, 3000))  # 4 chunks of a megabyte
     out = small_disk(size) / "out"
-    with pytest.raises(DataError, match=r"extract is to write about .* MB and .* are free"):
+    with pytest.raises(DataError, match=r"extract will write about .* MB, but only .* are free"):
         run(source, out)
     monkeypatch.setattr(extract, "bytes_written", lambda *_: 1)
     with pytest.raises(OSError, match=r"No space left on device, .* are free") as raised:

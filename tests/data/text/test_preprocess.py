@@ -122,7 +122,7 @@ def test_the_sentences_of_articles_are_exactly_these(tmp_path, case, monkeypatch
     assert stats.sentences == len([line for line in lines.split("\n") if line])
     outside, empty = ("outside" in case) * 3, ("without text" in case) * 9
     assert stats.extra == {"documents_without_text": empty, "lines_outside_documents": outside}
-    note = f"{source}: left out is text outside <doc ...> ... </doc>, lines: 3"
+    note = f"{source}: left out text outside <doc ...> ... </doc>, lines: 3"
     assert stats.notes == ((note,) if outside else ())
 
 

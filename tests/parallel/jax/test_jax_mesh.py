@@ -210,7 +210,7 @@ def test_a_process_that_still_compiles_is_not_lost(start):
 def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):
     monkeypatch.setattr(runtime, "_kind", lambda: "GPU")
     monkeypatch.setattr(runtime, "visible_gpus", lambda environment: ["0", "1"])
-    with pytest.raises(DeviceError, match=r"needs 4 GPUs, here are 0; .*parallel.layout auto"):
+    with pytest.raises(DeviceError, match=r"needs 4 GPUs, but finds 0; .*parallel.layout auto"):
         open_mesh(Processes(()), 2, Parallel(tensor=[2]), Cluster())
 
 

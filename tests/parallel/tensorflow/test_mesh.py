@@ -26,7 +26,7 @@ def test_a_layout_that_does_not_fit_processes_gpus_or_devices_is_rejected(monkey
     with pytest.raises(DeviceError, match="TensorFlow was started before"):
         open_mesh(settings.model_copy(update={"global_batch": batch}), Processes(()))
     monkeypatch.setattr(runtime, "gpus_of", lambda processes: ["one GPU"])
-    with pytest.raises(DeviceError, match=r"needs 4 GPUs, here are 1; .*layout auto"):
+    with pytest.raises(DeviceError, match=r"needs 4 GPUs, but finds 1; .*layout auto"):
         open_mesh(settings_of("2x2"), Processes(()))
 
 

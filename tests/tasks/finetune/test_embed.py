@@ -456,7 +456,7 @@ WRONG = {
     "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
     "has a text on each line": ("", ["--train-file", "texts.txt"]),
     "is no number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
-    "has no two different scores": (
+    "has the same score in every row": (
         "anchor,positive\na,b\nc,d\n",
         ["--validation-file", "same.csv"],
     ),

@@ -149,7 +149,7 @@ def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, c
     process = start(run, **many)
     wait_for((run / "metrics.jsonl").exists, 120, [process])
     assert main(arguments(run, **many)) == 4
-    assert "another process is at work in it" in capsys.readouterr().err
+    assert "another process is using it" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text

@@ -70,7 +70,7 @@ def test_an_index_names_files_of_its_folder_that_have_the_weights(shards, tmp_pa
     files = json.loads((folder / INDEX).read_text())["weight_map"]
     first = files["cls.predictions.bias"]
     for more, message in (
-        ({"more": "../outside.safetensors"}, r"index\.json \('.*'\): is no file of weights"),
+        ({"more": "../outside.safetensors"}, r"index\.json \('.*'\): is not a weight file"),
         ({"bert.more": first}, rf"{first}: lacks the weight bert\.more"),
         ({"bert.more": "model-9.safetensors"}, r"model-9\.safetensors: is missing"),
         (None, r"index\.json"),

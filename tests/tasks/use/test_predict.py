@@ -285,7 +285,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ("text", ["the cat", "--max-seq-length", "41"], ConfigError, "40 positions"),
         ("text", ["  "], DataError, "TEXT: is empty"),
         ("text", ["--input", "bad.jsonl"], DataError, r"bad.jsonl \(line 2\): is not JSON"),
-        ("text", ["--input", "half.jsonl"], DataError, r"line 1\): has half a character"),
+        ("text", ["--input", "half.jsonl"], DataError, r"line 1\): has an unpaired surrogate"),
     ):
         with pytest.raises(kind, match=message):
             predict(capsys, models[model], *arguments)
