@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.training import BatchShape
+from bert_cli.config.training import BatchShape, Precision
 from bert_cli.errors import ConfigError, count
 from bert_cli.tasks.bench.flops import model_flops
 
@@ -57,7 +57,7 @@ class Machine:
 
     kind: str
     devices: int
-    precision: str
+    precision: Precision
     flops: float  # operations per second in training, of all devices
     spread: tuple[float, float] = (0.95, 1.2)  # factors of the time, from the measured steps
 
