@@ -25,14 +25,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import Shard, Stats, Step, file_crc32c
+from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.files import compression_of
 from bert_cli.data.text.templates import read_rules
 from bert_cli.data.text.wikipedia import DAMAGED, NAMESPACE, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
-from bert_cli.files import atomic_file
+from bert_cli.files import atomic_file, file_crc32c
 from bert_cli.processes import kill_program, start_program
 
 SECONDS_BETWEEN_CHECKS = 1.0
@@ -60,15 +60,14 @@ def run(settings: ExtractSettings) -> None:
     if templates:
         command += ["--templates", str(templates.absolute())]
     recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
-    rules = read_rules(settings.templates) if settings.templates else {}
+    rules: dict[str, str] = {}
     if settings.templates:
-        recorded["templates"] = file_crc32c(settings.templates)
         if command:
-            raise ConfigError(
-                f"templates ({settings.templates})",
-                "has no effect on another extractor",
-                "leave it out",
-            )
+            where = f"templates ({settings.templates})"
+            problem = "has no effect on another extractor"
+            raise ConfigError(where, problem, "leave it out")
+        rules = read_rules(settings.templates)
+        recorded["templates"] = file_crc32c(settings.templates)
     extractor = settings.with_program or ("wikiextractor" if templates else "bert")
     run_shards(
         Step(

@@ -71,8 +71,7 @@ def run(settings: PreprocessSettings) -> None:
     breaks: str = settings.line_breaks
     if begun and breaks == "auto":
         breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
-    form, field, documents = settings.input_format, settings.text_field, settings.documents
-    reading = files.Reading(form, field, documents, breaks)
+    reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
     parts, notes = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
     if not any(part.is_wrapped for part in parts):

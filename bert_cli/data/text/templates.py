@@ -84,10 +84,10 @@ def read_rules(path: Path) -> dict[str, str]:
     remedy = 'write {"name of a template": "text with {1}", ...}'
     rules = read_json(path, dict[str, Any], ConfigError, remedy)
     for name, rule in rules.items():
-        if not isinstance(rule, str) or re.search(r"[{}]", ARGUMENT.sub("", rule)):
-            problem = (
-                "is no text" if not isinstance(rule, str) else "has a brace without its partner"
-            )
+        problem = "" if isinstance(rule, str) else "is no text"
+        if not problem and re.search(r"[{}]", ARGUMENT.sub("", rule)):
+            problem = "has a brace without its partner"
+        if problem:
             raise ConfigError(f"templates ({path}, {name!r}: {rule!r})", problem, remedy)
     return rules
 

@@ -4,6 +4,7 @@ import codecs
 import itertools
 import mmap
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,17 +111,15 @@ class Dump:
         """
         if compression_of(self.path) != "bzip2" or self.is_utf16:
             return []
-        with open(self.path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        second = STREAM.search(data, 1, FIRST_STREAMS)
+        second = self._next_stream(1, FIRST_STREAMS)
         if second is None:
             return []
-        block = next(Dump(self.path, (second.start(), self._stop))._blocks, b"")
+        block = next(Dump(self.path, (second, self._stop))._blocks, b"")
         if not block.lstrip().startswith(b"<page>"):
             return []  # as pbzip2 writes them, which may begin within a page
         starts = [0]
-        while match := STREAM.search(data, starts[-1] + size):
-            starts.append(match.start())
+        while (start := self._next_stream(starts[-1] + size)) is not None:
+            starts.append(start)
         ranges = itertools.pairwise([*starts, self._stop])
         return [Chunk(raw_bytes=stop - start, streams=(start, stop)) for start, stop in ranges]
 
@@ -200,11 +199,11 @@ class Dump:
                     start = None
             yield b""
 
-    def _next_stream(self, start: int) -> int | None:
-        """Return the first byte of the next bzip2 stream, None where there is none."""
+    def _next_stream(self, start: int, end: int = sys.maxsize) -> int | None:
+        """Return the first byte of the next bzip2 stream before an end, None where there is none."""
         with open(self.path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        match = STREAM.search(data, start)
+        match = STREAM.search(data, start, end)
         return match.start() if match else None
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:

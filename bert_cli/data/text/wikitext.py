@@ -222,11 +222,6 @@ def _end_of(kind: str) -> re.Pattern[str]:
 END = {kind: _end_of(kind) for kind in ("!--", "nowiki", *DROPPED.split("|"))}
 
 
-def _dropped(inner: str) -> str:
-    """Return what is left of a construct that shows nothing: its text where that holds a paragraph."""
-    return inner if PARAGRAPH.search(inner) else ""
-
-
 def _is_text(inner: str) -> bool:
     """Return whether paragraphs begin in what looks like a table or a box, so that a mark of it is missing."""
     last_row = max(inner.rfind(mark) for mark in ("\n|", "\n |", "\n!"))
@@ -267,7 +262,7 @@ def _script(tag: re.Match[str]) -> str:
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
     if hidden.match(inner + "]"):
-        return _dropped(inner)
+        return inner if PARAGRAPH.search(inner) else ""
     if "\n" not in inner:
         return inner.removesuffix("|").rpartition("|")[2]
     # A link ends with its line; of a label that was broken into lines the target before it is dropped.
