@@ -1,9 +1,9 @@
 """Vocabularies and tokenizers of BERT: read from a folder, and written into one.
 
 A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
-text is normalized; newer models have a tokenizer.json alone. The texts of a task are encoded by the `tokenizers`
-library, with the tokens that a model's owner added to it. The five special tokens are never among them, so text cannot
-make their ids: a literal "[SEP]" is three tokens.
+text is normalized; newer models have a tokenizer.json alone, and those made here have it beside them. The texts of a
+task are encoded by the `tokenizers` library, with the tokens that a model's owner added to it. The five special tokens
+are never among them, so text cannot make their ids: a literal "[SEP]" is three tokens.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
@@ -232,18 +233,14 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     """Read the tokenizer of a model's folder. DataError where there is none, or none of BERT's kind."""
     # The library reads this at its first use. The texts of a task are encoded by one process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    if (folder / TOKENIZER_FILE).is_file():
-        library = _from_json(folder / TOKENIZER_FILE)
-    elif (folder / VOCAB_FILE).is_file():
-        vocabulary = read_vocabulary(folder / VOCAB_FILE)
-        # Google's first models have no config; all of those with "uncased" vocabularies lower-case.
-        normalization = Normalization.of(
-            _read_part(folder / CONFIG_FILE, dict[str, Any]), cased=False
-        )
-        library = library_tokenizer(vocabulary.ids, normalization)
-    else:
+    if not has_tokenizer(folder):
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
         raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
+    # The fingerprint of a vocab.txt must stay when its tokenizer.json is written beside it.
+    if (folder / VOCAB_FILE).is_file() and _is_derived(folder / TOKENIZER_FILE):
+        library = _from_vocabulary(folder)
+    else:
+        library = _from_json(folder / TOKENIZER_FILE)
     _add_tokens(library, folder)
     ids: dict[str, int] = library.get_vocab()
     _check_special(f"{folder} (tokenizer)", ids)
@@ -272,6 +269,43 @@ def _from_json(path: Path) -> "Tokenizer":
         return Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises Exception itself
         raise DataError(str(path), f"cannot be read ({error})", TAKE_AGAIN) from error
+
+
+def _from_vocabulary(folder: Path) -> "Tokenizer":
+    vocabulary = read_vocabulary(folder / VOCAB_FILE)
+    # Google's first models have no config; all of those with "uncased" vocabularies lower-case.
+    return library_tokenizer(
+        vocabulary.ids,
+        Normalization.of(_read_part(folder / CONFIG_FILE, dict[str, Any]), cased=False),
+    )
+
+
+def _tokenizer_json(folder: Path) -> bytes:
+    """Return the tokenizer.json of a folder's vocab.txt, with the special tokens as other programs add them."""
+    from tokenizers import decoders, processors
+
+    library = _from_vocabulary(folder)
+    _add_tokens(library, folder)
+    library.add_special_tokens([*SPECIAL_TOKENS])
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    library.decoder = decoders.WordPiece(prefix="##")
+    return json.dumps(json.loads(library.to_str())).encode()
+
+
+def _is_derived(path: Path) -> bool:
+    """Return whether a tokenizer.json is absent or, to the byte, that of the vocab.txt beside it.
+
+    Other programs lay the file out otherwise, so one of theirs is never taken for it.
+    """
+    if not path.is_file():
+        return True
+    with suppress(DataError):  # of a vocab.txt that nobody reads
+        return path.read_bytes() == _tokenizer_json(path.parent)
+    return False
 
 
 def added_tokens(folder: Path) -> list[AddedToken]:
@@ -334,7 +368,7 @@ def _is_length(value: Any) -> TypeGuard[int | float]:
 
 
 def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[str, bytes]:
-    """Return the tokenizer's files of a folder by name, with the limits of the model.
+    """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
 
     transformers truncates a text at `model_max_length`, here the tokenizer's but at most the model's positions. With
     `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does with the five of
@@ -343,6 +377,8 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not files:
         return {}
+    if TOKENIZER_FILE not in files and VOCAB_FILE in files:
+        files[TOKENIZER_FILE] = _tokenizer_json(folder)
     config = _read_part(folder / CONFIG_FILE, dict[str, Any])
     own = config.get("model_max_length")
     longest = min(positions, int(own)) if _is_length(own) else positions

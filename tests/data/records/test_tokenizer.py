@@ -93,6 +93,7 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
         (trained / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(trained)
     assert ids(read_tokenizer(trained), text) == expected
+    assert read_tokenizer(trained).fingerprint == ours.fingerprint
     assert theirs(text, add_special_tokens=False)["input_ids"] == expected
 
 
@@ -112,6 +113,48 @@ def test_a_tokenizer_saved_by_transformers_splits_text_equally(folder, tmp_path)
     text = "The cats. É Cat"
     expected = theirs(text, add_special_tokens=False)["input_ids"]
     assert ids(read_tokenizer(saved), text) == expected == ids(read_tokenizer(folder), text)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_a_models_tokenizer_json_gives_transformers_the_ids_and_keeps_the_fingerprint(
+    cased, folder, tmp_path
+):
+    """Also for a model that is trained from such a model."""
+    import tokenizers
+    import transformers
+
+    data = (folder / "vocab.txt").read_bytes()
+    write_vocabulary(folder, data, Normalization(cased=cased, split_chinese=cased))
+    before, text = read_tokenizer(folder), "The cats. É Cat maskse [SEP] 東京"
+    for name in ("first", "second"):
+        saved = tmp_path / name
+        saved.mkdir()
+        for file, content in files_for_model(folder, 32, fills_masks=False).items():
+            (saved / file).write_bytes(content)
+        after = read_tokenizer(saved)
+        assert after.fingerprint == before.fingerprint
+        assert ids(after, text) == ids(before, text)
+        folder = saved
+    theirs = transformers.AutoTokenizer.from_pretrained(saved)
+    expected = [2, *ids(before, text), 3, *ids(before, "the"), 3]
+    pair = theirs(text, "the")
+    assert pair["input_ids"] == expected
+    assert pair["token_type_ids"] == [0] * (len(expected) - 2) + [1] * 2
+    alone = tokenizers.Tokenizer.from_file(str(saved / "tokenizer.json"))
+    assert alone.encode("the cats .", "the").ids == [2, 5, 6, 7, 17, 3, 5, 3]
+    assert alone.decode([2, 5, 6, 7, 17, 3]) == "the cats."
+    assert alone.encode("[MASK]").ids == [2, 4, 3]
+
+
+def test_a_vocabulary_that_a_tokenizer_json_replaces_is_not_read(folder):
+    for file, content in files_for_model(folder, 32, fills_masks=True).items():
+        (folder / file).write_bytes(content)
+    description = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(description, indent=2))
+    theirs = read_tokenizer(folder)
+    (folder / "vocab.txt").write_text("broken\n\n")
+    assert read_tokenizer(folder).fingerprint == theirs.fingerprint
+    assert ids(theirs, "cats [SEP]") == [6, 7, 10, 12, 13, 11]
 
 
 def test_a_cased_vocabulary_keeps_capitals_and_has_another_fingerprint(folder):
