@@ -303,9 +303,10 @@ class ExportSettings(Settings):
 
     Example: bert export runs/mrpc exported/mrpc --format onnx
     Example: bert export runs/mine exported/mine --format saved-model
+    Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
     """
 
-    NEEDS: ClassVar = {"texts": ("format", "saved-model")}
+    NEEDS: ClassVar = {"texts": ("format", "saved-model"), "push": ("format", "hf")}
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
@@ -317,6 +318,11 @@ class ExportSettings(Settings):
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""
+    license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
+    """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
+    push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
+    finds the token (HF_TOKEN, or that of `hf auth login`) and the address (HF_ENDPOINT)."""
 
 
 class AverageSettings(Settings):

@@ -88,6 +88,15 @@ ARCHITECTURES = {
     "embed_head": "BertModel",
     "denoise_head": "BertModel",
 }
+# Class of transformers, without the prefix of another architecture -> its task.
+TASKS = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
+    "BertModel": "embed",
+}
 # Architecture, which is also transformers' model_type -> what the names of its classes have before "Bert".
 PREFIXES = {"bert": "", "groupbert": "Group"}
 # Classes for PyTorch that transformers does not have; written beside the weights and never imported here.

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bert_cli.data.finetune import embeddings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import (
@@ -38,6 +39,7 @@ from bert_cli.files import (
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
+from bert_cli.train import card
 from bert_cli.train.loop import Array, State, StateCopy, named_moments
 
 SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
@@ -87,6 +89,8 @@ class Format:
     config: Mapping[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Other files by name: the tokenizer's, and the classes of a model that transformers does not have."""
+    epoch_size: int | None = None
+    """Examples of an epoch, for the model card; None where there is no end."""
 
 
 class SavedState(BaseModel):
@@ -246,18 +250,19 @@ def save(
             )
     try:
         with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
-            _write_model(partial, state, form)
             record = {
                 "step": state.step,
                 "loss_scale": state.loss_scale.as_json(),
                 "fixed": fixed,
                 "settings": settings,
+                "epoch_size": form.epoch_size,
                 "versions": package_versions(PACKAGES),
-                "crc32c": {
-                    file.relative_to(partial).as_posix(): file_crc32c(file)
-                    for file in sorted(partial.rglob("*"))
-                    if file.is_file()
-                },
+            }
+            _write_model(partial, state, form, record)
+            record["crc32c"] = {
+                file.relative_to(partial).as_posix(): file_crc32c(file)
+                for file in sorted(partial.rglob("*"))
+                if file.is_file()
             }
             record[OWN_CHECKSUM] = json_crc32c(json.loads(json.dumps(record)))
             (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -267,7 +272,7 @@ def save(
     return path
 
 
-def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
+def _write_model(partial: Path, state: StateCopy, form: Format, record: Mapping[str, Any]) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
     weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
@@ -275,7 +280,14 @@ def _write_model(partial: Path, state: StateCopy, form: Format) -> None:
         write_tensors(partial / file, tensors)
         # safetensors lets only their owner read them
         shutil.copymode(partial / "config.json", partial / file)
-    for name, content in form.files.items():
+    files = dict(form.files)
+    if "architectures" in form.config:
+        parameters = sum(value.size for value in weights.values())
+        is_embedding = embeddings.MODULES in files
+        sections = [card.training_section(record)]
+        text = card.model_card(form.config, parameters, sections, is_embedding=is_embedding)
+        files[card.CARD] = text.encode()
+    for name, content in files.items():
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(content)
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError, printable
 from bert_cli.files import STATE, is_locked, read_json
+from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -38,15 +39,6 @@ from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, format_duration, rea
 Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
 LOSS, ACCURACY = "loss", "accuracy"
-# A setting that only one kind of run has -> the command; the first that is present.
-COMMAND_BY_SETTING = {
-    "max_predictions_per_seq": "pretrain",
-    "glue_task": "glue",
-    "max_query_length": "squad",
-    "objective": "embed",
-    "text_column": "classify",
-    "num_epochs": "ner",
-}
 # Settings that name or describe a run: they differ always and mean nothing.
 NAMES_ONLY = ("save_ckpt_path", "about")
 ABSENT = "not set"
@@ -71,8 +63,7 @@ class Run:
     @property
     def kind(self) -> str:
         """Return the command, with the task if it has several: `pretrain`, `glue mrpc`."""
-        commands = [name for key, name in COMMAND_BY_SETTING.items() if key in self.settings]
-        command = commands[0] if commands else "?"
+        command = command_of(self.settings)
         if command == "glue":
             return f"glue {self.settings['glue_task'] or ''}".rstrip()
         return "squad 2.0" if command == "squad" and self.settings.get("version_2") else command

@@ -462,7 +462,7 @@ def change_state(path: Path, **changes) -> None:
 
 
 def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
-    before, names = bytes_of(fresh[0]), ["config.json", MODEL, OPTIMIZER]
+    before, names = bytes_of(fresh[0]), ["README.md", "config.json", MODEL, OPTIMIZER]
     for name in names:
         content = (saved / name).read_bytes()
         (saved / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])

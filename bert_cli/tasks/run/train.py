@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -111,6 +112,7 @@ def run_training(
     engine, state, step = build.build_run(settings, mesh, plan, stop, spec.labels)
     step.prepare = spec.prepare
     form = start.disk_format(settings, state.weights, spec.tokenizer, spec.label_names)
+    form = replace(form, epoch_size=spec.stream.epoch_size)
     fixed = checkpoint.fixed_settings(
         settings.model_dump(mode="json"),
         plan.examples_per_step,

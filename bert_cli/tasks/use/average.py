@@ -25,7 +25,7 @@ from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import print_table, quiet_imports
 from bert_cli.tasks.run import corpora, start
-from bert_cli.train import checkpoint, history
+from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array, State
 from bert_cli.train.metrics import print_line
@@ -58,12 +58,13 @@ def run(settings: AverageSettings) -> None:
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
+    names = ", ".join(path.name for path in paths)
     mean = mean_of(paths)
     if is_there and not _equal(checkpoint.read_tensors(out / MODEL), mean):
         check_new_folder(out)
     if not is_there:
-        _write(out, paths[-1], mean)
-    print_line(f"average: {out} is the mean of {', '.join(path.name for path in paths)}")
+        _write(out, paths[-1], mean, names)
+    print_line(f"average: {out} is the mean of {names}")
     if trained is None or held_out is None:
         scored_by = f"that is for pretrain, not {kind}"
         scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
@@ -82,12 +83,14 @@ def _equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
     )
 
 
-def _write(out: Path, newest: Path, mean: Mapping[str, Array]) -> None:
+def _write(out: Path, newest: Path, mean: Mapping[str, Array], names: str) -> None:
     left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
     with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
         shutil.copymode(newest / MODEL, partial / MODEL)
+        if (readme := partial / card.CARD).is_file():
+            readme.write_text(f"{readme.read_text()}| weights | mean of {names} |\n")
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:

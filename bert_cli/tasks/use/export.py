@@ -33,6 +33,7 @@ from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import start
+from bert_cli.tasks.use import publish
 from bert_cli.tasks.use.model import Opened, open_model, task_of
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
@@ -94,11 +95,14 @@ def run(settings: ExportSettings) -> None:
         served = Served(model, encoder)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
+        publish.write_card(settings, model, folder)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; more than {most:,} tokens are an error"
     )
+    if settings.push is not None:
+        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
 
 
 def _check_settings(settings: ExportSettings, out: Path) -> None:
@@ -109,6 +113,8 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
     check_new_folder(out)
+    if settings.push is not None:
+        publish.check_token(settings.push)
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:

@@ -33,15 +33,6 @@ from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import start
 
-ARCHITECTURES = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForQuestionAnswering": "question-answering",
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
-    "BertModel": "embed",
-}
-"""Class of transformers, without the prefix of another architecture -> its task."""
 HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fill-mask": (("enc_out", "pool", "heads"), ("heads/masked_lm",)),
     "question-answering": (("qa_head",), ("qa_head",)),
@@ -118,10 +109,10 @@ class Opened:
 def task_of(source: start.Source, wanted: str | None) -> str:
     """Return the task that the model is used for. ConfigError for one that it was not trained for."""
     name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
-    known = "embed" if name == "?" else ARCHITECTURES.get(name)
+    known = "embed" if name == "?" else hf.TASKS.get(name)
     if known is None:
         where = f"{source.where} (architecture {source.architecture})"
-        raise ConfigError(where, "is not supported", f"give one of {', '.join(ARCHITECTURES)}")
+        raise ConfigError(where, "is not supported", f"give one of {', '.join(hf.TASKS)}")
     if wanted is not None and wanted not in (known, "embed", "similarity"):
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
         remedy = f"leave out --task, or give a model that was trained for {wanted}"

@@ -14,6 +14,7 @@ from support.tiny_models import metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.files import OWN_CHECKSUM, STATE
+from bert_cli.train.card import CARD
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
@@ -62,7 +63,9 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
         assert value.dtype == np.float32 and np.array_equal(value, expected), name
     files = {path.name for path in paths[-1].iterdir()} - {OPTIMIZER, STATE}
     assert {path.name for path in out.iterdir()} == files
-    for name in files - {MODEL}:
+    weights_row = "| weights | mean of step_00000004, step_00000005, step_00000006 |\n"
+    assert (out / CARD).read_text() == (paths[-1] / CARD).read_text() + weights_row
+    for name in files - {MODEL, CARD}:
         assert (out / name).read_bytes() == (paths[-1] / name).read_bytes()
     assert (out / MODEL).stat().st_mode == (out / "config.json").stat().st_mode
 

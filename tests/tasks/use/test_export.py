@@ -27,7 +27,7 @@ from bert_cli.tasks.use import export
 
 CLOSE = 2e-5
 """Outputs here are as large as 10."""
-FILES = {"config.json", "tokenizer_config.json", "vocab.txt"}
+FILES = {"README.md", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 
 
 def bert_export(*arguments: object) -> None:

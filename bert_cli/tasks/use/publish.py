@@ -1,0 +1,92 @@
+"""The model card of an export, and its upload to the Hugging Face hub."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_cli import __version__
+from bert_cli.config.finetune import ExportSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.files import STATE, read_json
+from bert_cli.model.bert import named_weights
+from bert_cli.tasks.use.model import Opened
+from bert_cli.train import card, history
+from bert_cli.train.metrics import HELD_OUT
+
+# Status of the hub's answer -> what is wrong and what to do.
+REFUSALS = {
+    401: ("the hub does not know the token", "run hf auth login, or set HF_TOKEN"),
+    403: ("the token may not write there", "take one with write access to OWNER, or another OWNER"),
+}
+
+
+def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
+    """Write the card of an export: its class and size, and the training and scores of the checkpoint."""
+    source = model.source.folder
+    sections = [f"Written by `bert export --format {settings.format}` of bert-cli {__version__}."]
+    if (source / STATE).is_file():
+        state = read_json(source / STATE, dict[str, Any], CheckpointError, "copy it again")
+        sections += _of_training(source, state) if "fixed" in state else []
+    elif (source / card.CARD).is_file():
+        older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
+        sections += [older[1] + older[2]]
+    names = named_weights(model.blocks).items()
+    weights = [weight for name, weight in names if not name.startswith(tuple(model.new))]
+    text = card.model_card(
+        read_json(folder / "config.json", dict[str, Any], CheckpointError, ""),
+        sum(math.prod(weight.shape) for weight in weights),
+        sections,
+        is_embedding=(source / embeddings.MODULES).is_file(),
+        runtime=settings.format,
+        model=settings.push or ".",
+        license_id=settings.license,
+    )
+    (folder / card.CARD).write_text(text, encoding="utf-8")
+
+
+def _of_training(checkpoint: Path, state: Mapping[str, Any]) -> list[str]:
+    """Return the sections on a checkpoint's training and, where its run's folder has them, on its scores."""
+    metrics = history.Run(checkpoint.parent).steps.get(state["step"], {})
+    scores = {
+        name.removeprefix(HELD_OUT): f"{value:.4f}"
+        for name, value in metrics.items()
+        if name.startswith(HELD_OUT) and value is not None
+    }
+    scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
+    return [card.training_section(state), *scored]
+
+
+def check_token(name: str) -> None:
+    """Raise ConfigError where huggingface_hub has no token for an upload."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise ConfigError(f"push ({name})", "needs a token of the hub", REFUSALS[401][1])
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a folder as the model OWNER/NAME of the hub, and return its address.
+
+    Raises ConfigError for a token without access, CheckpointError for anything else; the folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    try:
+        address = str(hub.create_repo(name, exist_ok=True))
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by bert export")
+    except Exception as error:  # the hub's client raises a dozen kinds
+        where = f"push ({name})"
+        stays = f"the export stays in {folder}: run hf upload {name} {folder}"
+        # An upload of a file that fails is wrapped.
+        cause = error if hasattr(error, "response") else error.__cause__ or error
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if status in REFUSALS:
+            problem, remedy = REFUSALS[status]
+            raise ConfigError(where, problem, f"{remedy}; {stays}") from error
+        reason = str(cause).partition("\n")[0]
+        problem = f"cannot be uploaded to {hub.endpoint} ({reason})"
+        raise CheckpointError(where, problem, f"check the network; {stays}") from error
+    return address

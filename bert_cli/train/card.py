@@ -1,0 +1,145 @@
+"""Model cards: the `README.md` of a checkpoint or an export, as the Hugging Face hub shows it.
+
+A checkpoint's card is a function of its state.json: without times, complete paths and facts of the machine, a run that
+was resumed writes the same bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from bert_cli import __version__
+from bert_cli.model import hf
+
+CARD, TRAINING = "README.md", "## Training\n"
+# A setting that only one kind of run has -> the command; the first that is present.
+COMMAND_BY_SETTING = {
+    "max_predictions_per_seq": "pretrain",
+    "glue_task": "glue",
+    "max_query_length": "squad",
+    "objective": "embed",
+    "text_column": "classify",
+    "num_epochs": "ner",
+}
+# Task -> the code that runs the model.
+CODE = {
+    "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{model}"{options})
+model = AutoModelForQuestionAnswering.from_pretrained("{model}"{options})
+inputs = tokenizer("Who was it?", "It was Ada.", return_tensors="pt")
+outputs = model(**inputs)
+first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))""",
+    "sentence-similarity": """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{model}"{options})
+vectors = model.encode(["a query", "a text that may answer it"])
+print(model.similarity(vectors, vectors))""",
+}
+ANY_TASK = """from transformers import pipeline
+
+run = pipeline("{task}", model="{model}"{options})
+print(run("{text}"))"""
+ENCODE = """from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{model}"{options})
+inputs = tokenizer("{text}", return_tensors="np")
+"""
+# Format of an export -> the code that runs the tokenizer's inputs.
+RUNTIMES = {
+    "onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+print(session.run(None, dict(inputs)))""",
+    "tflite": """import tensorflow as tf
+
+run = tf.lite.Interpreter("model.tflite").get_signature_runner()
+print(run(**{{name: ids.astype("int32") for name, ids in inputs.items()}}))""",
+    "saved-model": """import tensorflow as tf
+
+run = tf.saved_model.load(".").signatures["serving_default"]
+print(run(**{{name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}}))""",
+}
+
+
+def command_of(settings: Mapping[str, Any]) -> str:
+    """Return the command that trains with these settings, "?" for none."""
+    return next((name for key, name in COMMAND_BY_SETTING.items() if key in settings), "?")
+
+
+def model_card(
+    config: Mapping[str, Any],
+    parameters: int,
+    sections: Sequence[str],
+    *,
+    is_embedding: bool,
+    runtime: str = "hf",
+    model: str = ".",
+    license_id: str | None = None,
+) -> str:
+    """Return the card of a model with this config.json; the code in it opens `model` by the runtime of an export."""
+    shape, name = hf.config_of(config), str(config["architectures"][0])
+    task = hf.TASKS[name.removeprefix(hf.PREFIXES[shape.architecture])]
+    if task == "embed":
+        task = "sentence-similarity" if is_embedding else "feature-extraction"
+    code = ENCODE + RUNTIMES[runtime] if runtime in RUNTIMES else CODE.get(task, ANY_TASK)
+    code = code.format(
+        task=task,
+        model=model,
+        options=", trust_remote_code=True" if shape.architecture == "groupbert" else "",
+        text="A [MASK] in a text." if task == "fill-mask" else "A text.",
+    )
+    library = "sentence-transformers" if is_embedding else "transformers"
+    entries = {
+        "license": license_id,
+        "library_name": library if runtime == "hf" else runtime,
+        "pipeline_tag": task,
+        "tags": f"[{shape.architecture}]",
+    }
+    front = "".join(f"{key}: {value}\n" for key, value in entries.items() if value)
+    labels = ", ".join(f"`{label}`" for label in (config.get("id2label") or {}).values())
+    summary = (
+        f"A {name} for {task} with {parameters:,} parameters: {shape.num_hidden_layers} layers of hidden size "
+        f"{shape.hidden_size} with {shape.num_attention_heads} attention heads, a vocabulary of "
+        f"{shape.vocab_size:,} pieces, at most {shape.max_position_embeddings} tokens in a text."
+    )
+    use = f"## Use\n\n```python\n{code}\n```"
+    parts = [f"---\n{front}---", f"# {name}", summary, labels and f"Labels: {labels}", use]
+    return "\n\n".join(part.strip() for part in [*parts, *sections] if part) + "\n"
+
+
+def training_section(state: Mapping[str, Any]) -> str:
+    """Return the section of a card on the training that led to a checkpoint, from its state.json."""
+    settings, fixed = state.get("settings", {}), state["fixed"]
+    start = PurePath(settings.get("pretrained_ckpt_path") or "")
+    start = start.parent if start.name.startswith("step_") else start
+    command = f"`bert {command_of(settings)}` of bert-cli {__version__}, settings in state.json"
+    rows = {
+        "command": command,
+        "data": _data(settings, state.get("epoch_size")),
+        "starts from": start.name,
+        "steps": f"{state['step']:,} of {fixed.get('total_steps', 0):,}",
+        "examples of a step": fixed.get("examples_per_step"),
+        **{name: settings.get(name) for name in ("max_seq_length", "precision", "seed")},
+    }
+    return table(TRAINING, {name: value for name, value in rows.items() if value not in (None, "")})
+
+
+def table(heading: str, rows: Mapping[str, Any]) -> str:
+    """Return a section of a card with a row for each value."""
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join([heading, "| | |", "|---|---|", *lines])
+
+
+def _data(settings: Mapping[str, Any], epoch_size: int | None) -> str:
+    """Return the last names of the folders and files of the examples, and the number of examples."""
+    if settings.get("generated_dataset"):
+        return "synthetic examples"
+    stages = [settings, *(settings.get("stages") or ())]
+    values = [stage.get(key) for stage in stages for key in ("train_file", "dataset_dir")]
+    corpora = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    paths = [one["path"] if isinstance(one, dict) else one for one in corpora if one]
+    names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
+    # The other stages have other examples.
+    return f"{names}, {epoch_size:,} examples" if epoch_size and len(stages) == 1 else names

@@ -1,0 +1,111 @@
+"""The card of a run's checkpoint: the same of every start, its code, and what an export makes of it."""
+
+import re
+import shutil
+
+import pytest
+import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
+import yaml
+from support.tiny_models import write_model, write_records
+
+from bert_cli.cli import main
+from bert_cli.config.embed import EmbedSettings
+from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.files import verify_checkpoint
+from bert_cli.train.card import CARD, command_of, model_card, training_section
+
+TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 20
+RUN = [
+    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
+    "--total-num-train-samples", "8", "--checkpoint-every-steps", "1",
+    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A run of two steps, and one in another folder that continues from its first checkpoint."""
+    home = tmp_path_factory.mktemp("cards")
+    write_model(home / "model")
+    write_records(home / "records", TEXT, home / "model", masking="static")
+    for run in ("run", "resumed"):
+        flags = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
+        flags["validation-dir"] = "records"
+        words = [word for flag, name in flags.items() for word in (f"--{flag}", str(home / name))]
+        if run == "resumed":
+            shutil.copytree(home / "run" / "step_00000001", home / run / "step_00000001")
+        assert main(["pretrain", *words, *RUN]) == 0
+    return home
+
+
+def test_a_checkpoints_card_is_the_same_after_a_resumption_and_names_no_folder(home):
+    path, resumed = (home / run / "step_00000002" for run in ("run", "resumed"))
+    text = (path / CARD).read_text()
+    assert (resumed / CARD).read_text() == text and str(home) not in text
+    assert (home / "run" / "step_00000001" / CARD).read_text() != text
+    front = yaml.safe_load(text.split("---\n")[1])
+    entries = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
+    assert front == {**entries, "tags": ["bert"]}
+    for row in (
+        "data | records, ",
+        "starts from | model",
+        "steps | 2 of 2",
+        "command | `bert pretrain` of",
+    ):
+        assert f"| {row}" in text
+    verify_checkpoint(path)
+    (path / CARD).write_text(text + " ")
+    with pytest.raises(Exception, match=r"README\.md: has changed since it was saved"):
+        verify_checkpoint(path)
+    (path / CARD).write_text(text)
+
+
+def test_the_code_of_a_checkpoints_card_runs_and_its_numbers_are_the_models(
+    home, monkeypatch, capsys
+):
+    import transformers
+
+    path = home / "run" / "step_00000002"
+    text = (path / CARD).read_text()
+    monkeypatch.chdir(path)
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {})
+    assert "'token_str'" in capsys.readouterr().out
+    model = transformers.BertForPreTraining.from_pretrained(path)
+    number = sum(value.numel() for value in model.parameters())
+    assert f"A BertForPreTraining for fill-mask with {number:,} parameters: 2 layers" in text
+
+
+def test_an_export_keeps_the_training_and_adds_the_scores(home, tmp_path):
+    for source, out in (("run/step_00000002", tmp_path / "first"), ("first", tmp_path / "second")):
+        folder = home / source if source.startswith("run") else tmp_path / source
+        assert main(["export", str(folder), str(out), "--format", "hf"]) == 0
+    first, second = ((tmp_path / name / CARD).read_text() for name in ("first", "second"))
+    trained = (home / "run" / "step_00000002" / CARD).read_text().partition("## Training")[2]
+    assert trained.strip() in first and re.search(r"\| mlm_loss \| \d\.\d{4} \|", first)
+    assert first == second and first.count("Written by `bert export") == 1
+
+
+def test_each_command_of_training_is_known_by_its_settings():
+    kinds = {
+        PretrainSettings: "pretrain", SquadSettings: "squad", GlueSettings: "glue", NerSettings: "ner",
+        ClassifySettings: "classify", EmbedSettings: "embed",
+    }  # fmt: skip
+    for kind, command in kinds.items():
+        assert command_of(kind.model_fields) == command
+    assert command_of({}) == "?"
+
+
+def test_a_card_names_every_corpus_and_the_labels():
+    mixture = [{"path": "/data/a/128", "weight": 1.0}, {"path": "s3://bucket/b", "weight": 2.0}]
+    state = {"step": 3, "fixed": {}, "epoch_size": 1200, "settings": {"dataset_dir": mixture}}
+    assert "| data | 128, b, 1,200 examples |" in training_section(state)
+    staged = {"dataset_dir": "/x/a", "stages": [{"dataset_dir": "/x/b"}, {"dataset_dir": None}]}
+    assert "| data | a, b |" in training_section({**state, "settings": staged})
+    synthetic = {"dataset_dir": "/x/a", "generated_dataset": True}
+    assert "| data | synthetic examples |" in training_section({**state, "settings": synthetic})
+    config = {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B-X"}}
+    assert "Labels: `O`, `B-X`" in model_card(config, 7, [], is_embedding=False)
+    config = {"architectures": ["BertModel"]}
+    text = model_card(config, 7, [], is_embedding=True)
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity" in text
