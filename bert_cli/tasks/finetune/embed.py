@@ -124,7 +124,7 @@ def contrastive_loss(
     A row is an anchor, its positive and hard negatives. The scores of an anchor are its cosines, over the temperature,
     with the positives and hard negatives of all rows; the loss [n] is their cross entropy with its own positive. Also
     returned are whether that has the highest score [n], and the gradient of the mean loss with respect to the vectors.
-    `texts` [n, G] numbers the texts: a candidate with the text of the positive or of the anchor is no negative.
+    `texts` [n, G] numbers the texts: candidates that equal the anchor or its positive are not used as negatives.
     """
     n, _, size = vectors.shape
     lengths = np.maximum(np.linalg.norm(vectors, axis=2, keepdims=True), 1e-12)
