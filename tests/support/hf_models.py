@@ -112,7 +112,8 @@ def ids_of(*pieces: str) -> list[int]:
 
 def change_weights(folder: Path, out: Path, changes: dict[str, Any]) -> Path:
     """Copy a model; `changes` has a function of an array, or None to leave it out, by name of the tensor."""
-    shutil.copytree(folder, out)
+    # state.json has the checksums of a checkpoint's files.
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("state.json"))
     tensors = load_file(out / "model.safetensors")
     for name, change in changes.items():
         value = tensors.pop(name)

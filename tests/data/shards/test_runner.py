@@ -173,7 +173,7 @@ def test_ctrl_c_stops_the_workers_and_exits_130(tmp_path):
 def test_two_runs_in_one_folder_are_rejected(tmp_path):
     with (
         manifest.open_output(Step("shout", tmp_path / "out")),
-        pytest.raises(DataError, match="is at work"),
+        pytest.raises(DataError, match="another process is using it"),
     ):
         run(make_inputs(tmp_path), tmp_path / "out")
 
@@ -199,7 +199,9 @@ def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, 
     free = 1_061
     monkeypatch.setattr(runner, "free_bytes", lambda _: free)
     shards, out = make_inputs(tmp_path, 3), tmp_path / "out"  # 350 bytes and an index of 4 each
-    with pytest.raises(DataError, match=r"write about 1\.1 kB and 1\.1 kB are free there; make"):
+    with pytest.raises(
+        DataError, match=r"write about 1\.1 kB, but only 1\.1 kB are free there; make"
+    ):
         run(shards, out, expected_bytes=1_062)
     assert tree(out) == {}
     run(shards[:2], out)
