@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 
-from bert_cli.errors import ConfigError
+from bert_cli.errors import DataError
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Trace, Work, work_of
 
 SIZES = [(p, m) for p in (1, 2, 3, 5, 8) for m in (1, 2, 4, 7, 32)]
@@ -42,5 +42,5 @@ def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
     (event,) = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
     assert event["name"] == "backward 7" and event["ph"] == "X" and event["dur"] >= 0
     assert (event["pid"], event["tid"]) == ("rank 3", "replica 0 stage 2")
-    with pytest.raises(ConfigError, match=r"parallel\.trace"):
+    with pytest.raises(DataError, match=r"parallel\.trace"):
         trace.write(tmp_path / "deep" / "trace.json" / "trace.json", rank=0)
