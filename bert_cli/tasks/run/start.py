@@ -193,6 +193,10 @@ def find_folder(name: str, flag: str) -> Path:
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
         remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
+        begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
+        if begun and not runs:
+            problem = "the run has saved no checkpoint yet"
+            remedy = f"wait, or see bert runs {path}"
         raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
         raise CheckpointError(where, "is no model's name", "give the model first, then the text")

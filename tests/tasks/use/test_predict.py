@@ -323,12 +323,15 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
     step.mkdir(parents=True)
     for name in ("state.json", "model.safetensors", "optimizer.safetensors", "config.json"):
         (step / name).write_text("{}")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     for model, suggestion in {
         "The capital of France is [MASK].": "give the model first",
         "runs/min": "did you mean 'runs/mine'?",
         "runs/other": "check the path",
         "runs": "runs/mine",
+        "begun": "the run has saved no checkpoint yet; wait, or see bert runs begun",
     }.items():
         assert main(["predict", model, "a text"]) == 4
         error = capsys.readouterr().err
