@@ -27,6 +27,7 @@ TRAINED = 0.9  # of the documents: the others are held out
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES, LEAST_PAIRS = 3200, 64  # in the hours, if there are as many
 PAIR_FRACTION = 0.25  # of the hours, at most, after masked-LM training
+LITTLE_TIME = 0.5  # of the hours: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
 EVALUATIONS, EVALUATED, LINES = 10, 1000, 200  # of a run; examples of an evaluation
@@ -135,7 +136,10 @@ def choose(
     if chosen.has_masked_lm:
         _add_masked_lm(chosen, seconds - chosen.seconds, rate)
     low, high = (hours_of(factor * chosen.seconds) for factor in machine.spread)
-    reason = "the measured pace and the operations of an example"
+    reason = "measured on this machine just now; a busy machine is slower"
+    if chosen.seconds < LITTLE_TIME * seconds:
+        little = "text is small" if chosen.has_masked_lm else "pairs are few"
+        reason += f"; the {little}: more text would use more of the time"
     chosen.rows.append(("time", f"{hours_of(chosen.seconds)} ({low} to {high})", reason))
     return chosen
 

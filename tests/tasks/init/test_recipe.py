@@ -122,6 +122,16 @@ def test_a_run_fits_in_the_hours_or_says_that_an_epoch_does_not():
     assert re.search(r"an epoch of the text takes .* h, so the run reads \d+% of it", warning)
 
 
+def test_a_run_that_uses_little_of_the_hours_has_the_reason():
+    def reason(**changes):
+        return {name: why for name, _, why in pick(**changes).rows}["time"]
+
+    minilm = Start("minilm", MINI_LM, is_for_sentences=True)
+    assert "the pairs are few: more text" in reason(start=minilm, goal="search")
+    assert "the text is small: more text" in reason(megabytes=1.0, start="from a base model")
+    assert "more text" not in reason(megabytes=200.0, start="from a base model")
+
+
 def test_hours_in_which_nothing_is_learnt_are_refused():
     with pytest.raises(ConfigError, match=r"hours: are .* examples on this machine.*give --hours"):
         pick(start="from a base model", machine="2 cores", hours=0.01)
