@@ -16,7 +16,8 @@ class InitSettings(TextSettings):
     OUT gets the text, divided for training and scoring, the configs of the run, and commands.sh, the commands that it
     prints.
     Example: bert init articles.jsonl mine --from bert-base-uncased --hours 8
-    Example: bert init 'reports/*.txt' mine --from sentence-transformers/all-MiniLM-L6-v2 --for search
+    Example: bert init 'reports/*.txt' mine --documents files --from sentence-transformers/all-MiniLM-L6-v2
+        --for search
     """
 
     input: Positional[Path]

@@ -7,8 +7,11 @@ reasons, and writes OUT. The commands are those of every user; nothing that a ru
 import gc
 import io
 import math
+import re
 import shlex
+import shutil
 import statistics
+import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +39,7 @@ SCRIPT = "commands.sh"
 PARTS = ("train", "held_out")
 KEEP_MARKS = " --no-strip-accents"
 MEASURED_STEPS = 5
+FEW_FILES, MANY_DOCUMENTS = 5, 10  # files, and documents of each: they may be paragraphs
 
 
 def run(settings: InitSettings) -> None:
@@ -53,6 +57,10 @@ def run(settings: InitSettings) -> None:
     report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)
     print(f"init: {text.describe(facts)}", flush=True)
+    is_plain = all(part.format == "plain" for part in parts)
+    if is_plain and "documents" not in settings.model_fields_set:
+        _warn_of_paragraphs(len(parts), facts.documents)
+    print("init: timing this machine, about a minute", flush=True)
     machine, described = measure(settings, facts, model)
     print(f"init: {described}", flush=True)
     chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
@@ -78,6 +86,27 @@ def run(settings: InitSettings) -> None:
         (folder / "README.md").write_text(page, encoding="utf-8")
     print(f"init: wrote {settings.out}; next, or bash {settings.out / SCRIPT}:\n")
     print(lines)
+
+
+def _warn_of_paragraphs(number: int, documents: float) -> None:
+    """Print a warning where the paragraphs of so many files may be taken for documents."""
+    if number >= FEW_FILES and documents >= MANY_DOCUMENTS * number:
+        print(
+            f"init: warning: {number:,} files have {documents:,.0f} documents, because a blank line ends a document; "
+            "if each file is one document, add --documents files",
+            flush=True,
+        )
+
+
+def program() -> str:
+    """Return the words that start this `bert` in a shell: its name where PATH has it, else its path."""
+    path = Path(sys.executable).with_name("bert")
+    on_path = shutil.which("bert")
+    is_on_path = on_path is not None and Path(on_path).resolve() == path.resolve()
+    if is_on_path or not path.exists():
+        return "bert"
+    is_below = path.is_relative_to(Path.cwd())
+    return shlex.quote(str(path.relative_to(Path.cwd()) if is_below else path))
 
 
 def report(chosen: Recipe) -> str:
@@ -114,11 +143,14 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
             f"bert pretrain --config {out}/pretrain.json",
         ]
     if "embed" in chosen.configs:
+        before = "after masked-LM training alone" if chosen.has_masked_lm else "as published"
         lines += [
-            "# the score before, the training on pairs with the score after it, and a search",
+            f"# ndcg_10 of the model {before}",
             f"bert embed --config {out}/embed.json --no-do-training",
+            "# training on pairs, and ndcg_10 after it: higher is better",
             f"bert embed --config {out}/embed.json",
-            f"bert predict {out}/vectors {shlex.quote(sentence)} --task similarity --input {out}/search/corpus.jsonl",
+            "# your own question: replace the words in quotes; every passage of the text is read for it",
+            f"bert predict {out}/vectors {shlex.quote(sentence)} --task similarity --input {out}/{text.PASSAGES}",
         ]
     elif chosen.goal == "labels":
         rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.config.hidden_size)
@@ -130,7 +162,7 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
     else:
         masked = shlex.quote(text.mask_word(sentence))
         lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
-    return lines
+    return [re.sub("^bert ", lambda _: f"{program()} ", line) for line in lines]
 
 
 def find_start(name: str) -> tuple[Start, Vocabulary]:

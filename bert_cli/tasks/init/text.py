@@ -35,7 +35,12 @@ NO_LANGUAGE, FEW = "zxx", 0.02  # of numbers; of the documents, which may be mis
 VOCABULARY_SAMPLE = 2000  # documents
 HELD_OUT, MOST_HELD_OUT = 10, 500  # every tenth document, at most so many
 SENTENCE_CHARACTERS, PASSAGE = 20, 3  # shortest sentence of a pair; sentences of its passage
+DOCUMENT_SHOWN = 80  # characters that tell which document a passage is of
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
+PRONOUN = re.compile(
+    r"(?i:it|its|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b"
+)
+PASSAGES = "search/passages.jsonl"
 TEXTS = ("text/train.jsonl", "text/held_out.jsonl")
 PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/qrels/test.tsv")
 
@@ -131,13 +136,14 @@ def divide(
     """Write about so many documents into a folder: for training and held out, and as pairs for search.
 
     Return a held-out sentence. A held-out pair is a query and a passage; the passages of its document are relevant.
+    With pairs, the passages of all documents are written too, to search them.
     """
     every = int(max(2, min(HELD_OUT, number // 2)))
     held_out = 0
-    shown = ""
+    shown: list[str] = []
     with ExitStack() as stack:
         out = {}
-        for name in (*TEXTS, *PAIRS) if has_pairs else TEXTS:
+        for name in (*TEXTS, PASSAGES, *PAIRS) if has_pairs else TEXTS:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
 
@@ -151,18 +157,21 @@ def divide(
             write(TEXTS[is_held_out], text="\n".join(lines))
             sentences = [" ".join(text.split()) for line in lines for text in split(line)]
             pairs = pairs_of(sentences) if has_pairs else []
+            for first in range(0, len(sentences) if has_pairs else 0, PASSAGE):
+                passage = " ".join(sentences[first : first + PASSAGE])
+                write(PASSAGES, text=passage, document=lines[0][:DOCUMENT_SHOWN])
             if not is_held_out:
                 for anchor, positive in pairs:
                     write(PAIRS[0], anchor=anchor, positive=positive)
                 continue
             held_out += 1
-            shown = shown or next(filter(PLAIN_SENTENCE.fullmatch, sentences), "")
+            shown += filter(PLAIN_SENTENCE.fullmatch, sentences)
             for at, (anchor, positive) in enumerate(pairs):
                 write(PAIRS[1], _id=f"{held_out}-{at}", text=anchor)
                 write(PAIRS[2], _id=f"{held_out}-{at}", text=positive)
                 relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
                 out[PAIRS[3]].writelines(relevant)
-    return shown or sentences[0]
+    return next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
 
 
 def mask_word(sentence: str) -> str:

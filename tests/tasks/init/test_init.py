@@ -12,7 +12,7 @@ from support.hf_models import need
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
-from bert_cli.tasks.init import recipe, text
+from bert_cli.tasks.init import recipe, run, text
 
 need("py3langid")
 ROOT = Path(__file__).parents[3]
@@ -38,23 +38,66 @@ def init(*words: str) -> int:
     return main(["init", "text.jsonl", *words, "--text-field", "body"])
 
 
-def printed_commands(printed: str) -> list[list[str]]:
-    return [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("bert ")]
+def printed_commands(printed: str, program: str = "bert") -> list[list[str]]:
+    lines = [line for line in printed.splitlines() if line.startswith(f"{program} ")]
+    return [shlex.split(line)[1:] for line in lines]
 
 
 @pytest.mark.parametrize("goal", ["fill-mask", "labels", "search"])
 def test_every_printed_command_runs(goal, home, monkeypatch, capsys):
     monkeypatch.chdir(home)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # as in an environment that is not activated
+    program = str(Path(sys.executable).with_name("bert"))
     assert init(goal, "--from", "model", "--for", goal) == 0
     printed = capsys.readouterr().out
-    assert printed_commands((home / goal / "commands.sh").read_text()) == printed_commands(printed)
-    for words in printed_commands(printed):
+    script = (home / goal / "commands.sh").read_text()
+    lines = printed_commands(printed, program)
+    assert lines == printed_commands(script, program) and not printed_commands(script)
+    for words in lines:
         assert main(words) == 0, words
     results = capsys.readouterr().out
     assert "validation" in (home / goal / "run/metrics.jsonl").read_text()
     names = {"fill-mask": "run", "labels": "classifier", "search": "vectors"}
     assert list((home / goal / names[goal]).glob("step_*/model.safetensors"))
     assert goal != "search" or results.count('"ndcg_10"') == 2
+
+
+def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
+    programs = tmp_path / ".venv/bin"
+    programs.mkdir(parents=True)
+    (programs / "bert").write_text("#!/bin/sh\n")
+    (programs / "bert").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    assert run.program() == ".venv/bin/bert"
+    monkeypatch.chdir("/usr")
+    assert run.program() == str(programs / "bert")
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    assert run.program() == "bert"
+
+
+def test_paragraphs_that_may_not_be_documents_are_warned_of(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    (home / "articles").mkdir()
+    for number in range(6):
+        paragraphs = SENTENCES[20 * number : 20 * number + 20]
+        (home / "articles" / f"{number}.txt").write_text("\n\n".join(paragraphs) + "\n")
+    words = ["init", "articles/*.txt", "nothing", "--from", "model", "--dry-run"]
+    warning = "init: warning: 6 files have 120 documents, because a blank line ends a document; "
+    for more, is_warned in ((), True), (("--documents", "files"), False):
+        assert main([*words, *more]) == 0
+        assert (warning in capsys.readouterr().out) == is_warned
+
+
+def test_every_passage_can_be_searched_and_the_query_names_its_subject(tmp_path):
+    lines = ["A title.", "It has a sentence that is long enough to be shown.", "One.", "Two. End."]
+    document = [*lines, "The bridge was built in a year of which nothing is known."]
+    shown = text.divide(tmp_path, [document, document], 2, lambda line: [line], True)
+    rows = [json.loads(line) for line in (tmp_path / text.PASSAGES).read_text().splitlines()]
+    assert shown == document[-1]
+    assert [row["text"] for row in rows] == [" ".join(document[:3]), " ".join(document[3:])] * 2
+    assert {row["document"] for row in rows} == {"A title."}
 
 
 def test_the_held_out_documents_are_not_trained_on(home, monkeypatch):
@@ -159,13 +202,6 @@ def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys
     articles = str(ROOT / "data/sample/articles")
     assert main(["init", articles, "mine", "--documents", "files", "--for", "search"]) == 0
     assert "too little to train from scratch" in capsys.readouterr().out
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "bert").write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m bert_cli "$@"\n'
-    )
-    (programs / "bert").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs), prepend=":")
     done = subprocess.run(["bash", "mine/commands.sh"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count('"similarity"') == 5
