@@ -460,7 +460,7 @@ WRONG = {
         "anchor,positive\na,b\nc,d\n",
         ["--validation-file", "same.csv"],
     ),
-    "has one pair a step": (
+    "has one pair per step": (
         "",
         ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
     ),
