@@ -36,7 +36,7 @@ BREAKS = re.compile(r"\s(?:\|\|?|&&?|;|2?>>?|<)(?:\s|$)")
 # Flags of other programs.
 FOREIGN = {
     "--strict", "--scheduler-file", "--nthreads", "--nworkers", "--shm-size", "--ipc", "--ntasks-per-node",
-    "--signal", "--open-mode", "--requeue", "--cluster",
+    "--signal", "--open-mode", "--requeue", "--cluster", "--bind", "--network",
     "--constraint", "--google", "--dump", "--tenfold", "--train", "--seeds", "--full-data",
 }  # fmt: skip
 
@@ -275,7 +275,8 @@ def test_the_exit_codes_are_those_of_the_code():
     page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     kinds = [errors.BertError, *errors.BertError.__subclasses__()]
-    assert listed == {0, 130, *(kind.exit_code for kind in kinds)}
+    killed = {128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
+    assert listed == {0, *killed, *(kind.exit_code for kind in kinds)}
 
 
 def test_every_variable_that_the_code_reads_is_documented():
