@@ -12,11 +12,12 @@ import shlex
 import shutil
 import statistics
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from bert_cli.config import layout
 from bert_cli.config.init import InitSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
@@ -29,11 +30,10 @@ from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
-from bert_cli.processes import cpu_count
+from bert_cli.processes import cpu_count, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
-from bert_cli.tasks.run import build, corpora, start, train
 
 SCRIPT = "commands.sh"
 PARTS = ("train", "held_out")
@@ -45,6 +45,7 @@ FEW_FILES, MANY_DOCUMENTS = 5, 10  # files, and documents of each: they may be p
 def run(settings: InitSettings) -> None:
     """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
     check_new_folder(settings.out)
+    files.find_files(settings.input)  # before find_start, which loads TensorFlow in seconds
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if (settings.input / "corpus.json").exists():
         remedy = "give the text that they were made of"
@@ -167,7 +168,10 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
 
 def find_start(name: str) -> tuple[Start, Vocabulary]:
     """Return the model to start from, and its vocabulary. Raises CheckpointError if it is absent or not supported."""
+    with quiet_imports():
+        from bert_cli.tasks.run import start  # loads TensorFlow
     source = start.find_source(name, "--from")
+    config = source.config
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
     pieces = str(source.folder) if is_here else name
@@ -177,7 +181,7 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
         vocabulary = find_vocabulary(pieces, cased=True)
     return Start(
         name,
-        source.config,
+        config,
         vocabulary=pieces,
         is_cased=vocabulary.normalization.cased,
         is_for_sentences=(source.folder / MODULES).is_file(),
@@ -187,6 +191,8 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
     """Return this machine with the rate of some steps of a candidate on synthetic examples, and a description."""
+    with quiet_imports():
+        from bert_cli.tasks.run import build  # loads TensorFlow
     kind, devices, _ = build.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
     name, config = (model.name, model.config) if model else ("", None)
@@ -219,10 +225,14 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
 
 
 def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
-    """Return the seconds of an example in some steps."""
+    """Return the seconds of an example in some steps. A signal ends the command: there is no run to save."""
+    from bert_cli.tasks.run import build, corpora  # loads TensorFlow
+
     seconds = []
-    with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        trial, mesh, _ = train.prepare(trial, stack)
+    with redirect_stdout(io.StringIO()):
+        alone = Processes(())
+        trial = layout.choose(trial, *build.find_devices(trial, alone))
+        mesh = build.open_mesh(trial, alone)
         stream = corpora.open_stream(trial)
         parts = build.build_run(trial, mesh, corpora.plan_for(trial, stream))
         parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))

@@ -26,6 +26,7 @@ from bert_cli.tasks.init.recipe import TABLE, TextFacts
 
 SAMPLED_BYTES, PIECE_BYTES = 1 << 26, 1 << 20  # what is read of a larger text, in pieces of it
 FEW_DOCUMENTS = 20  # that are cut into pieces
+MIN_WORDS = 1000  # fewer have no clear language, and hold too little to train and to score on
 LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -73,7 +74,8 @@ def read_facts(
 ) -> TextFacts:
     """Return the facts of a text, with those of the vocabulary of the model to start from.
 
-    A larger text is estimated from pieces of it. Raises DataError for a text without two documents.
+    A larger text is estimated from pieces of it. Raises DataError for a text of one document or of
+    fewer than MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
@@ -87,9 +89,12 @@ def read_facts(
     is_cut = len(documents) < FEW_DOCUMENTS
     sample = ["\n".join(lines) for lines in (cut(documents) if is_cut else documents)]
     lengths = [len(WORD.findall(text)) for text in sample]
-    if len(lengths) < 2 or not any(lengths):
+    if len(lengths) < 2 or sum(lengths) < MIN_WORDS:
         problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
-        remedy = "give more text: a tenth of the documents is held out, to score the model on"
+        remedy = (
+            f"give at least {MIN_WORDS:,} words in 2 documents: a tenth of the documents is held out, "
+            "to score the model on"
+        )
         raise DataError(f"input ({parts[0].path})", problem, remedy)
     is_estimated = every > 1 or size > SAMPLED_BYTES
     scale = sum(map(files.text_bytes, parts)) / size if is_estimated else 1.0

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,9 @@ from support.hf_models import need
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
+from bert_cli.errors import DeviceError
 from bert_cli.tasks.init import recipe, run, text
+from bert_cli.tasks.run import build
 
 need("py3langid")
 ROOT = Path(__file__).parents[3]
@@ -138,6 +141,7 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
     (home / "full").mkdir()
     (home / "full" / "file").touch()
     (home / "one.txt").write_text("A single short document.\n")
+    (home / "few.txt").write_text("A single short document.\n\nAnother short document.\n")
     (home / "empty.txt").touch()
     (home / "other").mkdir()
     (home / "other" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
@@ -146,15 +150,37 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
     for words, code, message in (
         (["text.jsonl", "full"], 2, "out (full): exists and is not an empty folder"),
         (["one.txt", "x"], 3, "has 1 document of 4 words"),
+        (
+            ["few.txt", "x"],
+            3,
+            "has 2 documents of 7 words; give at least 1,000 words in 2 documents",
+        ),
         (["empty.txt", "x"], 3, "empty"),
         (["records", "x"], 3, "holds records, not text"),
         (["text.jsonl", "x", "--from", "./absent"], 4, "no such folder"),
-        (["text.jsonl", "x", "--from", "other"], 4, "other"),
+        (
+            ["text.jsonl", "x", "--from", "other"],
+            4,
+            "other/config.json (model_type gpt2): is no BERT",
+        ),
         (["text.jsonl", "x", "--hours", "0"], 2, "hours"),
     ):
         assert main(["init", *words]) == code, words
         assert message in capsys.readouterr().err
     assert not (home / "x").exists()
+
+
+def test_a_signal_during_the_measurement_ends_the_command(home, monkeypatch):
+    monkeypatch.chdir(home)
+    before, during = signal.getsignal(signal.SIGTERM), []
+
+    def build_run(*_: object) -> None:
+        during.append(signal.getsignal(signal.SIGTERM))
+        raise DeviceError("here", "the measurement begins")
+
+    monkeypatch.setattr(build, "build_run", build_run)
+    assert init("signal", "--from", "model", "--dry-run") == DeviceError.exit_code
+    assert during == [before]
 
 
 def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
