@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -224,8 +223,7 @@ def read_output(path: Path) -> Pages:
 
 
 def words(text: str) -> Counter[str]:
-    # Powers and indices are characters of their own in our output (10⁶), and digits in the reference.
-    return Counter(WORD.findall(unicodedata.normalize("NFKC", text)))
+    return Counter(WORD.findall(text))
 
 
 def judge(pages: Pages, truth: Pages) -> tuple[int, float, Counter[str]]:

@@ -23,6 +23,7 @@ from bert_cli.config.memory import (
 )
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
 from bert_cli.errors import ConfigError, count
+from bert_cli.processes import cpu_count
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 Shape = tuple[int, int]  # replicas, devices of each
@@ -34,6 +35,9 @@ MORE_IDLE = 0.05
 # Positions of a micro-batch from which a CPU is no faster: BERT-base, one core, 4 x 128 at 4.3 examples/s, 8 x 128 at
 # 5.3 and no more with larger ones. Narrower models need more.
 CPU_POSITIONS = 4096
+
+
+AUTO = "give --parallel.layout auto to choose a layout that fits, with the same results"
 
 
 # --- idle time, traffic and the choice of a layout
@@ -282,6 +286,23 @@ def describe_layout(settings: TrainSettings) -> list[str]:
         often = "micro-batch" if parallel.shard_weights else "step"
         sums = f"{size(reduced_bytes(settings))} of gradients with the others once a {often}"
         lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
+    return lines
+
+
+def simulated(devices: int) -> str:
+    """Return a message that a CPU simulates several devices of a process."""
+    return f"{devices} devices are simulated on the CPU, and share its {count(cpu_count(), 'core')}"
+
+
+def slow_steps(settings: TrainSettings, cpu_devices: int) -> list[str]:
+    """Return a line about devices that the CPU simulates, and one about the steps of a dry run."""
+    lines = [f"{simulated(cpu_devices)}; {AUTO}"] if cpu_devices > 1 else []
+    if settings.dry_run:
+        each = count(settings.global_batch.grad_acc_steps_per_replica, "micro-batch")
+        lines.append(
+            f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
+            "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
+        )
     return lines
 
 

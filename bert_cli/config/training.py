@@ -235,7 +235,7 @@ class TrainSettings(Settings):
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
     """Exit code of a run that stopped and saved on request, such as 75 to make a scheduler restart it."""
     dry_run: Usual[bool] = False
-    """Print settings with their origins and the plan, run two steps, save nothing."""
+    """Print settings with their origins and the plan, run two complete steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete
     `stages`. `auto` means chains on CPUs, where matrix products are faster outside XLA, and stages on GPUs."""

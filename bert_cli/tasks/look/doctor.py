@@ -75,10 +75,11 @@ def run(settings: DoctorSettings) -> None:
         summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
+    failed = ", ".join(dict.fromkeys(one.what for one in errors))
     if not report.quiet:
         print(f"{count(len(report.findings), 'check')}: {total}", flush=True)
     if errors:
-        raise errors[0].kind(errors[0].what, f"did not pass ({total})", "fix it first")
+        raise errors[0].kind(failed, f"did not pass ({total})", "fix what each finding names")
 
 
 def examine(settings: DoctorSettings, report: Report) -> Report:
@@ -189,13 +190,16 @@ def check_layout(
     idle, needed = layout.idle(settings), replicas // processes.count * stages
     text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
-    remedy = "give --parallel.layout auto to choose a layout that fits, with the same results"
+    remedy = layout.AUTO
     if replicas % processes.count:
         problem = f"{processes.count} processes cannot divide the replicas"
         report.error("layout", ConfigError(text, problem, remedy), **values)
     elif kind == "GPU" and needed > number:
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
         report.add("error", "layout", text, remedy, **values)
+    elif needed > number:
+        text += f": {layout.simulated(needed)}"
+        report.add("warning", "layout", text, remedy, **values)
     else:
         text += f", idle for {idle:.1%} of a step"
         remedy = "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
@@ -225,6 +229,8 @@ def check_memory(
     text += f"; {size(usable)} of {size(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
+        if needed > max(one.total for one in estimate(settings)):  # of several devices
+            remedy = f"{layout.AUTO}, {remedy}"
         report.add("error", what, text, remedy, **values)
     elif needed > free:
         text += f", but only {size(free)} are free now"

@@ -106,6 +106,7 @@ class Run:
 def forecast(run: Run) -> Forecast:
     """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
     plan, step = run.spec.plan, run.state.step
+    of_two = 2 * len(plan.micro_batches(step))
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.segment(step).micro_batch_size
     steps = f"{errors.count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
@@ -118,6 +119,8 @@ def forecast(run: Run) -> Forecast:
         check = checks.of_duration(left * longest)
         if check.warns:
             print_line(check.warning)
+        if run.settings.dry_run:
+            print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
 
     return Forecast(report)
 

@@ -105,6 +105,8 @@ def run_training(
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
+    is_cpu = "cpu" in str(mesh.devices[0][0]).lower()
+    lines += layout.slow_steps(settings, sum(map(len, mesh.devices)) if is_cpu else 0)
     print_line("\n".join(["plan:", describe(plan), *(f"  {line}" for line in lines)]))
     for check in checks.of_epochs(plan):
         if check.warns:

@@ -237,6 +237,10 @@ def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypa
     for processes, here in ((ONE, 4), (doctor.Processes(("a:1", "b:1")), 2)):
         one = the_finding(doctor.check_memory, four, processes, "CPU", 0)
         assert one.values["needed"] == pytest.approx(here * needed, rel=0.2)
+    monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
+    for run, is_offered in ((four, True), (settings, False)):
+        one = the_finding(doctor.check_memory, run, ONE, "CPU", 0)
+        assert ("--parallel.layout auto" in one.remedy) == is_offered
     for memory, level in ((10**6, "error"), (10**10, "ok")):
         assert the_finding(doctor.check_memory, four, ONE, "GPU", memory).level == level
     loss = of("first loss", built(tmp_path))
@@ -248,6 +252,8 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
     for number, level in ((1, "error"), (2, "ok")):
         devices = ("GPU", number, 10**9)
         assert the_finding(doctor.check_layout, settings, ONE, devices).level == level
+    one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 1, 10**9))
+    assert (one.level, "2 devices are simulated on" in one.found) == ("warning", True)
     chosen = of("layout", examined(tmp_path, parallel__layout="auto"))
     assert chosen.level == "ok" and chosen.found.startswith("chosen: ")
     for micro_batches, level in ((1, "warning"), (64, "ok")):
@@ -273,7 +279,9 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     settings = settings_of(
         tmp_path, generated_dataset=False, dataset_dir=tmp_path / "none", json=tmp_path / "d.json"
     )
-    with pytest.raises(DataError, match=r"dataset_dir: did not pass \(2 errors, .*\)"):
+    with pytest.raises(
+        DataError, match=r"dataset_dir, memory of a run: did not pass \(2 errors, .*\)"
+    ):
         doctor.run(settings)
     lines = capsys.readouterr().out.splitlines()
     written = json.loads((tmp_path / "d.json").read_text(encoding="utf-8"))

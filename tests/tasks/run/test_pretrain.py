@@ -185,6 +185,9 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
     pretrain(tmp_path, **long, dry_run=None)
     plan, after = capsys.readouterr().out.split("pace: ")
     assert "step 1/2" not in plan and "step 1/2" in after
+    assert "simulated on the CPU" not in plan
+    assert "dry run: two complete steps, 15 micro-batches of each replica" in plan
+    assert "dry run: its two steps take up to" in after.split("step 1/2")[0]
     text = r"[\d,.]+ to [\d,.]+ examples/s on this machine, so [\d,]+ d .* for 16,666,666,667 steps"
     assert re.match(text, after)
     assert "warning: the run takes" in after
@@ -244,9 +247,10 @@ def test_a_finished_run_changes_nothing(complete, capsys):
     assert len(metrics_of(complete)) == STEPS and documented <= set(metrics_of(complete)[0])
 
 
-def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path):
+def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path, capsys):
     """One replica of two micro-batches reads, masks and drops the same as two of one."""
     pretrain(tmp_path / "run", global_batch__replicas=2, global_batch__grad_acc_steps_per_replica=1)
+    assert "2 devices are simulated on the CPU" in capsys.readouterr().out
     assert_same_bytes(tmp_path / "run", complete)
 
 
@@ -266,9 +270,7 @@ def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, cap
 
 
 def test_initial_weights_that_do_not_fit_are_an_error(complete, tmp_path, capsys):
-    # Without state.json, which has a checksum of the weights.
-    ignored = shutil.ignore_patterns("state.json")
-    cut = shutil.copytree(complete_checkpoints(complete)[0], tmp_path / "model", ignore=ignored)
+    cut = shutil.copytree(complete_checkpoints(complete)[0], tmp_path / "model")
     (cut / MODEL).write_bytes(b"cut")
     for changes, message in (
         ({"bert_config__intermediate_size": 64, "pretrained_ckpt_path": complete}, "intermediate_size"),
