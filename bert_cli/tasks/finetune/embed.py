@@ -90,6 +90,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
         prepare=prepare if is_denoising else partial(add_gradients, settings),
+        digits=4,
     )
 
 

@@ -72,6 +72,13 @@ class Task:
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
     prepare: Prepare = Step.prepare
+    digits: int = 17
+    """Decimals of the printed scores; files have all."""
+
+    def print_scores(self, scores: Scores) -> None:
+        """Print scores as a line of JSON."""
+        rounded = {name: round(value, self.digits) for name, value in scores.items()}
+        print_line(json.dumps(rounded))
 
 
 def run(
@@ -268,7 +275,7 @@ def _train_and_score(
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    print_line(json.dumps(result.scores))
+    task.print_scores(result.scores)
     return result.scores
 
 
@@ -391,7 +398,7 @@ def _only_score(
         _write(settings, task, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
-    print_line(json.dumps(result.scores))
+    task.print_scores(result.scores)
 
 
 def _label_order(source: start.Source, names: Sequence[str] | None) -> list[int] | None:

@@ -375,6 +375,7 @@ def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     assert main([*start, "--max-seq-length", "32"]) == 0
     before = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {*after} == {"spearman", "ndcg_10", "recall_10", "recall_100"}
+    assert all(value == round(value, 4) for value in (*after.values(), *before.values()))
     assert after["spearman"] > before["spearman"] + 0.1 and after["ndcg_10"] > before["ndcg_10"]
 
 
