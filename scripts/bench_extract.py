@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -223,7 +224,8 @@ def read_output(path: Path) -> Pages:
 
 
 def words(text: str) -> Counter[str]:
-    return Counter(WORD.findall(text))
+    # Powers and indices are characters of their own in our output (10⁶), and digits in the reference.
+    return Counter(WORD.findall(unicodedata.normalize("NFKC", text)))
 
 
 def judge(pages: Pages, truth: Pages) -> tuple[int, float, Counter[str]]:

@@ -219,9 +219,11 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     renamed = {**_not_in(flags, files.renamed), **typed.renamed}
     values, left_out = adapt(override(_default_groups(settings), given), renamed, settings)
     origins = dict(files.origins)
+    arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     for where, _ in leaves(flags):
         origins = {one: o for one, o in origins.items() if not one.startswith(f"{where}.")}
-        origins[where] = flag_of(typed.renamed.get(where, where))
+        flag = flag_of(typed.renamed.get(where, where))
+        origins[where] = "argument" if where in arguments else flag
     if "command" in flags:
         origins["command"] = "after --"
     left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
@@ -245,7 +247,7 @@ def describe(settings: BaseModel, loaded: Loaded) -> str:
     """Return every setting with its value and origin, one on each line, as `--dry-run` prints them."""
     rows = [
         (where, redact(json.dumps(value)), _origin_of(where, loaded.origins) or "default")
-        for where, value in leaves(settings.model_dump(mode="json"))
+        for where, value in leaves(settings.model_dump(mode="json", by_alias=True))
     ]
     width = max(len(where) for where, _, _ in rows)
     return "\n".join(f"  {where:<{width}}  {value}  ({origin})" for where, value, origin in rows)

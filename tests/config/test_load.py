@@ -8,6 +8,7 @@ import pytest
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
 from bert_cli.config.finetune import AverageSettings, ExportSettings, PredictSettings, SquadSettings
+from bert_cli.config.init import InitSettings
 from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
 from bert_cli.config.plan import plan_of
@@ -58,6 +59,16 @@ def test_flags_override_files_and_every_value_has_an_origin(tmp_path):
     assert lines["global_batch.replicas"].endswith("4  (--global-batch.replicas)")
     assert lines["global_batch.micro_batch_size"].endswith(f"2  ({config})")
     assert lines["seed"].endswith("1984  (default)")
+
+
+def test_arguments_and_flags_with_another_name_than_their_setting_have_their_origin():
+    words = ["text", "out", "--from", "model", "--for", "search", "--dry-run"]
+    settings, loaded = load(InitSettings, words, "bert init")
+    lines = {line.split()[0]: line for line in describe(settings, loaded).splitlines()}
+    assert lines["input"].endswith('"text"  (argument)')
+    assert lines["from"].endswith('"model"  (--from)')
+    assert lines["for"].endswith('"search"  (--for)')
+    assert lines["hours"].endswith("8.0  (default)")
 
 
 def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it(tmp_path):
