@@ -170,7 +170,10 @@ def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, ca
     [
         (["--size", "+5"], "size (--size): got +5 without --extend"),
         (["--extend", "MODEL"], "got 30522 with --extend"),
-        (["--extend", "MODEL", "--size", "many"], "got many; give a number from 100 to 9,999,999, or +2000"),
+        (
+            ["--extend", "MODEL", "--size", "many"],
+            "got many; give a number from 100 to 9,999,999, or +2000",
+        ),
         (["--extend", "MODEL", "--size", "+5", "--cased"], "leave out --cased"),
     ],
 )
