@@ -305,7 +305,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
 def test_damaged_models_are_refused(models, capsys, tmp_path):
     weight, bias = "classifier.weight", "classifier.bias"
     for changes, kind, message in (
-        ({bias: lambda values: values + np.nan}, CheckpointError, "classifier/bias: has values"),
+        ({bias: lambda values: values + np.nan}, CheckpointError, "classifier.bias: has values"),
         ({weight: lambda values: values * 0 + 3e38}, DeviceError, "TEXT: the model's outputs"),
         ({weight: None, bias: None}, ConfigError, "has no glue_head"),
     ):
