@@ -81,7 +81,9 @@ def describe_vocabulary(
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
     if rows != before:
         origin = "the records have" if rows == pieces else "the model has"
-        yield f"bert_config.vocab_size: {rows:,}, as {origin}, instead of {before:,}"
+        is_changed = is_set(configured.bert_config, "vocab_size")
+        instead = f", instead of {before:,}" if is_changed else ""
+        yield f"bert_config.vocab_size: {rows:,}, as {origin}{instead}"
     if rows > pieces:
         padding = f"{count(rows - pieces, 'row')} of the word embeddings"
         yield f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
