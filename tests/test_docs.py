@@ -125,7 +125,8 @@ def test_the_commands_of_the_guide_run_unchanged(tmp_path):
     assert (guide / "pictures/index.html").is_file()
     predicted = json.loads((guide / "answer.jsonl").read_text())
     (served,) = json.loads((guide / "served.json").read_text())
-    rows = [json.loads(line) for line in (guide / "runs/labels/predictions.jsonl").open()]
+    predictions = (guide / "runs/labels/predictions.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in predictions.splitlines()]
     right = [row["label"] == row["predicted"] for row in rows]
     assert len(right) == 40 and sum(right) / len(right) >= 0.8
     assert served["label"] == predicted["label"] == "earth"
