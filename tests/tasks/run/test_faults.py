@@ -67,21 +67,11 @@ def shuffled_labels(columns, draw):
     columns["masked_lm_ids"][is_label] = draw.permutation(columns["masked_lm_ids"][is_label])
 
 
-def wrong_positions(columns, draw):
-    """Labels predicted from positions of other tokens of the example."""
-    is_label = columns["masked_lm_weights"] > 0
-    rows = np.nonzero(is_label)[0]
-    columns["masked_lm_positions"][is_label] = draw.integers(
-        1, columns["input_mask"].sum(axis=1)[rows] - 1
-    )
-
-
 RATE = "optimizer_opts__learning_rate__max_learning_rate"
 FAULTS = {
     # What is changed in the examples, and changed flags.
     "healthy": (None, {}),
     "shuffled_labels": (shuffled_labels, {}),
-    "wrong_positions": (wrong_positions, {}),
     "tenfold_rate": (None, {RATE: 3e-2}),
     "rate_of_ten": (None, {RATE: 10.0}),
 }
